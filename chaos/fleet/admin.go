@@ -10,19 +10,19 @@ import (
 	"strconv"
 	"strings"
 
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 // maxAnswer bounds an answer of a node or of HAProxy, in bytes.
 const maxAnswer = 64 << 20
 
 // Facts returns the digest of the node's tree. The node scans the whole tree for it.
-func (n *Node) Facts(ctx context.Context) (*node.FactsStatus, error) {
+func (n *Node) Facts(ctx context.Context) (*admin.FactsStatus, error) {
 	text, err := n.get(ctx, n.admin, "/gossip?facts=1")
 	if err != nil {
 		return nil, err
 	}
-	var s node.GossipStatus
+	var s admin.GossipStatus
 	if err := json.Unmarshal(text, &s); err != nil || s.Facts == nil {
 		return nil, fmt.Errorf("%s: no digest of facts in %.100q", n.name, text)
 	}
@@ -56,8 +56,7 @@ func (n *Node) Metrics(ctx context.Context) (Metrics, error) {
 	return m, nil
 }
 
-// Get returns a metric's value; an absent metric is an error, so that a renamed one does not read
-// as zero.
+// Get returns a metric or an error, so that a renamed metric does not read as zero.
 func (m Metrics) Get(name string) (float64, error) {
 	v, ok := m[name]
 	if !ok {
@@ -66,7 +65,8 @@ func (m Metrics) Get(name string) (float64, error) {
 	return v, nil
 }
 
-func (n *Node) ready(ctx context.Context) error {
+// Ready returns nil if the node is ready for traffic, as it says over a new connection.
+func (n *Node) Ready(ctx context.Context) error {
 	_, err := n.get(ctx, n.data, "/readyz")
 	return err
 }
@@ -79,8 +79,7 @@ func (n *Node) get(ctx context.Context, addr, path string) ([]byte, error) {
 	return text, n.named(err)
 }
 
-// Call sends a request with a JSON body, unless it is nil, to the node's admin API over a new
-// connection, and returns the status and the body of the answer.
+// Call sends a request with a JSON body, unless nil, to the admin API and returns status, answer.
 func (n *Node) Call(ctx context.Context, method, path string, body any) (int, []byte, error) {
 	return n.call(ctx, method, n.admin, path, body)
 }

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,27 +33,14 @@ const (
 	dialTimeout = 3 * time.Second // for a connection to a target
 )
 
-func (c BalancerConfig) withDefaults() BalancerConfig {
-	if c.Interval == 0 {
-		c.Interval = 250 * time.Millisecond
-	}
-	if c.Timeout == 0 {
-		c.Timeout = time.Second
-	}
-	return c
-}
-
 // Target is one node behind a balancer.
 type Target struct {
 	Name, Addr string
 }
 
-// Balancer is a layer-4 balancer: a new connection goes to a random healthy target and stays there,
-// or to any target if none is healthy, as in a cloud. It passes on an end as an end and a reset as
-// a reset, and resets a connection that the target refuses, as a machine does whose process has
-// ended.
-//
-// Safe for concurrent use.
+// Balancer is a layer-4 balancer: a new connection goes to a random healthy target, or to any
+// if none is healthy, as in a cloud. It passes on ends and resets, and resets a connection
+// that the target refuses. Safe for concurrent use.
 type Balancer struct {
 	cfg  BalancerConfig
 	at   where
@@ -73,13 +61,12 @@ type target struct {
 	against int // checks in a row that contradict healthy
 }
 
-// newBalancer listens on addr and serves in the background until Close. All targets start as
-// healthy, because callers wait for them first.
+// newBalancer listens on addr and serves until Close. All targets start as healthy.
 func newBalancer(at where, addr string, targets []Target, cfg BalancerConfig) (*Balancer, error) {
 	if len(targets) == 0 {
 		return nil, errors.New("fleet: a balancer needs targets")
 	}
-	cfg = cfg.withDefaults()
+	cfg.Interval, cfg.Timeout = cmp.Or(cfg.Interval, 250*time.Millisecond), cmp.Or(cfg.Timeout, time.Second)
 	ln, err := at.listen(addr)
 	if err != nil {
 		return nil, err
@@ -147,9 +134,7 @@ func (b *Balancer) watch(ctx context.Context, t *target) {
 	}
 }
 
-// ask makes one check over a new connection, so that a process that only serves old ones fails.
-// Unlike http.Transport it leaves nothing behind when it returns; a transport may still be
-// connecting.
+// ask makes one check over a new connection. Unlike http.Transport it leaves nothing behind.
 func (b *Balancer) ask(ctx context.Context, addr string) bool {
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.Timeout)
 	defer cancel()
@@ -268,8 +253,8 @@ func (b *Balancer) carry(ctx context.Context, client net.Conn, t *target) {
 	up.Wait()
 }
 
-// pass copies from one connection to the other. It passes on an end as an end; any error resets
-// both, so that neither side takes a broken message for a complete one.
+// pass copies between connections and passes on an end. Any error resets both, so that neither side
+// takes a broken message for a complete one.
 func pass(to, from net.Conn) {
 	_, err := io.Copy(to, from)
 	if err == nil {

@@ -31,22 +31,23 @@ func newAuthority(dir string) (*authority, error) {
 	if a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
 		return nil, err
 	}
-	template := &x509.Certificate{
+	a.cert = &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "fleet"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(10 * CertificateLife),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, a.key.Public(), a.key)
-	if err != nil {
-		return nil, err
-	}
-	if a.cert, err = x509.ParseCertificate(der); err != nil {
-		return nil, err
-	}
-	return a, writePEM(a.file, "CERTIFICATE", der)
+	return a, a.sign(a.file, a.cert, a.key)
 }
 
-// certificate is a node's certificate file and the data to issue it again with the same key. Not
-// safe for concurrent use.
+// sign writes a certificate for a key to a file.
+func (a *authority) sign(file string, cert *x509.Certificate, key *ecdsa.PrivateKey) error {
+	der, err := x509.CreateCertificate(rand.Reader, cert, a.cert, key.Public(), a.key)
+	if err != nil {
+		return err
+	}
+	return writePEM(file, "CERTIFICATE", der)
+}
+
+// certificate is a node's certificate and what renews it. Not safe for concurrent use.
 type certificate struct {
 	by         *authority
 	file       string
@@ -82,11 +83,7 @@ func (c *certificate) renew(good time.Duration) error {
 		DNSNames: []string{c.name}, IPAddresses: []net.IP{net.ParseIP(c.host)},
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, c.by.cert, c.key.Public(), c.by.key)
-	if err != nil {
-		return err
-	}
-	return writePEM(c.file, "CERTIFICATE", der)
+	return c.by.sign(c.file, template, c.key)
 }
 
 // writePEM replaces a file atomically, because nodes read it at any time.

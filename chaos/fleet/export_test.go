@@ -43,9 +43,6 @@ func (n *Node) InNetwork(f func() error) error { return n.thread.do(f) }
 // emulates a lost disk.
 func (n *Node) DataDir() string { return n.dataDir }
 
-// Ready reports whether the node is ready for traffic.
-func (n *Node) Ready(ctx context.Context) bool { return n.ready(ctx) == nil }
-
 // Usage is what a process has used since it started.
 type Usage struct {
 	CPU time.Duration // user and system time of all threads, in steps of 10 ms

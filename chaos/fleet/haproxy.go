@@ -3,6 +3,7 @@ package fleet
 import (
 	"bytes"
 	"context"
+	_ "embed"
 	"encoding/csv"
 	"errors"
 	"fmt"
@@ -17,39 +18,14 @@ import (
 	"time"
 )
 
-// haproxyText is deploy/example/haproxy.cfg with the addresses of a fleet. It omits the log, the
+// haproxyFile is deploy/example/haproxy.cfg with the addresses of a fleet. It omits the log, the
 // user, the large connection limits, and the PROXY header, which would block the harness's own
 // readiness checks. A test compares the rest.
-var haproxyText = template.Must(template.New("haproxy.cfg").Parse(`global
-    stats socket {{.Socket}} mode 600 level admin
-    maxconn 4000
+//
+//go:embed haproxy.cfg.tmpl
+var haproxyFile string
 
-defaults
-    mode tcp
-    option dontlognull
-    timeout connect 2s
-    retries 3
-    option redispatch
-    timeout client 15m
-    timeout server 15m
-    timeout check 1s
-    option clitcpka
-    option srvtcpka
-
-frontend inference
-    bind {{.Addr}}
-    default_backend routers
-
-backend routers
-    balance leastconn
-    option httpchk
-    http-check send meth GET uri /readyz ver HTTP/1.1 hdr Host router hdr Connection close
-    http-check expect status 200
-    default-server check inter 1s fall 2 rise 2
-{{- range .Targets}}
-    server {{.Name}} {{.Addr}}
-{{- end}}
-`))
+var haproxyText = template.Must(template.New("haproxy.cfg").Parse(haproxyFile))
 
 type haproxy struct {
 	addr, socket, log string
@@ -67,8 +43,7 @@ func findHAProxy() (string, error) {
 	return path, nil
 }
 
-// startHAProxy starts it on a thread, with its files in dir, and returns when it listens and all
-// targets are healthy.
+// startHAProxy returns when HAProxy listens and all targets are healthy.
 func startHAProxy(ctx context.Context, t *thread, dir, addr string, targets []Target) (*haproxy, error) {
 	path, err := findHAProxy()
 	if err != nil {
@@ -110,8 +85,7 @@ func (h *haproxy) died() error {
 	return nil
 }
 
-// healthy asks HAProxy's socket. The answer to "show stat" is a table: a line of names after "# ",
-// then a line for each proxy and server.
+// healthy reads the table that answers "show stat": a line of names, and one per proxy and server.
 func (h *haproxy) healthy(ctx context.Context, name string) (bool, error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", h.socket)

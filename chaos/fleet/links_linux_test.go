@@ -247,8 +247,8 @@ func TestLinks(t *testing.T) {
 			t.Errorf("taken: %+v", wrong)
 		}
 	}
-	if f.SetLink("node-0", "nobody", fleet.Link{}) == nil || f.SetLink("harness", "node-0", fleet.Link{}) == nil {
-		t.Error("a link to nobody, or to the harness, was broken")
+	if f.SetLink("node-0", "missing", fleet.Link{}) == nil || f.SetLink("harness", "node-0", fleet.Link{}) == nil {
+		t.Error("a link to no member, or to the harness, was broken")
 	}
 	served(t, f)
 }
@@ -416,7 +416,7 @@ func TestPlaces(t *testing.T) {
 	if err := f.WaitHealthy(ctx, "node-0", false); err != nil {
 		t.Fatal(err)
 	}
-	if !f.Node("node-0").Ready(ctx) {
+	if f.Node("node-0").Ready(ctx) != nil {
 		t.Error("node-0 does not ask for traffic")
 	}
 	setLink(t, f, fleet.ClientsName, fleet.BalancerName, fleet.Link{})

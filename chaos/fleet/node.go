@@ -14,14 +14,13 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
-// Node is one router process that can be started, ended in several ways, and started again with the
-// same name, addresses and files. Its admin API is called by the embedded client, with all rights.
-// Safe for concurrent use.
+// Node is a router process that can be ended and started again with the same name, addresses, files.
+// The embedded client calls its admin API with all rights. Safe for concurrent use.
 type Node struct {
-	*node.Client
+	*admin.Client
 
 	name                string
 	data, admin, gossip string
@@ -107,8 +106,7 @@ func (n *Node) Terminate(ctx context.Context) error { return n.named(n.process()
 
 func (n *Node) signal(sig os.Signal) error { return n.named(n.process().signal(sig)) }
 
-// WaitReady returns when the node is ready. If the process or ctx ends first, the error includes
-// the last answer.
+// WaitReady returns when the node is ready, or with its last answer and its log.
 func (n *Node) WaitReady(ctx context.Context) error {
 	var last, died error
 	err := poll(ctx, 10*time.Millisecond, func() bool {
@@ -116,7 +114,7 @@ func (n *Node) WaitReady(ctx context.Context) error {
 			died = cmp.Or(p.died(), errNotRunning)
 			return true
 		}
-		last = n.ready(ctx)
+		last = n.Ready(ctx)
 		return last == nil
 	})
 	if err = errors.Join(err, died); err != nil {

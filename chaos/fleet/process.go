@@ -1,10 +1,10 @@
 package fleet
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// process is one running program, waited for and ended by its id alone. A nil one was never
-// started. Safe for concurrent use.
+// process is one program, ended by its id alone; a nil one never started. Safe for concurrent use.
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -135,29 +134,21 @@ func (p *process) died() error {
 }
 
 // tail returns the last max bytes of the file from the start of a line, or the read error.
-func tail(path string, max int64) string {
-	f, err := os.Open(path)
+func tail(path string, max int) string {
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return err.Error()
 	}
-	defer func() { _ = f.Close() }()
-	cut := false
-	if end, err := f.Seek(0, io.SeekEnd); err == nil {
-		cut = end > max
-		_, _ = f.Seek(-min(end, max), io.SeekEnd) // cannot be before the beginning
-	}
-	text, err := io.ReadAll(io.LimitReader(f, max))
-	if err != nil {
-		return err.Error()
-	}
-	if _, rest, ok := strings.Cut(string(text), "\n"); cut && ok {
-		return rest
+	if cut := len(text) - max; cut > 0 {
+		text = text[cut:]
+		if _, rest, ok := bytes.Cut(text, []byte("\n")); ok {
+			text = rest
+		}
 	}
 	return string(text)
 }
 
-// poll calls ok at that interval until it returns true or ctx ends; then it returns the context's
-// error.
+// poll calls ok at that interval until it returns true or ctx ends, whose error it returns.
 func poll(ctx context.Context, every time.Duration, ok func() bool) error {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()

@@ -35,11 +35,9 @@ func (l Link) check() error {
 }
 
 const (
-	// heldBack is the delay of a reordered packet: long against the gaps within a burst, short
-	// against any timeout.
+	// heldBack is the delay of a reordered packet: longer than gaps in bursts, shorter than timeouts.
 	heldBack = 10 * time.Millisecond
-	// rateQueue bounds the queue of a rate as time, leastQueue in bytes: about an initial receive
-	// window.
+	// rateQueue bounds the queue of a rate as time, leastQueue in bytes.
 	rateQueue  = 250 * time.Millisecond
 	leastQueue = 64 << 10
 	// maxFlight bounds the bytes on their way on one link, copies included.
@@ -65,12 +63,11 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// set changes the link from the next packet on, which does not queue behind packets of the old
-// link.
+// set changes the link from the next packet on, which does not queue behind earlier ones.
 func (n *line) set(l Link) { n.link, n.free, n.last = l, time.Time{}, time.Time{} }
 
-// fate returns when a packet of size bytes that is sent now arrives: never, once or twice. It draws
-// the same numbers for every link, so that one fault's decisions do not depend on the other faults.
+// fate returns when a packet that is sent now arrives: never, once or twice. It always draws the
+// same numbers, so that the decisions of one fault do not depend on the others.
 func (n *line) fate(now time.Time, size int) (arrivals [2]time.Time, copies int) {
 	lose, double, hold, jitter := n.draw.Float64(), n.draw.Float64(), n.draw.Float64(), n.draw.Float64()
 	l := &n.link

@@ -18,8 +18,7 @@ import (
 // Everybody is the wildcard for all ports in names of links.
 const Everybody = "*"
 
-// Port is one place on the switch. Each call of Device reads or writes one packet; Read returns
-// when the device is closed.
+// Port is a place on the switch. A call of Device moves one packet; Read ends when it is closed.
 type Port struct {
 	Name   string
 	Addr   netip.Addr // IPv4; packets from another address are lost
@@ -50,8 +49,7 @@ type port struct {
 	queue []queued // guarded by Switch.mu
 }
 
-// New returns a switch without ports. The faults of its links follow from the seed, the ports'
-// names in order of attachment, and the packets.
+// New returns a switch without ports. Faults follow from seed, order of ports, and packets.
 func New(seed uint64) *Switch {
 	return &Switch{seed: seed, addrs: map[netip.Addr]*port{}, lines: map[[2]*port]*line{}, flows: flows{}}
 }
@@ -120,8 +118,7 @@ func (s *Switch) pairs(from, to string, f func(a, b *port)) error {
 	return nil
 }
 
-// SetLink changes the link from one port to another, or Everybody attached so far, in that
-// direction, from the next packet on. Packets on their way keep their time.
+// SetLink changes the link from one port to another, or Everybody, from the next packet on.
 func (s *Switch) SetLink(from, to string, l Link) error {
 	if err := l.check(); err != nil {
 		return err
@@ -140,8 +137,7 @@ func (s *Switch) Heal() {
 	}
 }
 
-// Reset resets all TCP connections between two ports, or Everybody, at both ends, and returns their
-// number.
+// Reset resets all TCP connections between two ports, or Everybody, and returns their number.
 func (s *Switch) Reset(a, b string) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,8 +206,7 @@ func (s *Switch) read(p *port) {
 	}
 }
 
-// pass decides about a packet. It returns the port to write to at once, or nil if the packet is
-// lost or queued.
+// pass returns the port to write a packet to at once, or nil if it is lost or queued.
 func (s *Switch) pass(from *port, pkt packet) *port {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -280,8 +275,7 @@ func (s *Switch) deliver(p *port) {
 	}
 }
 
-// due removes the first packet of a port's queue if its time has come; else it returns the time to
-// wait.
+// due removes the first packet of a port's queue if its time has come, or returns the time to wait.
 func (s *Switch) due(p *port) (q queued, wait time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -295,8 +289,7 @@ func (s *Switch) due(p *port) (q queued, wait time.Duration) {
 	return q, wait
 }
 
-// landed takes a packet off its link after the write, because the next one must not overtake it by
-// the short way.
+// landed takes a packet off its link after the write, so that the next one does not overtake it.
 func (s *Switch) landed(q queued) {
 	if q.line == nil {
 		return
@@ -321,8 +314,7 @@ func (s *Switch) failed(p *port, err error) {
 	}
 }
 
-// queued is a packet on its way to a port. Queues are in order of time, and of arrival at the switch
-// among equal times.
+// queued is a packet on its way. Queues are in order of time, equal times in order of arrival.
 type queued struct {
 	at     time.Time
 	line   *line

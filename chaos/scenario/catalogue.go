@@ -142,14 +142,14 @@ var scenarios = []Scenario{
 	},
 	{
 		// Short answers to short questions, so that two processors make half a thousand per second.
-		Name: "endurance", Duration: 75 * time.Second, Must: []string{membershipKept.Name, enginesTold.Name, countsReturn.Name, resourcesReturn.Name},
+		Name: "endurance", Duration: 75 * time.Second, Must: []string{membershipKept.Name, departuresEnd.Name, countsReturn.Name, resourcesReturn.Name},
 		Load:     Load{Output: [2]int{8, 24}, Long: 0.01, LongOutput: 200, HeadBytes: 1024, Opening: [2]int{300, 2000}, KeepAlive: 0.7},
 		Proves:   "for --soak: routers and engines come and go around one router that never restarts: every failure is explained, and no resource grows",
 		generate: endurance,
 	},
 	{
 		Name: "everything-at-once", Nodes: 4, Engines: 5, Duration: 75 * time.Second, Needs: []string{fleet.FaultLinks, fleet.FaultInstrumented},
-		Must:     []string{removedStayQuiet.Name, membershipKept.Name, oneLeader.Name, treesConverge.Name, countsReturn.Name, enginesTold.Name},
+		Must:     []string{removedStayQuiet.Name, membershipKept.Name, oneLeader.Name, treesConverge.Name, countsReturn.Name, departuresEnd.Name},
 		Proves:   "faults of all kinds overlap in any order while a majority and most engines live: every promise holds at once",
 		generate: swarm,
 	},
@@ -166,8 +166,7 @@ func (s Scenario) withDefaults() Scenario {
 
 var engineFaults = []string{"crash %s", "hang %s", "slow %s factor=10", "overload %s", "break %s count=5", "lie %s", "drain %s", "remove %s", "amnesia %s"}
 
-// engineRows adds two rows of such faults. Each row has its own engines, so that two faults never
-// meet at one.
+// engineRows adds two rows of such faults, each with its own engines, so that no two meet at one.
 func (d *dice) engineRows(s Schedule, kinds []string) Schedule {
 	split := len(d.engines) / 2
 	for _, own := range [][]string{d.engines[:split], d.engines[split:]} {
@@ -183,8 +182,7 @@ func (d *dice) once(s Schedule, format string, args ...any) Schedule {
 	return append(s, event(at, length, format, args...))
 }
 
-// endurance overlaps faults of every kind of member, but never ends the first node, so that its
-// process shows whether resources grow over hours.
+// endurance overlaps faults of all members but never ends the first node, which shows growth.
 func endurance(d *dice) Schedule {
 	s := d.row(nil, func() string {
 		who := d.some(d.nodes[1:], 1)[0]
@@ -204,8 +202,7 @@ func swarm(d *dice) Schedule {
 	return d.once(s, "flood rate=%d", 5+d.IntN(15))
 }
 
-// nodeFaults draws so many kinds of harm to one node, and returns a function that draws one of them
-// with its node.
+// nodeFaults draws that many kinds of harm to one node and returns a function that draws one.
 func (d *dice) nodeFaults(kinds int) func() string {
 	alone := func(format string) func() string {
 		return func() string { return fmt.Sprintf(format, d.some(append(slices.Clone(d.nodes), LeaderName), 1)[0]) }

@@ -18,8 +18,7 @@ import (
 // run, so that memory depends on the load and hardly on the length.
 
 const (
-	// foldAfter is the age at which attempts are folded: longer than any attempt and the engines'
-	// work for it.
+	// foldAfter is the age at which attempts are folded: longer than any attempt with its work.
 	foldAfter = patience + 20*time.Second
 	foldEvery = 10 * time.Second
 )
@@ -106,8 +105,7 @@ func (f *folder) fold(before time.Duration) error {
 	return f.write(&part)
 }
 
-// foldInto judges the attempts up to a time, at which a slice of the timeline ends, and adds them
-// to the figures.
+// foldInto adds the attempts up to a time, at which a slice of the timeline ends, to the figures.
 func (e *evidence) foldInto(p *past, before time.Duration) {
 	slices.SortStableFunc(e.attempts, func(a, b *Attempt) int { return cmp.Compare(a.Sent, b.Sent) })
 	for _, i := range Invariants() {
@@ -131,8 +129,7 @@ func (e *evidence) foldInto(p *past, before time.Duration) {
 	p.until = before
 }
 
-// whole returns the evidence of a run that has ended, with all attempts folded. It changes e in
-// nothing but the order of attempts.
+// whole returns the evidence with all attempts folded. It changes e in the order of attempts only.
 func (e *evidence) whole() *evidence {
 	out := *e
 	out.past.findings, out.past.outcomes = make(map[string]finding), make(Outcomes)
@@ -199,8 +196,7 @@ func (m *memoryUse) look() {
 	m.PeakMiB = max(m.PeakMiB, m.EndMiB)
 }
 
-// take removes and returns the attempts sent before a time, and the visits that began before it.
-// All must have ended.
+// take removes the ended attempts sent before a time, and the visits that began before it.
 func (l *ledger) take(before time.Duration) ([]*Attempt, map[string][]visit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

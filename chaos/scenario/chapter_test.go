@@ -46,7 +46,7 @@ func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {
 		l.visits[a.ID] = []visit{v}
 		l.add(a)
 	}
-	l.visits["nobody's"] = []visit{{engine: "engine-0", began: 150 * sec, ended: 151 * sec}}
+	l.visits["unknown"] = []visit{{engine: "engine-0", began: 150 * sec, ended: 151 * sec}}
 	f, err := newFolder(base, l, log, o, keep)
 	if err != nil {
 		t.Fatal(err)
@@ -83,7 +83,7 @@ func TestFoldedRunsSayTheSame(t *testing.T) {
 			t.Errorf("%s: folded\n%+v\nat the end\n%+v", name, got[name], v)
 		}
 	}
-	for name, n := range map[string]int{streamsSurvive.Name: 5, requestsAnswered.Name: 5, enginesTold.Name: 1, removedStayQuiet.Name: 1, oneOutcome.Name: 1} {
+	for name, n := range map[string]int{streamsSurvive.Name: 5, requestsAnswered.Name: 5, departuresEnd.Name: 1, removedStayQuiet.Name: 1, oneOutcome.Name: 1} {
 		if got[name].Count != n {
 			t.Errorf("%s: %d violations, want %d: %+v", name, got[name].Count, n, got[name].Violations)
 		}
@@ -117,7 +117,7 @@ func TestViolationsAreBounded(t *testing.T) {
 		g.violate(0, "there", "wrong")
 	}
 	if f = f.and(g); len(f.violations) != maxCases || f.more != 5*maxCases {
-		t.Errorf("%d told, %d more", len(f.violations), f.more)
+		t.Errorf("%d kept, %d more", len(f.violations), f.more)
 	}
 }
 

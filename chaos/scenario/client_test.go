@@ -75,7 +75,7 @@ func TestOutcomes(t *testing.T) {
 		usage  bool
 	}{
 		{"whole stream", stream(": hello\n\n", chunk("abcd"), chunk("efgh"), usageChunk, done), false, Complete, true},
-		{"counts that nobody asked for", stream(chunk("abcd"), chunk("efgh"), usageChunk, done), false, Foreign, false},
+		{"counts that the client did not ask for", stream(chunk("abcd"), chunk("efgh"), usageChunk, done), false, Foreign, false},
 		{"no counts, as asked", stream(chunk("abcd"), chunk("efgh"), done), false, Complete, false},
 		{"no counts", stream(chunk("abcd"), chunk("efgh"), done), false, Truncated, true},
 		{"whole answer", status(200, `{"choices":[{"message":{"content":"abcdefgh"}}]}`), true, Complete, false},
@@ -140,7 +140,7 @@ func TestDepartures(t *testing.T) {
 		select {
 		case <-gone:
 		case <-time.After(10 * time.Second):
-			t.Fatal("the server was not told")
+			t.Fatal("the server did not notice that the client left")
 		}
 	}
 }

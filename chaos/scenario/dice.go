@@ -30,8 +30,7 @@ func (d *dice) some(list []string, n int) []string {
 	return out
 }
 
-// part is the part of the time for faults between two percentages, with begin and end each moved
-// inwards by up to a tenth.
+// part is the time for faults between two percentages; both ends move inwards by up to a tenth.
 func (d *dice) part(from, to int) (at, length time.Duration) {
 	whole := (d.to - d.from) * time.Duration(to-from) / 100
 	jitter := time.Duration(d.Int64N(int64(whole / 10)))

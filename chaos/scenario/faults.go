@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -131,6 +132,14 @@ func (s *spec) joint() string {
 	return ""
 }
 
+func (s *spec) join(groups [][]string) string {
+	var texts []string
+	for _, g := range groups {
+		texts = append(texts, strings.Join(g, ","))
+	}
+	return strings.Join(texts, " "+s.joint()+" ")
+}
+
 func (s *spec) usage() string {
 	out := s.name
 	switch s.to {
@@ -215,28 +224,28 @@ func isDuration(v string) error {
 
 func isStep(v string) error {
 	if d, err := time.ParseDuration(v); err != nil || d == 0 || d.Abs() > maxTime {
-		return fmt.Errorf("write a duration, forward or back, as in -5s")
+		return errors.New("write a duration, forward or back, as in -5s")
 	}
 	return nil
 }
 
 func isShare(v string) error {
 	if x, err := strconv.ParseFloat(v, 64); err != nil || !(x >= 0 && x <= 1) {
-		return fmt.Errorf("write a share from 0 to 1")
+		return errors.New("write a share from 0 to 1")
 	}
 	return nil
 }
 
 func isFactor(v string) error {
 	if x, err := strconv.ParseFloat(v, 64); err != nil || !(x > 0 && x <= 1e6) {
-		return fmt.Errorf("write a number above 0, at most 1000000")
+		return errors.New("write a number above 0, at most 1000000")
 	}
 	return nil
 }
 
 func isCount(v string) error {
 	if n, err := strconv.ParseInt(v, 10, 64); err != nil || n < 0 {
-		return fmt.Errorf("write a whole number")
+		return errors.New("write a whole number")
 	}
 	return nil
 }

@@ -98,7 +98,7 @@ type evidence struct {
 func Invariants() []Invariant {
 	return []Invariant{
 		oneOutcome, noForeignBytes, streamsSurvive, requestsAnswered, removedStayQuiet, membershipKept, oneLeader, treesConverge, hitRateRecovers,
-		enginesTold, countsReturn, resourcesReturn, readyIsTrue, nodesLive,
+		departuresEnd, countsReturn, resourcesReturn, readyIsTrue, nodesLive,
 	}
 }
 

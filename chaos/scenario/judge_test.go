@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"grapevine/chaos/history"
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 const sec = time.Second
@@ -127,9 +127,9 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 		{"served again by one it does not name", func(e *evidence) {
 			e.visits["a9"] = append(e.visits["a9"], visit{engine: "engine-1", began: e.attempts[9].Sent + firstByte, ended: 9 * sec})
 		}, []string{"one-outcome"}},
-		{"served by nobody", func(e *evidence) { delete(e.visits, "a9") }, []string{"one-outcome"}},
+		{"served by no engine", func(e *evidence) { delete(e.visits, "a9") }, []string{"one-outcome"}},
 		{"served by another", func(e *evidence) { e.visits["a9"][0].engine = "engine-1" }, []string{"one-outcome"}},
-		{"a request of nobody", func(e *evidence) { e.visits["?"] = []visit{{engine: "engine-0"}} }, []string{"one-outcome"}},
+		{"a request that no client sent", func(e *evidence) { e.visits["?"] = []visit{{engine: "engine-0"}} }, []string{"one-outcome"}},
 		{"a request to a removed engine", func(e *evidence) {
 			e.visits["a248"] = append(e.visits["a248"], visit{engine: "engine-1", began: 24800 * time.Millisecond, ended: 24900 * time.Millisecond, departed: true})
 		}, []string{"removed-stay-quiet"}},
@@ -160,7 +160,7 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 		{"a request long after its client left", func(e *evidence) {
 			e.visits["a7"] = append(e.visits["a7"], visit{engine: "engine-0", began: 9 * sec, ended: 9 * sec, departed: true})
 		}, []string{"engines-told"}},
-		{"a count that stays", func(e *evidence) { e.quiet.left = []remainder{{"node-0", "1 requests in flight"}} }, []string{"counts-return"}},
+		{"a count that stays", func(e *evidence) { e.quiet.left = []Violation{{0, "node-0", "1 requests in flight"}} }, []string{"counts-return"}},
 		{"goroutines that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{goroutines: 400} }, []string{"resources-return"}},
 		{"descriptors that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{files: 400} }, []string{"resources-return"}},
 		{"memory that stays", func(e *evidence) { e.quiet.after["node-0"] = resources{heap: 100 << 20} }, []string{"resources-return"}},
@@ -326,7 +326,7 @@ func TestForgottenCaches(t *testing.T) {
 	delete(e.quiet.engines, "engine-1")
 	e.quiet.applied = convergeBound + 1
 	if v := verdicts(e)[treesConverge.Name]; v.State != Violated {
-		t.Errorf("told too late: %+v", v)
+		t.Errorf("applied too late: %+v", v)
 	}
 	e.quiet.applied = sec
 	e.marks = append(e.marks, Mark{Event: event(13*sec, 0, "amnesia engine-1"), Members: [][]string{{"engine-1"}}, Began: 13 * sec, Struck: 13 * sec, Over: 13 * sec})
@@ -463,19 +463,19 @@ func TestStandardErrors(t *testing.T) {
 }
 
 func TestBehind(t *testing.T) {
-	publisher := &known{name: "x", gossip: &node.GossipStatus{Process: 7, Position: 10}}
+	publisher := &known{name: "x", gossip: &admin.GossipStatus{Process: 7, Position: 10}}
 	for _, c := range []struct {
-		peer node.PeerStatus
+		peer admin.PeerStatus
 		want string
 	}{
-		{node.PeerStatus{Process: 7, Position: 10}, ""},
-		{node.PeerStatus{Process: 7, Position: 12}, ""},
-		{node.PeerStatus{Process: 7, Position: 9}, "below 9, of those below 10"},
-		{node.PeerStatus{Process: 7, Position: 10, Incomplete: true}, "lacks batches below 10"},
-		{node.PeerStatus{Process: 6, Position: 10}, "process 6 of x"},
-		{node.PeerStatus{}, "process 0 of x"},
+		{admin.PeerStatus{Process: 7, Position: 10}, ""},
+		{admin.PeerStatus{Process: 7, Position: 12}, ""},
+		{admin.PeerStatus{Process: 7, Position: 9}, "below 9, of those below 10"},
+		{admin.PeerStatus{Process: 7, Position: 10, Incomplete: true}, "lacks batches below 10"},
+		{admin.PeerStatus{Process: 6, Position: 10}, "process 6 of x"},
+		{admin.PeerStatus{}, "process 0 of x"},
 	} {
-		k := &known{name: "y", gossip: &node.GossipStatus{Peers: map[string]node.PeerStatus{"x": c.peer}}}
+		k := &known{name: "y", gossip: &admin.GossipStatus{Peers: map[string]admin.PeerStatus{"x": c.peer}}}
 		if got := k.behind(publisher); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%+v: %q, want %q", c.peer, got, c.want)
 		}
@@ -489,7 +489,7 @@ func TestUnevenHits(t *testing.T) {
 			a.Cached = 200
 		}
 	}
-	if v := verdicts(e)[hitRateRecovers.Name]; v.State != NotExercised || !strings.Contains(v.Note, "too uneven to tell") {
+	if v := verdicts(e)[hitRateRecovers.Name]; v.State != NotExercised || !strings.Contains(v.Note, "too uneven to judge") {
 		t.Errorf("%+v", v)
 	}
 }

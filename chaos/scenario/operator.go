@@ -14,7 +14,7 @@ import (
 
 	"grapevine/chaos/fleet"
 	"grapevine/chaos/history"
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 // Short names for operations.
@@ -26,8 +26,7 @@ const (
 	opRead   = history.Read
 )
 
-// idleBackends are backends that operators change all the time. They serve another model, so no
-// traffic goes there.
+// idleBackends are changed all the time. They serve another model, so no traffic goes there.
 const idleBackends = 8
 
 // Client numbers in the history beyond those that change idle backends.
@@ -62,8 +61,8 @@ func newOperator(f *fleet.Fleet, models []string, seed uint64, l *ledger) *opera
 	return o
 }
 
-// operationPatience is how long an operator waits for an answer: four times the 2 s in which a node
-// reports the loss of the majority, for busy machines. A paused node does not answer.
+// operationPatience is how long an operator waits: four times the 2 s in which a node reports the
+// loss of the majority.
 const operationPatience = 8 * time.Second
 
 func (o *operator) node() *fleet.Node {
@@ -92,8 +91,7 @@ func (o *operator) play(ctx context.Context, clients int, pause time.Duration) {
 					// The end of the run cancels no operation, so that its outcome is known.
 					err := o.do(context.WithoutCancel(ctx), client, n, in, o.idle)
 					if other := o.node(); err == nil && in.Kind != opRead && other != nil {
-						// Reads a confirmed change through another node at once, because a moment
-						// later every node has it.
+						// Reads at once; a moment later every node has the change.
 						_ = o.do(context.WithoutCancel(ctx), client, other, history.Input{Kind: opRead, Backend: in.Backend}, o.idle)
 					}
 				}
@@ -103,11 +101,10 @@ func (o *operator) play(ctx context.Context, clients int, pause time.Duration) {
 	work.Wait()
 }
 
-// idle is an unused backend: an engine's address with a suffix, so that it answers probes, and a
-// model of its own.
-func (o *operator) idle(name string) node.NewBackend {
+// idle is an unused backend: an engine's address with a suffix answers probes; its model is its own.
+func (o *operator) idle(name string) admin.NewBackend {
 	e := o.f.Engines()[0]
-	return node.NewBackend{Name: name, URL: e.URL() + "/" + name, Models: []string{"idle"}}
+	return admin.NewBackend{Name: name, URL: e.URL() + "/" + name, Models: []string{"idle"}}
 }
 
 // changeWithin bounds a scheduled change, including its retries.
@@ -120,8 +117,8 @@ func (o *operator) change(ctx context.Context, kind history.Kind, e *fleet.Engin
 		n := o.node()
 		err := errors.New("no node runs")
 		if n != nil {
-			err = o.do(ctx, scheduledClient, n, history.Input{Kind: kind, Backend: e.Name()}, func(name string) node.NewBackend {
-				return node.NewBackend{Name: name, URL: e.URL(), Models: o.models}
+			err = o.do(ctx, scheduledClient, n, history.Input{Kind: kind, Backend: e.Name()}, func(name string) admin.NewBackend {
+				return admin.NewBackend{Name: name, URL: e.URL(), Models: o.models}
 			})
 		}
 		if err == nil || errors.Is(err, errRefused) {
@@ -140,14 +137,14 @@ var (
 )
 
 // do makes one operation through a node and records it with its answer, unless it had no effect.
-func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history.Input, spec func(string) node.NewBackend) error {
+func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history.Input, spec func(string) admin.NewBackend) error {
 	called, began := o.log.Now(), o.l.now()
 	status, text, err := o.send(ctx, n, in, spec)
 	var slow net.Error
 	if err != nil && ctx.Err() == nil && errors.As(err, &slow) && slow.Timeout() {
 		o.note(&o.late, o.l.now(), n, "%v %s was not answered within %v", in.Kind, in.Backend, operationPatience)
 	}
-	var refusal node.Refusal
+	var refusal admin.Refusal
 	_ = json.Unmarshal(text, &refusal) // an answer in another format has no reason
 	var out history.Output
 	var verdict error
@@ -158,7 +155,7 @@ func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history
 	case err != nil:
 		verdict = errUnknown
 	case status == http.StatusOK && in.Kind == opRead:
-		var list node.BackendList
+		var list admin.BackendList
 		if verdict = json.Unmarshal(text, &list); verdict != nil {
 			o.note(&o.strange, began, n, "%v %s was answered %d: %.300q", in.Kind, in.Backend, status, text)
 			return verdict
@@ -192,24 +189,22 @@ func (o *operator) note(list *[]Violation, at time.Duration, n *fleet.Node, form
 	*list = append(*list, Violation{at, n.Name(), fmt.Sprintf(format, args...)})
 }
 
-func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, spec func(string) node.NewBackend) (int, []byte, error) {
+func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, spec func(string) admin.NewBackend) (int, []byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, operationPatience)
 	defer cancel()
-	// force allows to add an engine that does not answer and to drain the last one that does,
-	// because other faults decide which engines run.
+	// force adds engines that do not answer and drains the last one that does.
 	switch in.Kind {
 	case opRead:
 		return n.Call(ctx, http.MethodGet, "/backends?consistent=true", nil)
 	case opAdd:
-		return n.Call(ctx, http.MethodPost, "/backends?force=true", map[string]any{"backends": []node.NewBackend{spec(in.Backend)}})
+		return n.Call(ctx, http.MethodPost, "/backends?force=true", map[string]any{"backends": []admin.NewBackend{spec(in.Backend)}})
 	case opRemove:
 		return n.Call(ctx, http.MethodDelete, "/backends?force=true&name="+url.QueryEscape(in.Backend), nil)
 	}
 	return n.Call(ctx, http.MethodPatch, "/backends?force=true", map[string]any{"names": []string{in.Backend}, "action": in.Kind.String()})
 }
 
-// final reads every backend that was ever changed through a node, so that the history ends with the
-// final state.
+// final reads every backend that was ever changed, so that the history ends with the final state.
 func (o *operator) final(ctx context.Context, n *fleet.Node) error {
 	names := make(map[string]bool)
 	for _, op := range o.log.Operations() {

@@ -76,8 +76,7 @@ type visit struct {
 
 func newLedger() *ledger { return &ledger{began: time.Now(), visits: make(map[string][]visit)} }
 
-// begin sets the zero of the run's time and the engines' names by address. Call it before any
-// request.
+// begin sets the zero of the run's time and the engines' names by address, before any request.
 func (l *ledger) begin(engines map[string]string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -2,7 +2,6 @@ package scenario
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	"grapevine/chaos/fleet"
@@ -55,8 +54,7 @@ type Happened struct {
 	Failed  string   `json:"failed,omitempty"`
 }
 
-// Slice is a second of a run, or several of a long one, by time of sending. Figures without
-// requests are null.
+// Slice is a second of a run, or several, by time of sending. Figures without requests are null.
 type Slice struct {
 	FromS    float64  `json:"from_s"`
 	Sent     int      `json:"sent"`
@@ -113,12 +111,7 @@ func (r *run) report(e *evidence) *Report {
 }
 
 func happened(m *Mark) Happened {
-	h := Happened{Event: m.Event.String(), BeganS: seconds(m.Began), Failed: m.Failed}
-	var groups []string
-	for _, g := range m.Members {
-		groups = append(groups, strings.Join(g, ","))
-	}
-	h.Members = strings.Join(groups, " "+specOf(m.Kind).joint()+" ")
+	h := Happened{Event: m.Event.String(), Members: specOf(m.Kind).join(m.Members), BeganS: seconds(m.Began), Failed: m.Failed}
 	if m.Over >= 0 {
 		over := seconds(m.Over)
 		h.OverS = &over
@@ -135,8 +128,7 @@ func sliceOf(length time.Duration) time.Duration {
 
 func (e *evidence) sliceWidth() time.Duration { return max(e.width, time.Second) }
 
-// slices returns the slices from the end of the folded ones to a time, of the attempts of e and the
-// folded turns.
+// slices returns the slices from the folded ones to a time, of attempts of e and folded turns.
 func (e *evidence) slices(p *past, to time.Duration) []Slice {
 	from := p.until
 	width := e.sliceWidth()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -40,11 +41,8 @@ var ErrSchedule = errors.New("schedule")
 func (e Event) String() string {
 	var b strings.Builder
 	b.WriteString(e.At.String() + " " + e.Kind)
-	for i, g := range e.Groups {
-		if i > 0 {
-			b.WriteString(" " + specOf(e.Kind).joint())
-		}
-		b.WriteString(" " + strings.Join(g, ","))
+	if len(e.Groups) > 0 {
+		b.WriteString(" " + specOf(e.Kind).join(e.Groups))
 	}
 	for _, p := range e.Params {
 		b.WriteString(" " + p.Name + "=" + p.Value)
@@ -170,6 +168,18 @@ func (e *Event) param(name string) string {
 		}
 	}
 	return ""
+}
+
+// number is the value of a setting or its default; both were checked. It is 0 without the setting.
+func (e *Event) number(name string) float64 {
+	x, _ := strconv.ParseFloat(e.param(name), 64)
+	return x
+}
+
+// duration is number for a time.
+func (e *Event) duration(name string) time.Duration {
+	d, _ := time.ParseDuration(e.param(name))
+	return d
 }
 
 func (e *Event) members() (out []string) {

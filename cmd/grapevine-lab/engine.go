@@ -25,7 +25,7 @@ type engineCmd struct {
 	DefaultOutput  int      `name:"default-output" placeholder:"N" group:"server" help:"Tokens of a reply whose length was not asked for. Default 64."`
 	TokensPerChunk int      `name:"tokens-per-chunk" placeholder:"N" group:"server" help:"Tokens in one event of a stream. Default 1."`
 	Metrics        string   `name:"metrics" enum:"vllm,sglang" default:"vllm" group:"server" help:"Whose names /metrics uses: vllm or sglang."`
-	HideCached     bool     `name:"hide-cached" group:"server" help:"Do not report cached tokens, as engines do unless told to."`
+	HideCached     bool     `name:"hide-cached" group:"server" help:"Do not report cached tokens, as engines do by default."`
 	LateHeaders    bool     `name:"late-headers" group:"server" help:"Answer streams with the first token instead of at once."`
 	LogLevel       string   `name:"log-level" default:"info" placeholder:"LEVEL" group:"server" help:"debug, info, warn or error."`
 }
