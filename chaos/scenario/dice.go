@@ -23,9 +23,9 @@ func newDice(seed uint64, nodes, engines int, length time.Duration) *dice {
 }
 
 func (d *dice) some(list []string, n int) []string {
-	out := make([]string, 0, n)
-	for _, i := range d.Perm(len(list))[:min(n, len(list))] {
-		out = append(out, list[i])
+	out := make([]string, min(n, len(list)))
+	for i, at := range d.Perm(len(list))[:len(out)] {
+		out[i] = list[at]
 	}
 	return out
 }
