@@ -11,6 +11,9 @@ import (
 
 	"grapevine/gossip"
 	"grapevine/gossip/member"
+	"grapevine/node/admin"
+	"grapevine/node/backends"
+	"grapevine/node/config"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
@@ -21,7 +24,7 @@ import (
 func (n *Node) startStore(ctx context.Context) error {
 	c := &n.cfg
 	cfg := raftstore.Config{
-		Dir: c.DataDir, Expect: len(c.Founders), Join: c.Joins(), Voters: c.Voters, Server: c.MayVote(), Peers: n.raftPeers, Met: n.met.Load,
+		Dir: c.DataDir, Founders: c.Founders, Join: c.Joins(), Voters: c.Voters, Server: c.MayVote(), Peers: n.raftPeers, Met: n.met.Load,
 		Constants: raftstore.Constants{KeyID: n.hasher.KeyID(), BlockBytes: uint32(n.hasher.BlockBytes()), Cluster: c.Cluster},
 		Timers:    n.raftTimers, Log: n.log.With().Str("component", "raft").Logger(),
 	}
@@ -49,8 +52,9 @@ func (n *Node) startStore(ctx context.Context) error {
 	n.store.Store(s)
 	if n.mesh != nil {
 		n.mesh.Members().Describe(func(self *member.Info) {
-			self.RaftID, self.RaftExpect, self.RaftVoter = s.ID(), uint8(len(c.Founders)), c.MayVote()
+			self.RaftID, self.RaftVoter = s.ID(), c.MayVote()
 		})
+		n.mesh.Members().SetGroup(s.Origin())
 	}
 	if n.knowledge != nil {
 		n.knowledge.poke = s.Poke
@@ -116,7 +120,7 @@ func (n *Node) raftPeers() (peers []raftstore.Peer) {
 			continue
 		}
 		peers = append(peers, raftstore.Peer{
-			ID: m.RaftID, Name: m.Name, Addr: m.Addr, Expect: int(m.RaftExpect), Server: m.RaftVoter,
+			ID: m.RaftID, Name: m.Name, Addr: m.Addr, Server: m.RaftVoter,
 			Alive: m.State == member.StateAlive, Left: m.State == member.StateLeft, Since: m.Since,
 		})
 	}
@@ -127,6 +131,9 @@ func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 	for {
 		changed := s.Changed()
 		n.adopt(s.State())
+		if n.mesh != nil {
+			n.mesh.Members().SetGroup(s.Origin()) // it is in the group of this state
+		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
@@ -140,8 +147,7 @@ func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 func (n *Node) adopt(s *raftstore.State) {
 	n.adoptMu.Lock()
 	defer n.adoptMu.Unlock()
-	before := n.fleet.roster()
-	version := before.version
+	version := n.backends.Roster().Version
 	if s.Version < version {
 		return // a concurrent caller had a newer one
 	}
@@ -151,15 +157,13 @@ func (n *Node) adopt(s *raftstore.State) {
 		return
 	}
 	log := n.log.With().Str("component", "agreement").Logger()
-	if err := n.fleet.adopt(s); err != nil {
+	if err := n.backends.Adopt(s); err != nil {
 		log.Error().Err(err).Uint64("version", s.Version).Msg("the agreed state cannot be taken as it is")
 	}
 	n.hot.Adopt(s, time.Now())
 	if first {
 		n.warnOfDifferences(s)
 		log.Info().Str("event", EventStateAdopted).Uint64("version", s.Version).Int("backends", len(s.Backends)).Msg("routing by what the fleet has agreed on")
-	} else if after := n.fleet.roster(); after != before {
-		n.logChanges(before, after)
 	}
 }
 
@@ -167,7 +171,7 @@ func (n *Node) warnOfDifferences(s *raftstore.State) {
 	for i := range n.cfg.Backends {
 		own := &n.cfg.Backends[i]
 		b, ok := s.Backend(own.Name)
-		if !ok || sameURL(b.URL, own.URL) && b.Weight == own.Weight {
+		if !ok || config.SameURL(b.URL, own.URL) && b.Weight == own.Weight {
 			continue
 		}
 		n.log.Warn().Str("component", "agreement").Str("backend", own.Name).Str("agreed_url", b.URL).Float64("agreed_weight", b.Weight).
@@ -240,9 +244,9 @@ func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backe
 	return specs
 }
 
-// publish puts a roster, and its view unless nil, into force, under fleet.mu. old is nil for the
-// first roster, and r if only the view is new.
-func (n *Node) publish(old, r *roster, v *policy.View) {
+// publish puts a roster, and its view unless nil, into force, under the directory's lock. old is
+// nil for the first roster, and r if only the view is new.
+func (n *Node) publish(old, r *backends.Roster, v *policy.View) {
 	if r != old {
 		n.setGenerations(old, r)
 	}
@@ -254,23 +258,23 @@ func (n *Node) publish(old, r *roster, v *policy.View) {
 	if r == old {
 		return
 	}
-	n.metrics.AddBackends(r.names())
-	for _, u := range r.list {
-		if tokens := u.kvTokens(); tokens > 0 && !old.knew(u) {
-			n.setCapacity(u.id, tokens)
+	n.metrics.AddBackends(r.Names())
+	for _, e := range r.List {
+		if e.KVTokens > 0 && !old.Has(e) {
+			n.setCapacity(e.ID, int(e.KVTokens))
 		}
 	}
 }
 
 // setGenerations also drops all records of a name that meant another engine in the node's own list.
-func (n *Node) setGenerations(old, r *roster) {
+func (n *Node) setGenerations(old, r *backends.Roster) {
 	at := now()
-	for _, u := range r.list {
-		if was := old.at(u.id); was != nil && was.agreed == nil && !sameURL(was.URL, u.URL) {
-			n.router.Release(u.id)
-			n.forget(u.id)
+	for _, e := range r.List {
+		if was := old.At(e.ID); was != nil && !was.Agreed && !config.SameURL(was.URL, e.URL) {
+			n.router.Release(e.ID)
+			n.forget(e.ID)
 		}
-		n.tree.SetGeneration(u.id, u.knownGeneration(), at)
+		n.tree.SetGeneration(e.ID, e.KnownGeneration(), at)
 	}
 }
 
@@ -286,14 +290,8 @@ func (n *Node) release(b prefixtree.Backend) bool {
 func (n *Node) forget(b prefixtree.Backend) {
 	n.tree.Reset(b)
 	if n.knowledge != nil {
-		n.knowledge.outbox.Forget(b)
+		n.knowledge.shared.Forget(b)
 	}
-}
-
-// knew reports whether r, which may be nil, has u unchanged.
-func (r *roster) knew(u *upstream) bool {
-	w := r.at(u.id)
-	return w != nil && w.URL == u.URL && w.generation == u.generation && w.KVTokens == u.KVTokens
 }
 
 // awaitBackends waits up to WarmDeadline for a first backend; a node without a vote waits only for
@@ -306,8 +304,8 @@ func (n *Node) awaitBackends(ctx context.Context) bool {
 	deadline := time.NewTimer(n.cfg.WarmDeadline)
 	defer deadline.Stop()
 	for {
-		changed := n.fleet.rosterChanged()
-		if len(n.fleet.roster().list) > 0 {
+		changed := n.backends.Changed()
+		if len(n.backends.Roster().List) > 0 {
 			return true
 		}
 		select {
@@ -324,24 +322,16 @@ func (n *Node) agreement() (*raftstore.Store, error) {
 	if s := n.store.Load(); s != nil {
 		return s, nil
 	}
-	return nil, errNotStarted
-}
-
-var errNotStarted = errors.New("the node is starting")
-
-// RaftStatus is the answer to GET /raft.
-type RaftStatus struct {
-	Node string `json:"node"`
-	raftstore.Status
+	return nil, admin.ErrNotStarted
 }
 
 // Raft returns this node's view of the Raft group, or an error before the store is open.
-func (n *Node) Raft() (*RaftStatus, error) {
+func (n *Node) Raft() (*admin.RaftStatus, error) {
 	s, err := n.agreement()
 	if err != nil {
 		return nil, err
 	}
-	st := &RaftStatus{Node: n.name, Status: s.Status()}
+	st := &admin.RaftStatus{Node: n.name, Status: s.Status()}
 	for i := range st.Servers {
 		if v := &st.Servers[i]; v.ID == st.ID {
 			v.Name = cmp.Or(v.Name, n.name)

@@ -1,8 +1,9 @@
 package node
 
 import (
+	"grapevine/node/admin"
 	"grapevine/node/metrics"
-	"grapevine/proxy/policy"
+	"grapevine/raftstore"
 )
 
 // collect reports the figures of all parts.
@@ -36,15 +37,15 @@ func (n *Node) collectEngines(s metrics.Scrape) {
 	rate := s.Gauge("backend_prefill_rate", "Learned prompt tokens per second. Not additive.", "backend")
 	models := s.Gauge("backend_models", "Known models of the backend; 0: it may serve any.", "backend")
 	at := now()
-	for _, u := range n.fleet.roster().list {
-		tokens, requests := n.router.Load(u.id)
-		_, avoids := n.router.Avoided(u.id, at)
-		names, _, _ := n.fleet.modelsOf(u)
+	for _, u := range n.backends.Roster().List {
+		tokens, requests := n.router.Load(u.ID)
+		_, avoids := n.router.Avoided(u.ID, at)
+		names, _, _ := n.backends.Models(u)
 		active(float64(requests), u.Name)
 		prefill(float64(tokens), u.Name)
 		avoided(metrics.Bool(avoids), u.Name)
-		horizon(n.tree.Horizon(u.id).Seconds(), u.Name)
-		rate(n.router.Rate(u.id), u.Name)
+		horizon(n.tree.Horizon(u.ID).Seconds(), u.Name)
+		rate(n.router.Rate(u.ID), u.Name)
 		models(float64(len(names)), u.Name)
 	}
 }
@@ -63,15 +64,15 @@ func (n *Node) collectTree(s metrics.Scrape) {
 }
 
 func (n *Node) collectAgreement(s metrics.Scrape) {
-	r, count := n.fleet.roster(), make(map[policy.State]int)
-	for _, u := range r.list {
-		count[u.state]++
+	r, count := n.backends.Roster(), make(map[raftstore.BackendState]int)
+	for _, u := range r.List {
+		count[u.State]++
 	}
 	engines := s.Gauge("backends", "Backends by their agreed state. Not additive.", "state")
-	for _, state := range []policy.State{policy.Active, policy.Draining, policy.Down} {
+	for _, state := range []raftstore.BackendState{raftstore.Active, raftstore.Draining, raftstore.Down} {
 		engines(float64(count[state]), state.String())
 	}
-	var st RaftStatus
+	var st admin.RaftStatus
 	if now, err := n.Raft(); err == nil {
 		st = *now
 	}
@@ -81,7 +82,7 @@ func (n *Node) collectAgreement(s metrics.Scrape) {
 			voters++
 		}
 	}
-	s.Gauge("state_version", "Version of the agreed state that this node routes by; 0: its own list. Not additive.")(float64(r.version))
+	s.Gauge("state_version", "Version of the agreed state that this node routes by; 0: its own list. Not additive.")(float64(r.Version))
 	s.Gauge("raft_leads", "1 on the leader; the sum over a fleet is 1.")(metrics.Bool(st.Role == "leader"))
 	s.Gauge("raft_has_leader", "1 while this node knows a leader; without one the fleet takes no changes and keeps routing. Not additive.")(metrics.Bool(st.Leader != ""))
 	s.Gauge("raft_behind", "Log entries that this node has and does not know to be committed.")(max(float64(st.LastIndex)-float64(st.Committed), 0))

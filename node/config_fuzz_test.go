@@ -7,6 +7,7 @@ import (
 
 	"grapevine/node/backends"
 	"grapevine/node/config"
+	"grapevine/proxy/policy"
 )
 
 // FuzzView: every valid configuration gives a view.
@@ -22,14 +23,17 @@ func FuzzView(f *testing.F) {
 		if err != nil || c.Validate("f.yaml", lines) != nil {
 			return
 		}
-		known, err := newFleet(c.Backends, c.Rules, time.Second, backends.New(c.MaxNumbers(), nil, time.Now))
+		known, err := backends.NewDirectory(backends.Config{
+			Own: c.Backends, Rules: c.Rules, Numbers: backends.NewRegistry(c.MaxNumbers(), nil, time.Now),
+			Publish: func(*backends.Roster, *backends.Roster, *policy.View) {},
+		})
 		if err != nil {
 			if !strings.Contains(err.Error(), "ca_file") {
 				t.Errorf("valid, and no targets: %v\n%s", err, text)
 			}
 			return
 		}
-		if _, err := known.view(); err != nil {
+		if err := known.Publish(); err != nil {
 			t.Errorf("valid, and no view: %v\n%s", err, text)
 		}
 	})

@@ -23,6 +23,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/gossip/member"
+	"grapevine/node/admin"
 )
 
 func fleetConfig(name string, join []string, urls ...string) Config {
@@ -264,7 +265,7 @@ func TestLoadIsTheFleets(t *testing.T) {
 }
 
 func facts(n *Node) (count, xor uint64) {
-	return n.tree.FactDigest(now(), 0, maxFactTime, n.knowledge.numbers)
+	return n.tree.FactDigest(now(), 0, maxFactTime, n.backends.Numbers())
 }
 
 // TestRestartedNodeIsWarmBeforeItIsReady: it takes a snapshot before it is ready.
@@ -278,7 +279,7 @@ func TestRestartedNodeIsWarmBeforeItIsReady(t *testing.T) {
 	awaitFleet(t, one, two)
 	const placements, blocks = 3000, 16 // all anchors: six pages
 	for seed := range placements {
-		one.knowledge.announced.Record(one.fleet.roster().list[seed%2].id, chain(seed, blocks), now(), nil)
+		one.knowledge.shared.Placements.Record(one.backends.Roster().List[seed%2].ID, chain(seed, blocks), now(), nil)
 	}
 	eventually(t, "the second node has the facts live", func() bool {
 		have, _ := facts(two)
@@ -345,7 +346,7 @@ func TestRefusedStartFails(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	keyFile := func(name string) string {
-		text, _ := NewGossipKey()
+		text, _ := admin.NewGossipKey()
 		path := filepath.Join(dir, name)
 		if err := os.WriteFile(path, []byte(text+"\n"), 0o600); err != nil {
 			t.Fatal(err)
@@ -460,8 +461,8 @@ func TestFleetIsExported(t *testing.T) {
 		t.Errorf("%v records sent, %v taken", sent, changed)
 	}
 
-	client := NewClient(nodes[1].AdminAddr())
-	var list *NodeList
+	client := admin.NewClient(nodes[1].AdminAddr())
+	var list *admin.NodeList
 	var err error
 	eventually(t, "the first node is connected", func() bool {
 		list, err = client.Nodes(t.Context())

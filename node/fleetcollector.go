@@ -7,7 +7,7 @@ import (
 	"grapevine/gossip"
 	"grapevine/gossip/member"
 	"grapevine/node/metrics"
-	"grapevine/prefixtree"
+	"grapevine/node/share"
 )
 
 type fleetFigures struct {
@@ -15,14 +15,12 @@ type fleetFigures struct {
 	seeds     map[string]int       // by outcome of the last attempt
 	peers     []gossip.Peer
 	stats     gossip.Stats
-	outbox    prefixtree.OutboxStats
-	posted    map[string]uint64 // by kind
+	shared    share.Stats
 	warm      float64
 	staleness time.Duration
 	blind     uint64
 	refused   uint64 // join and connection attempts
 	malformed uint64 // states
-	late      uint64 // records
 }
 
 // fleetFigures returns nil until gossip has started.
@@ -34,10 +32,9 @@ func (n *Node) fleetFigures() *fleetFigures {
 	f := &fleetFigures{
 		members: map[member.State]int{member.StateAlive: 1, member.StateFailed: 0, member.StateLeft: 0},
 		seeds:   countSeeds(n.cfg.Join, g.Members().JoinErrors()),
-		peers:   g.Peers(), stats: g.Stats(), outbox: n.knowledge.outbox.Stats(), warm: g.WarmFraction(),
-		posted:    n.knowledge.announced.posted.byName(),
+		peers:   g.Peers(), stats: g.Stats(), shared: n.knowledge.shared.Stats(), warm: g.WarmFraction(),
 		staleness: time.Duration(n.knowledge.staleness.Load()), blind: n.router.Stats().Blind,
-		refused: g.Members().Stats().Refused, malformed: n.knowledge.malformed.Load(), late: n.knowledge.late.Load(),
+		refused: g.Members().Refused(), malformed: n.knowledge.malformed.Load(),
 	}
 	for _, p := range f.peers {
 		f.members[p.State]++
@@ -62,18 +59,6 @@ func countSeeds(join []string, attempts []member.SeedError) map[string]int {
 	return counts
 }
 
-var factKinds = [len(kindCounts{})]string{
-	prefixtree.Add: "add", prefixtree.Touch: "touch", prefixtree.Drop: "drop", prefixtree.Revert: "revert", prefixtree.Fence: "fence",
-}
-
-func (c *kindCounts) byName() map[string]uint64 {
-	m := make(map[string]uint64, len(c))
-	for kind, name := range factKinds {
-		m[name] = c[kind].Load()
-	}
-	return m
-}
-
 // collect makes as many peer series as the fleet has nodes.
 func (f *fleetFigures) collect(s metrics.Scrape) {
 	members := s.Gauge("members", "Nodes of the fleet by state as this node sees them, this one included. Not additive.", "state")
@@ -85,7 +70,7 @@ func (f *fleetFigures) collect(s metrics.Scrape) {
 		seeds(float64(count), outcome)
 	}
 	f.collectPeers(s)
-	st, out := &f.stats, &f.outbox
+	st, out := &f.stats, &f.shared.Outbox
 	frames := s.Counter("gossip_bytes_total", "Bytes exchanged with all nodes by kind of frame, before encryption.", "direction", "frame")
 	for kind, bytes := range st.SentByKind {
 		frames(float64(bytes), "sent", kind)
@@ -94,7 +79,7 @@ func (f *fleetFigures) collect(s metrics.Scrape) {
 		frames(float64(bytes), "received", kind)
 	}
 	posted := s.Counter("gossip_news_total", "Changes of this node's tree queued for peers: placements (add), their later uses (touch), prefixes that an engine turned out not to hold (drop), failed requests (revert), lost caches (fence).", "kind")
-	for kind, n := range f.posted {
+	for kind, n := range f.shared.Queued {
 		posted(float64(n), kind)
 	}
 	s.Counter("gossip_sent_records_total", "Records of this node's own news, counted once however many peers receive them.")(float64(st.PublishedRecords))
@@ -105,7 +90,7 @@ func (f *fleetFigures) collect(s metrics.Scrape) {
 	dropped(float64(out.LostTouches), "touch")
 	dropped(float64(out.LostDrops), "drop")
 	dropped(float64(st.UnknownRecords), "unknown")
-	dropped(float64(f.late), "late")
+	dropped(float64(f.shared.Late), "late")
 	s.Counter("gossip_resumes_total", "Streams that resumed where the previous one had ended.")(float64(st.Resumes))
 	s.Counter("gossip_missed_batches_total", "Batches that a peer's journal no longer held when this node resumed: a snapshot replaced them.")(float64(st.MissedBatches))
 	s.Counter("gossip_malformed_total", "Malformed batches, pages and states of peers.")(float64(st.Malformed + f.malformed))

@@ -43,7 +43,7 @@ func (n *Node) gossipConfig() (gossip.Config, error) {
 			KeyringFile: c.GossipKeyFile, TLS: tlsConfig, Insecure: c.GossipInsecure,
 			Log: n.log.With().Str("component", "member").Logger(),
 		},
-		Knowledge: counted{n.knowledge, &n.knowledgeTurns}, SnapshotDeadline: c.WarmDeadline, Budget: int64(c.GossipBudget),
+		Knowledge: n.knowledge, SnapshotDeadline: c.WarmDeadline, Budget: int64(c.GossipBudget),
 		Log: n.log.With().Str("component", "gossip").Logger(),
 	}, nil
 }

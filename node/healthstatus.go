@@ -4,30 +4,20 @@ import (
 	"math"
 	"time"
 
+	"grapevine/node/admin"
+	"grapevine/node/backends"
 	"grapevine/node/health"
 	"grapevine/node/metrics"
 	"grapevine/proxy/engine"
 )
 
-// HealthStatus is an engine's health as this node knows it.
-type HealthStatus struct {
-	Failing   bool     `json:"failing"`            // own probes or requests
-	Avoided   bool     `json:"avoided"`            // here, by probes or peers
-	Reason    string   `json:"reason,omitempty"`   // refused, connect, timeout, reset, 5xx or tls
-	SinceS    float64  `json:"since_s,omitempty"`  // failing or well
-	ProbedS   *float64 `json:"probed_s,omitempty"` // since the last own probe; null: none
-	Reporters []string `json:"reporters"`          // nodes that probe it
-	OK        int      `json:"ok"`                 // reporters
-	Bad       int      `json:"bad"`                // reporters
-}
-
-func (c *checker) status(u *upstream) HealthStatus {
+func (c *checker) status(u *backends.Engine) admin.HealthStatus {
 	at := time.Now()
-	v, ok := c.board.Verdict(u.key, at)
+	v, ok := c.board.Verdict(u.Key, at)
 	if !ok {
-		return HealthStatus{Reporters: []string{}}
+		return admin.HealthStatus{Reporters: []string{}}
 	}
-	s := HealthStatus{Failing: v.Failing, Avoided: v.Avoid, Reporters: v.Reporters, OK: v.OK, Bad: v.Bad}
+	s := admin.HealthStatus{Failing: v.Failing, Avoided: v.Avoid, Reporters: v.Reporters, OK: v.OK, Bad: v.Bad}
 	if v.Reason != health.NoReason {
 		s.Reason = v.Reason.String()
 	}
@@ -50,7 +40,7 @@ var ailmentNames = [...]string{
 func (c *checker) collect(s metrics.Scrape) {
 	failing := s.Gauge("backend_failing", "1 while this node's own probes or requests find the backend failing.", "backend")
 	avoided := s.Gauge("backend_reported", "1 while this node avoids the backend because of probes or of peers' reports.", "backend")
-	for _, u := range c.fleet.roster().list {
+	for _, u := range c.engines.Roster().List {
 		st := c.status(u)
 		failing(metrics.Bool(st.Failing), u.Name)
 		avoided(metrics.Bool(st.Avoided), u.Name)

@@ -15,6 +15,7 @@ import (
 	"grapevine/gossip"
 	"grapevine/gossip/member"
 	"grapevine/node/metrics"
+	"grapevine/node/share"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
 	"grapevine/proxy/prompt"
@@ -52,7 +53,7 @@ func everyFigure() *fleetFigures {
 		seeds:   map[string]int{"joined": 1, "refused": 0, "unreachable": 1},
 		peers:   []gossip.Peer{{Status: member.Status{Info: member.Info{Name: "two"}, State: member.StateAlive}, Connected: true, Lag: time.Millisecond, RTT: time.Millisecond}},
 		stats:   gossip.Stats{SentByKind: map[string]uint64{"batch": 1}, ReceivedByKind: map[string]uint64{"batch": 1}},
-		posted:  new(kindCounts).byName(),
+		shared:  share.Stats{Queued: map[string]uint64{"add": 1, "touch": 1, "drop": 1, "revert": 1, "fence": 1}},
 		warm:    1, staleness: time.Second,
 	}
 }
@@ -70,7 +71,7 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 		n.collect(s)
 		everyFigure().collect(s)
 	})
-	m.AddBackends(n.fleet.roster().names())
+	m.AddBackends(n.backends.Roster().Names())
 	for _, r := range everyRecord() {
 		m.Observe(r)
 	}
@@ -117,7 +118,7 @@ func TestMetricsCount(t *testing.T) {
 func scrape(t *testing.T, n *Node) map[string]float64 {
 	t.Helper()
 	w := httptest.NewRecorder()
-	n.adminHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	n.adminServer().Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	series := make(map[string]float64)
 	for _, line := range strings.Split(w.Body.String(), "\n") {
 		name, value, ok := cutLast(line, " ")

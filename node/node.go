@@ -19,12 +19,15 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/gossip"
+	"grapevine/node/admin"
 	"grapevine/node/backends"
 	"grapevine/node/config"
 	"grapevine/node/hot"
 	"grapevine/node/metrics"
+	"grapevine/node/share"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
+	"grapevine/proxy/engine"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
@@ -55,8 +58,8 @@ type Node struct {
 
 	checker    *checker
 	sources    *sources
-	hot        *hot.Replicator                 // applies and, on the leader, sizes hot prefixes
-	fleet      *fleet                          // the backends; makes the view
+	hot        *hot.Replicator // applies and, on the leader, sizes hot prefixes
+	backends   *backends.Directory
 	store      atomic.Pointer[raftstore.Store] // the agreed state; nil: not started
 	proposed   atomic.Bool                     // the configured backends were proposed
 	refused    atomic.Bool                     // the fleet rejected them
@@ -70,8 +73,6 @@ type Node struct {
 	nameWait   time.Duration                   // see defaultNameWait
 	ready      readiness
 	serving    atomic.Bool // started, and no stop requested
-
-	knowledgeTurns atomic.Uint64 // turns of gossip's loop; see Working
 
 	failed chan error // a listener failed; capacity 1
 	began  time.Time
@@ -122,7 +123,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	n.ready.announce = n.proxy.Ready
 	if n.cfg.AdminTokenFile != "" {
-		if _, err := ReadToken(n.cfg.AdminTokenFile); err != nil {
+		if _, err := admin.ReadToken(n.cfg.AdminTokenFile); err != nil {
 			return nil, err
 		}
 	}
@@ -153,10 +154,10 @@ func (n *Node) buildRouting() error {
 	if err != nil {
 		return fmt.Errorf("tree: %w", err)
 	}
-	index, numbers := policy.Index(n.tree), backends.New(n.cfg.MaxNumbers(), n.release, time.Now)
+	index, numbers := policy.Index(n.tree), backends.NewRegistry(n.cfg.MaxNumbers(), n.release, time.Now)
+	placements := share.NewPlacements(n.tree)
 	if n.cfg.InFleet() {
-		n.knowledge = newKnowledge(n.tree, numbers)
-		index = n.knowledge.announced
+		index = placements
 	}
 	n.router, err = policy.NewRouter(policy.Config{
 		Strategy: n.cfg.Strategy, WorkWeight: n.cfg.WorkWeight, Epsilon: n.cfg.Epsilon, BlockBytes: n.cfg.BlockBytes,
@@ -167,38 +168,31 @@ func (n *Node) buildRouting() error {
 	if err != nil {
 		return fmt.Errorf("policy: %w", err)
 	}
-	if n.knowledge != nil {
-		n.knowledge.router = n.router
-	}
-	if n.fleet, err = newFleet(n.cfg.Backends, n.cfg.Rules, n.cfg.UpstreamIdle, numbers); err != nil {
+	n.backends, err = backends.NewDirectory(backends.Config{
+		Own: n.cfg.Backends, Rules: n.cfg.Rules, Idle: n.cfg.UpstreamIdle, Numbers: numbers, Log: n.log,
+		Publish: n.publish, Reported: n.loadReported,
+	})
+	if err != nil {
 		return err
 	}
 	n.checker = newChecker(n)
 	hotCfg := hot.Config{Router: n.router, Log: n.log.With().Str("component", "hot").Logger()}
-	if n.knowledge != nil {
-		hotCfg.Peers = n.knowledge.heard.works
+	if n.cfg.InFleet() {
+		n.knowledge = newKnowledge(share.New(placements, n.router, numbers), n.router, n.checker)
+		hotCfg.Peers = func(sum hot.Sum) { n.knowledge.shared.PeerWork(sum.Add) }
 	}
 	if n.cfg.HotWarmUp {
 		describe := func(path string, body []byte, q *policy.Request) error {
 			return n.proxy.Describe([]byte(path), nil, body, q)
 		}
-		hotCfg.WarmUp = &hot.WarmUp{Post: n.fleet.post, Describe: describe, Index: index}
+		hotCfg.WarmUp = &hot.WarmUp{Post: n.backends.Post, Describe: describe, Index: index}
 	}
 	n.hot = hot.New(hotCfg)
 	if n.sources, err = newSources(n.cfg.BackendsFrom, n.log.With().Str("component", "sources").Logger()); err != nil {
 		return err
 	}
-	if n.knowledge != nil {
-		n.knowledge.checker = n.checker
-	}
-	view, err := n.fleet.view()
-	if err != nil {
-		return err
-	}
 	n.metrics = metrics.New(n.cfg.Version, n.collect)
-	n.fleet.publish = n.publish
-	n.publish(nil, n.fleet.roster(), view)
-	return nil
+	return n.backends.Publish()
 }
 
 // assumedBytesPerToken converts tokens to blocks for a first guess of the horizon, which the tree
@@ -331,20 +325,32 @@ func (n *Node) run(name string, loops ...func(context.Context)) {
 }
 
 func (n *Node) startDiscovery() {
-	ctx, cancel := context.WithCancel(context.Background())
-	var loops sync.WaitGroup
-	if n.cfg.ModelsInterval > 0 {
-		loops.Go(func() { n.fleet.rounds(ctx, n.cfg.ModelsInterval, n.learnModels()) })
-	}
-	if n.cfg.MetricsInterval > 0 {
-		loops.Go(func() { n.fleet.rounds(ctx, n.cfg.MetricsInterval, n.learnMetrics()) })
-	}
-	n.cleanups.push("discovery", func(context.Context) error {
-		cancel()
-		loops.Wait()
-		n.fleet.close()
+	n.cleanups.push("engine connections", func(context.Context) error {
+		n.backends.Close()
 		return nil
 	})
+	var loops []func(context.Context)
+	if every := n.cfg.ModelsInterval; every > 0 {
+		loops = append(loops, func(ctx context.Context) { n.backends.Poll(ctx, every, n.backends.AskModels) })
+	}
+	if every := n.cfg.MetricsInterval; every > 0 {
+		loops = append(loops, func(ctx context.Context) { n.backends.Poll(ctx, every, n.backends.AskMetrics) })
+	}
+	n.run("discovery", loops...)
+}
+
+// loadReported receives every load report of an engine.
+func (n *Node) loadReported(e *backends.Engine, m *engine.Metrics, resized bool) {
+	n.checker.started(e, m)
+	n.router.SetTelemetry(e.ID, policy.Telemetry{Running: m.Running, Waiting: m.Waiting, KVUsage: m.KVUsage})
+	if resized {
+		_, tokens := n.backends.Load(e)
+		n.setCapacity(e.ID, tokens)
+	}
+}
+
+func (n *Node) setCapacity(b prefixtree.Backend, tokens int) {
+	n.tree.SetCapacity(b, tokens*assumedBytesPerToken/n.cfg.BlockBytes)
 }
 
 // Drain makes /readyz answer 503 and serves for grace, so that load balancers react. Call Stop

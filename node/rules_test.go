@@ -22,7 +22,7 @@ func TestRulesInForce(t *testing.T) {
 		{"rules:\n  - {strategy: random}\n", "fleet", "random", 2},
 		{"rules:\n  - {strategy: of-a-later-release}\n", "configuration", "session", 3},
 	} {
-		s := stateWith(max(1, tc.version), firstGeneration, "a")
+		s := stateWith(max(1, tc.version), 1, "a")
 		s.Rules = raftstore.Rules{Text: tc.text, Version: tc.version}
 		n.adopt(s)
 		set, text := n.Rules(), tc.text

@@ -12,6 +12,8 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"grapevine/node/admin"
+	"grapevine/node/config"
 	"grapevine/node/metrics"
 	"grapevine/raftstore"
 )
@@ -52,15 +54,6 @@ type sourceAnswer struct {
 	logged  time.Time
 }
 
-// SourceStatus is the state of one source of backends.
-type SourceStatus struct {
-	Source   string  `json:"source"`
-	Backends int     `json:"backends"` // of the last good answer
-	AgeS     float64 `json:"age_s"`    // of the last good answer; 0: none yet
-	// Error is the last failure, or which entries do not count.
-	Error string `json:"error,omitempty"`
-}
-
 func newSources(entries []string, log zerolog.Logger) (*sources, error) {
 	s := &sources{log: log, retry: sourceRetry, drained: make(map[string]time.Time), refused: make(map[string]time.Time)}
 	for _, e := range entries {
@@ -86,12 +79,12 @@ func (n *Node) startSources() {
 		return &raftstore.State{}
 	}
 	s.busy = func(name string) bool {
-		u := n.fleet.roster().named(name)
+		u := n.backends.Roster().Named(name)
 		if u == nil {
 			return false
 		}
-		_, own := n.router.Load(u.id)
-		_, others := n.router.PeerLoad(u.id)
+		_, own := n.router.Load(u.ID)
+		_, others := n.router.PeerLoad(u.ID)
 		return own+others > 0
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -199,7 +192,7 @@ func (s *sources) findClashesLocked() {
 const maxClashes = 5
 
 func sameBackend(b, c *Backend) bool {
-	return sameURL(b.URL, c.URL) && b.Weight == c.Weight && b.KVTokens == c.KVTokens && slices.Equal(b.Models, c.Models)
+	return config.SameURL(b.URL, c.URL) && b.Weight == c.Weight && b.KVTokens == c.KVTokens && slices.Equal(b.Models, c.Models)
 }
 
 func (s *sources) firstLocked(name string) *sourceAnswer {
@@ -338,7 +331,7 @@ func changed(have *raftstore.Backend, b *Backend) (commands []raftstore.Command)
 	}
 	u := raftstore.UpdateBackend{Name: have.Name}
 	differs := false
-	if !sameURL(have.URL, b.URL) {
+	if !config.SameURL(have.URL, b.URL) {
 		u.URL, differs = &b.URL, true
 	}
 	if have.Weight != b.Weight {
@@ -424,13 +417,13 @@ func sortedNames(list map[string]Backend) []string {
 	return names
 }
 
-func (s *sources) status() []SourceStatus {
+func (s *sources) status() []admin.SourceStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make([]SourceStatus, len(s.answers))
+	out := make([]admin.SourceStatus, len(s.answers))
 	for i := range s.answers {
 		a := &s.answers[i]
-		out[i] = SourceStatus{Source: a.Entry, Backends: len(a.list)}
+		out[i] = admin.SourceStatus{Source: a.Entry, Backends: len(a.list)}
 		if !a.at.IsZero() {
 			out[i].AgeS = tenths(time.Since(a.at))
 		}

@@ -25,7 +25,7 @@ func (p *picker) Now() prefixtree.Time { return now() }
 func (p *picker) Pick(q *policy.Request, a *policy.Attempt) (proxy.Target, error) {
 	n := p.n
 	err := n.router.Pick(q, now(), a)
-	if errors.Is(err, policy.ErrUnknownModel) && n.fleet.roster().open {
+	if errors.Is(err, policy.ErrUnknownModel) && n.backends.Roster().Open {
 		err = n.anyModel(q, func() error { return n.router.Pick(q, now(), a) })
 	}
 	if err != nil {
@@ -56,7 +56,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, er
 	return proxy.Config{
 		Picker:   &picker{n},
 		Hasher:   n.hasher,
-		Models:   n.fleet.modelsAnswer,
+		Models:   n.backends.ModelsAnswer,
 		Observer: n.observe,
 		Log:      n.log.With().Str("component", "proxy").Logger(),
 		NodeName: n.name,

@@ -7,11 +7,9 @@ import (
 	"io"
 	"net"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 
-	"grapevine/gossip"
 	"grapevine/proxy/policy"
 )
 
@@ -37,7 +35,7 @@ func (n *Node) Working(ctx context.Context) error {
 	}
 	loops := []loop{{"the watch over the clients' connections", n.proxy.Sweeps}}
 	if n.knowledge != nil {
-		loops = append(loops, loop{"the loop that tells other nodes", n.knowledgeTurns.Load})
+		loops = append(loops, loop{"the loop that tells other nodes", n.knowledge.turns.Load})
 	}
 	for _, l := range loops {
 		before := l.turns()
@@ -109,18 +107,6 @@ func timedOut(err error) bool {
 	return errors.As(err, &ne) && ne.Timeout()
 }
 
-// counted counts the calls of Loads, one per turn of gossip's loop.
-type counted struct {
-	*knowledge
-	turns *atomic.Uint64
-}
-
-func (c counted) Loads(dst []gossip.Load) []gossip.Load {
-	dst = c.knowledge.Loads(dst)
-	c.turns.Add(1)
-	return dst
-}
-
 // Summary is the node's status in one line.
 func (n *Node) Summary() string {
 	var parts []string
@@ -132,9 +118,9 @@ func (n *Node) Summary() string {
 	if g := n.gossip.Load(); g != nil {
 		parts = append(parts, count(1+alive(g.Members()), "node"))
 	}
-	list, avoided, at := n.fleet.roster().list, 0, now()
+	list, avoided, at := n.backends.Roster().List, 0, now()
 	for _, u := range list {
-		if _, avoid := n.router.Avoided(u.id, at); avoid {
+		if _, avoid := n.router.Avoided(u.ID, at); avoid {
 			avoided++
 		}
 	}

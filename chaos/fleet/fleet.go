@@ -25,7 +25,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/chaos/engine"
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 // Config describes a fleet. Binary and Nodes have no default.
@@ -232,7 +232,7 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 		name: nodeName(i), data: f.net.of(i, dataPort), admin: f.net.of(i, adminPort), gossip: f.net.of(i, gossipPort),
 		binary: f.cfg.Binary, env: f.cfg.Env, http: f.http, token: f.token, thread: f.net.thread(nodeName(i)),
 	}
-	n.Client = node.NewClient(n.admin).WithToken(f.token, "")
+	n.Client = admin.NewClient(n.admin).WithToken(f.token, "")
 	n.files(f.dir)
 	settings := map[string]any{"listen": n.data, "admin": n.admin, "node_name": n.name, "response_headers": "all"}
 	if !f.cfg.Alone {
@@ -419,7 +419,7 @@ func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
 		if other == n || !other.Running() {
 			continue
 		}
-		heard := slices.ContainsFunc(list.Nodes, func(p node.NodeStatus) bool {
+		heard := slices.ContainsFunc(list.Nodes, func(p admin.NodeStatus) bool {
 			return p.Name == other.name && p.State == "alive" && p.Connected
 		})
 		if !heard {

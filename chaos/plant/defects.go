@@ -171,17 +171,20 @@ func (e *exchange) askAgain() bool {
 		Wrong: "a node that is to found a group does not ask the others, and founds one of its own",
 		Edits: []Edit{{
 			File: "raftstore/found.go",
-			Old:  `	case s.cfg.Expect <= 1:`,
-			New:  `	case s.cfg.Expect <= 1 || planted("founds-alone"):`,
+			Old:  `	group, servers, waiting := s.founding(s.askFounders(ctx))`,
+			New: `	if planted("founds-alone") {
+		return "", s.bootstrap(l, groupOf(s.id, raft.Configuration{}), []Server{{ID: s.id, Addr: s.addr, Voter: true}})
+	}
+	group, servers, waiting := s.founding(s.askFounders(ctx))`,
 		}},
 	},
 	{
 		Name: "batch-lost", Breaks: "trees-converge",
 		Wrong: "one batch of news in eight is taken out of the queue and not sent",
 		Edits: []Edit{{
-			File: "node/knowledge.go",
-			Old:  `	return k.outbox.Drain(dst, limit, k.numbers)`,
-			New: `	payload, records = k.outbox.Drain(dst, limit, k.numbers)
+			File: "node/share/knowledge.go",
+			Old:  `	return k.Placements.outbox.Drain(dst, limit, k.names)`,
+			New: `	payload, records = k.Placements.outbox.Drain(dst, limit, k.names)
 	if planted("batch-lost") && records > 0 && payload[len(payload)-1]%8 == 0 {
 		return dst, 0
 	}

@@ -211,3 +211,10 @@ func (b *Backend) Spec() raftstore.Backend {
 		Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: raftstore.Static,
 	}
 }
+
+// SameURL reports whether two URLs of backends lead to the same engine.
+func SameURL(a, b string) bool {
+	x, errX := raftstore.NormalURL(a)
+	y, errY := raftstore.NormalURL(b)
+	return errX == nil && errY == nil && strings.EqualFold(x, y)
+}

@@ -11,6 +11,8 @@ import (
 
 const fleetText = "join: [10.0.0.1:7946]\nsecret: 0123456789abcdef\ngossip_key_file: k\n"
 
+const founderText = "founders: [a:1, b:1, c:1]\nsecret: 0123456789abcdef\ngossip_key_file: k\ndata_dir: d\n"
+
 func TestFleetSettings(t *testing.T) {
 	for _, tc := range []struct{ name, text, want string }{
 		{"complete", fleetText, ""},
@@ -22,6 +24,13 @@ func TestFleetSettings(t *testing.T) {
 		{"insecure on purpose", "gossip: ':7946'\ngossip_insecure: true\nsecret: 0123456789abcdef\n", ""},
 		{"certificates", fleetText + "gossip_cert: c\ngossip_cert_key: k\ngossip_ca: r\n", ""},
 
+		{"founders", founderText, ""},
+		{"a founder alone", strings.Replace(founderText, "a:1, b:1, c:1", "a:1", 1), ""},
+
+		{"two founders", strings.Replace(founderText, ", c:1", "", 1), "f.yaml:1: founders: 2 nodes cannot found a fleet: list 1, 3 or 5 nodes"},
+		{"a founder twice", strings.Replace(founderText, "c:1", "b:1", 1), "f.yaml:1: founders: b:1 is listed twice: list every node once"},
+		{"a founder without port", strings.Replace(founderText, "c:1", "c", 1), `f.yaml:1: founders: "c": is not HOST:PORT`},
+		{"a founder without data_dir", strings.Replace(founderText, "data_dir: d\n", "", 1), "data_dir: is missing: a founder votes, and must not forget its votes"},
 		{"no secret", "join: ['a:1']\ngossip_key_file: k\n", "secret_file: is missing: what nodes tell each other means nothing unless all of them hash prompts with one secret: make one with openssl rand -hex 32"},
 		{"no key", "gossip: ':7946'\nsecret: 0123456789abcdef\n", "gossip_key_file: is missing, and :7946 is open to others: whoever reaches it could join: make one with grapevine keys generate"},
 		{"no key by default", "join: ['a:1']\nsecret: 0123456789abcdef\n", "gossip_key_file: is missing, and :7946 is open to others"},

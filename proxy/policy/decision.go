@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -57,9 +56,6 @@ func (d *Decision) Clone() Decision {
 	c.Candidates = slices.Clone(d.Candidates)
 	return c
 }
-
-// JSON returns the decision as JSON.
-func (d *Decision) JSON() ([]byte, error) { return json.Marshal(d) }
 
 // String returns a headline and one line per candidate.
 func (d *Decision) String() string {

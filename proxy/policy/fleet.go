@@ -35,8 +35,7 @@ func (r *Router) SetFleet(nodes int, staleness time.Duration) {
 
 // outsight estimates the unseen work of other nodes.
 type outsight struct {
-	unseen float64 // expected peer placements since the reports
-	seen   float64 // expected share of backends without them
+	unseen float64 // expected placements of other nodes since their reports
 	sure   float64 // probability of none
 	flood  float64 // expected prefill tokens of the unseen placements
 	crowd  float64
@@ -51,27 +50,13 @@ type outsight struct {
 func (s *Scene) look(o *outlook) outsight {
 	b := float64(s.size())
 	if s.Nodes <= 1 {
-		return outsight{seen: 1, sure: 1, all: true}
+		return outsight{sure: 1, all: true}
 	}
 	m := o.others * float64(s.Staleness) / 1000
-	out := outsight{unseen: m, seen: math.Exp(-m / b), sure: math.Exp(-m), flood: m * o.mean * s.FleetRate}
-	return out.among(max(b/(1+m), fewChoices), s.size())
-}
-
-func (o outsight) among(k float64, candidates int) outsight {
-	o.k = int(min(k+0.5, maxChoices))
-	o.all = k+0.5 >= float64(candidates)
-	return o
-}
-
-// narrow adapts the candidates to a part of the pool; unseen work is spread over the whole.
-func (o *outsight) narrow(within, all int) {
-	part := float64(within)
-	k := max(part/(1+o.unseen*part/float64(all)), fewChoices)
-	if !o.all {
-		k = min(k, float64(o.k))
-	}
-	*o = o.among(k, within)
+	out := outsight{unseen: m, sure: math.Exp(-m), flood: m * o.mean * s.FleetRate}
+	k := max(b/(1+m), fewChoices)
+	out.k, out.all = int(min(k+0.5, maxChoices)), k+0.5 >= b
+	return out
 }
 
 // weigh sets every candidate's expected queue and crowd. Unseen work fills the backends like water
@@ -89,30 +74,26 @@ func (o *outsight) weigh(s *Scene) {
 		c := &s.Candidates[i]
 		c.queue = float64(c.Active - c.OwnActive)
 	}
-	o.crowd = s.level(s.overview.crowd, o.unseen)
+	o.crowd = s.level(o.unseen, func(st *poolStats) float64 { return st.crowd })
 	late := float64(s.Staleness) / 1000
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		c.crowd = max(c.queue, o.crowd) + float64(c.OwnActive)
 		c.queue = max(c.Queued-c.OwnQueued-c.Rate*late, 0)
 	}
-	o.queue = s.level(s.overview.queue, o.flood)
+	o.queue = s.level(o.flood, func(st *poolStats) float64 { return st.queue })
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		c.queue = max(c.queue, o.queue) + c.OwnQueued
 	}
 }
 
-func (s *Scene) level(surveyed, flood float64) float64 {
+// level returns the level to which flood fills the queues from the lowest up, or the one of the pool
+// if the candidates are a selection. Each pass drops the queues above it.
+func (s *Scene) level(flood float64, ofPool func(*poolStats) float64) float64 {
 	if s.sampled {
-		return surveyed
+		return ofPool(s.stats)
 	}
-	return s.waterLevel(flood)
-}
-
-// waterLevel returns the level to which flood fills the queues from the lowest up. Each pass drops
-// the queues above it.
-func (s *Scene) waterLevel(flood float64) float64 {
 	level := math.Inf(1)
 	for {
 		sum, n := flood, 0.0

@@ -3,7 +3,6 @@ package policy
 import (
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"runtime"
 	"sync"
 	"testing"
@@ -13,84 +12,6 @@ import (
 
 	"grapevine/prefixtree"
 )
-
-// A hundred nodes with little traffic each find a common system prompt together.
-func TestSharedHeatFindsWhatIsCommon(t *testing.T) {
-	const nodes = 100
-	routers := among(t, nodes, never, fleetOf(16))
-	share := func(now prefixtree.Time) {
-		all, own := new(HeatSum), make([]*HeatSum, nodes)
-		for i, r := range routers {
-			h := r.OwnHeat(320, 4, now)
-			own[i] = new(HeatSum)
-			own[i].Add(&h)
-			all.Add(&h)
-		}
-		for i, r := range routers {
-			r.SetPeerHeat(all, own[i])
-		}
-	}
-	now := t0
-	for i := range 600 {
-		now += 100
-		if i%50 == 0 {
-			share(now)
-		}
-		serve(t, routers[i%nodes], ask(prompt(1, uint64(i), 5, 30)), now)
-	}
-	next := prompt(1, 9999, 5, 30)
-	d := new(Decision)
-	for i, r := range routers {
-		if err := r.Explain(ask(next), now, d); err != nil {
-			t.Fatal(err)
-		}
-		if d.Branch != next[5] {
-			t.Fatalf("node %d, of six requests: branches at %x, want %x", i, d.Branch, next[5])
-		}
-	}
-	routers[0].SetPeerHeat(nil, nil)
-	if err := routers[0].Explain(ask(next), now, d); err != nil || d.Branch != next[0] {
-		t.Errorf("alone again: branches at %x, want %x: %v", d.Branch, next[0], err)
-	}
-}
-
-// Shared counts are lower bounds, and close for heavy hitters.
-func TestHeatCountsAreLowerBounds(t *testing.T) {
-	seed := seedOf(t)
-	rnd := rand.New(rand.NewPCG(seed, 3))
-	zipf := rand.NewZipf(rnd, 1.2, 1, 1<<20)
-	exact, sum := map[prefixtree.Hash]float64{}, new(HeatSum)
-	const nodes, each = 5, 40_000
-	for range nodes {
-		s := newSketch()
-		for range each {
-			h := prefixtree.Hash(mix(zipf.Uint64() + 1))
-			s.count(h, 1)
-			s.total++
-			exact[h]++
-		}
-		var h Heat
-		h.Requests, h.Anchors = s.heat(320, t0)
-		if len(h.Anchors) > 320 || h.Requests != each {
-			t.Fatalf("%d anchors of %v requests", len(h.Anchors), h.Requests)
-		}
-		for i := 1; i < len(h.Anchors); i++ {
-			if h.Anchors[i].Count > h.Anchors[i-1].Count {
-				t.Fatal("not the hottest first")
-			}
-		}
-		sum.Add(&h)
-	}
-	p := newPeerCounts(sum, nil)
-	for h, c := range exact {
-		switch got := p.of(h); {
-		case got > c:
-			t.Errorf("%v sightings told of %v", got, c)
-		case c > nodes*each/50 && got < 0.9*c:
-			t.Errorf("%v sightings told of a heavy hitter's %v", got, c)
-		}
-	}
-}
 
 // Nodes that share paces all get the pace of the fleet.
 func TestPaceOfAFleet(t *testing.T) {

@@ -33,7 +33,7 @@ func TestLargePoolReplacesTheHotSet(t *testing.T) {
 			order := r.HotSet(poolAll, theHotPrefix(n))
 			goes := func(what string, set []string) {
 				t.Helper()
-				now += 2 * surveyAge
+				now += 2 * statsAge
 				used := map[string]bool{}
 				for i := range 10 * len(set) {
 					now++

@@ -110,6 +110,14 @@ func takeOut(held map[*slot]PeerLoad, s *slot) {
 	delete(held, s)
 }
 
+// PeerLoad returns what other nodes report as outstanding on a backend of the present view.
+func (r *Router) PeerLoad(b prefixtree.Backend) (prefillTokens, active int64) {
+	if s := r.table.Load().slot(b); s != nil {
+		return max(s.peerTokens.Load(), 0), max(s.peerActive.Load(), 0)
+	}
+	return 0, 0
+}
+
 // OwnLoads appends this node's outstanding work on the view's backends, without idle ones.
 func (r *Router) OwnLoads(dst []PeerLoad, now prefixtree.Time) []PeerLoad {
 	for _, s := range r.table.Load().slots {

@@ -286,37 +286,16 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 // populate adds candidates, or a selection in a large pool, and reports whether all are being
 // avoided.
 func (r *Router) populate(s *Scene, strategy *named) (lastResort bool) {
-	if s.pool.order != nil && r.scan(s, strategy) {
-		r.match(s)
-		r.assign(s)
-		return false
+	r.match(s)
+	if _, ok := strategy.Strategy.(*prefix); !ok || s.pool.order == nil || !r.shortlist(s) {
+		lastResort = s.stage()
 	}
-	matched := false
-	if _, ok := strategy.Strategy.(*prefix); ok && s.pool.order != nil && s.pool.survey.look(r, s) {
-		s.sampled, matched = true, true
-		r.match(s)
-		r.shortlist(s)
-		if len(s.Candidates) > 0 {
-			r.assign(s)
-			return false
-		}
-		s.sampled = false
-	}
-	lastResort = s.stage()
-	if len(s.Candidates) > 0 {
-		if !matched {
-			r.match(s)
-		}
-		r.assign(s)
-	}
+	r.assign(s)
 	return lastResort
 }
 
 // choose repeats if another request has just become the trial of the chosen half-open backend.
 func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
-	if s.scanned {
-		return 0, s.rung
-	}
 	for {
 		i, rung := strategy.Choose(s)
 		c := &s.Candidates[i]
@@ -355,9 +334,6 @@ func (r *Router) Rate(b prefixtree.Backend) float64 {
 	}
 	return r.rate.load()
 }
-
-// BytesPerToken returns the learned prompt bytes per token of a model.
-func (r *Router) BytesPerToken(model []byte) float64 { return r.models.of(model).bytesPerToken() }
 
 // SetTelemetry replaces what the engine last reported.
 func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {

@@ -419,9 +419,7 @@ func (w *bench) books() {
 		w.t.Fatalf("%d backends with load too many; %+v after %d picks and %d ends", own, st, w.picks, w.ends)
 	}
 	heat := w.a.OwnHeat(16, 8, w.now)
-	for _, h := range heat.Anchors {
-		w.sane(h.Count)
-	}
+	w.sane(heat.Requests)
 	for _, k := range heat.Works {
 		w.sane(k.Requests, k.Fresh, k.Prefill, k.Active)
 	}

@@ -100,10 +100,10 @@ func TestLargePoolExplains(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(300))
 	rng := rand.New(rand.NewPCG(seedOf(t), 0))
 	now := t0
-	for i := range 4 * surveyPicks {
+	for i := range 4 * statsPicks {
 		now += prefixtree.Time(rng.IntN(5))
 		if i%50 == 49 {
-			now += 2 * surveyAge
+			now += 2 * statsAge
 		}
 		q := ask(prompt(1, rng.Uint64N(60), 4, 4+rng.IntN(30)))
 		var d, again Decision
@@ -137,7 +137,7 @@ func TestLargePoolAvoids(t *testing.T) {
 			r.SetReported(b, true, t0)
 		}
 	}
-	for i := range 2 * surveyPicks {
+	for i := range 2 * statsPicks {
 		d := serve(t, r, ask(prompt(uint64(i), 0, 4, 4)), t0+prefixtree.Time(i))
 		if !slices.Contains(well, d.Backend) || d.LastResort {
 			t.Fatalf("request %d went to %d, last resort %v", i, d.Backend, d.LastResort)

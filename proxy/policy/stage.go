@@ -155,7 +155,7 @@ func (t *table) newPool(key uint64, positions []int32, h *history) *pool {
 }
 
 func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
-	s.Request, s.pool, s.Now, s.weighted, s.sampled, s.scanned = q, p, now, p.weighted, false, false
+	s.Request, s.pool, s.Now, s.sampled = q, p, now, false
 	f := r.fleet.Load()
 	s.Nodes, s.Staleness = f.nodes, min(f.staleness, maxStaleness)
 	if s.Nodes > 1 && r.peers.heard.Load() == 0 {
@@ -261,7 +261,7 @@ func (s *Scene) candidate(at int) *Candidate {
 
 func (s *Scene) size() int {
 	if s.sampled {
-		return s.overview.eligible
+		return s.stats.eligible
 	}
 	return len(s.Candidates)
 }
@@ -351,7 +351,7 @@ func (s *Scene) widespread() {
 	}
 	low, high := int32(0), int32(len(s.Request.Hashes))
 	for low < high {
-		if mid := (low + high + 1) / 2; 2*deep(mid) > s.size() {
+		if mid := (low + high + 1) / 2; 2*deep(mid) > len(s.pool.entries) {
 			low = mid
 		} else {
 			high = mid - 1

@@ -121,20 +121,16 @@ type Scene struct {
 
 	matches  prefixtree.Matches
 	where    []int32 // pool entry -> candidate index, -1: none; see candidate
-	lows     []int32 // least loaded entries of a large pool, in order
 	ranks    []float64
 	common   int   // leading blocks that are common
 	known    int32 // leading blocks of the longest match on any backend
 	pool     *pool
 	model    *modelStat
-	nameless bool // the whole prompt is common
-	judged   bool // enough requests were seen to judge what is common
-	weighted bool
-	sampled  bool   // the candidates are a selection
-	turn     uint64 // decision number in the pool
-	scanned  bool   // scan has already chosen the only candidate
-	rung     Rung
-	overview overview
+	nameless bool       // the whole prompt is common
+	judged   bool       // enough requests were seen to judge what is common
+	sampled  bool       // the candidates are a selection
+	turn     uint64     // decision number in the pool
+	stats    *poolStats // of a large pool
 	outlook  outlook
 	outsight outsight
 	rand     uint64

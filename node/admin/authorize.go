@@ -1,0 +1,112 @@
+package admin
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"grapevine/gossip/member"
+	"grapevine/node/config"
+)
+
+// minToken rules out guessing.
+const minToken = 16
+
+// ReadToken reads a token of the admin API from a file.
+func ReadToken(file string) (string, error) {
+	text, err := member.ReadSecret(file, config.MaxSecretFile)
+	if err != nil {
+		return "", fmt.Errorf("admin_token_file: %w", err)
+	}
+	token := strings.TrimSpace(string(text))
+	if len(token) < minToken || !config.HeaderWord(token) {
+		return "", fmt.Errorf("admin_token_file %s: want one word of %d to %d bytes (make one with openssl rand -hex 32)", file, minToken, config.MaxSecretFile)
+	}
+	return token, nil
+}
+
+// openPaths need no token: balancers and collectors have none.
+var openPaths = map[string]bool{"/healthz": true, "/readyz": true, "/metrics": true}
+
+// Guard requires the configured token. Without one, every client may look, but only direct clients
+// on this machine may do more. These must address the node by IP or as localhost, against DNS
+// rebinding, and declare changes as JSON, which cross-site pages cannot.
+func (s *Server) Guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if openPaths[r.URL.Path] {
+			next.ServeHTTP(w, r)
+			return
+		}
+		if refused := s.refusal(r); refused != nil {
+			if refused.Status == http.StatusUnauthorized {
+				w.Header().Set("WWW-Authenticate", `Bearer realm="grapevine"`)
+			}
+			refused.write(w)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (s *Server) refusal(r *http.Request) *Refusal {
+	if s.TokenFile != "" {
+		token, err := ReadToken(s.TokenFile)
+		if err != nil {
+			return &Refusal{Status: http.StatusInternalServerError, Reason: err.Error(), Remedy: "put the file in order: nobody is let in without it"}
+		}
+		scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+		want, got := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(strings.TrimSpace(given)))
+		if !strings.EqualFold(scheme, "Bearer") || subtle.ConstantTimeCompare(want[:], got[:]) != 1 {
+			return &Refusal{Status: http.StatusUnauthorized, Reason: "the token is missing or wrong", Place: "Authorization",
+				Remedy: "send Authorization: Bearer TOKEN (grapevine --admin-token-file FILE)"}
+		}
+		return nil
+	}
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	here := err == nil && net.ParseIP(host).IsLoopback()
+	if name := (&url.URL{Host: r.Host}).Hostname(); here && !strings.EqualFold(name, "localhost") && net.ParseIP(name) == nil {
+		return &Refusal{Status: http.StatusForbidden, Reason: fmt.Sprintf("the node is addressed as %q", name), Place: "Host",
+			Remedy: "address it by IP or as localhost, or give it an --admin-token-file"}
+	}
+	if looks(r) {
+		return nil
+	}
+	if by := forwarded(r.Header); by != "" {
+		return &Refusal{Status: http.StatusForbidden, Reason: "the request came through a proxy, and " + ownMachineOnly, Place: by,
+			Remedy: "give the node an --admin-token-file, or run the command there"}
+	}
+	if !here {
+		return &Refusal{Status: http.StatusForbidden, Reason: ownMachineOnly,
+			Remedy: "give the node an --admin-token-file, or run the command there"}
+	}
+	return nil
+}
+
+const ownMachineOnly = "without a token changes, and questions that cost or tell more than a look, are taken from the node's own machine only"
+
+// looks reports whether a request changes nothing, costs little and reveals no prompt.
+func looks(r *http.Request) bool {
+	switch query := r.URL.Query(); {
+	case strings.HasPrefix(r.URL.Path, "/debug/"):
+		return false // reveals flags, costs time
+	case r.URL.Path == "/explain":
+		return false // reveals whether a prompt was sent
+	case r.URL.Path == "/keys", query.Has("consistent"), query.Has("facts"):
+		return false // asks every node, writes every voter's log, or scans all facts
+	}
+	return r.Method == http.MethodGet || r.Method == http.MethodHead
+}
+
+// forwarded is the first header of a proxy, "" if none.
+func forwarded(h http.Header) string {
+	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-Ip", "Via"} {
+		if _, ok := h[name]; ok {
+			return name
+		}
+	}
+	return ""
+}

@@ -1,0 +1,249 @@
+package share
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+)
+
+func TestClaimsRoundTrip(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	value := func(most float64) float64 {
+		if rnd.IntN(4) == 0 {
+			return 0
+		}
+		return math.Exp2(-15 + rnd.Float64()*(15+math.Log2(most)))
+	}
+	for range 100 {
+		claims := make([]Claim, rnd.IntN(300))
+		for i := range claims {
+			claims[i] = Claim{uint32(7 * i), Measure{value(maxLRUDistance), value(maxWeight)}, Measure{value(maxRate), value(maxWeight)}}
+		}
+		sent := slices.Clone(claims)
+		rnd.Shuffle(len(sent), func(i, j int) { sent[i], sent[j] = sent[j], sent[i] })
+		got, err := Parse(appendClaims([]byte{version}, append(sent, sent...)))
+		if err != nil || len(got.Claims) != len(claims) {
+			t.Fatalf("%d of %d claims: %v", len(got.Claims), len(claims), err)
+		}
+		near := func(a, b Measure) bool {
+			near := func(a, b float64) bool { return a == b || math.Abs(a/b-1) < 1e-3 }
+			return near(a.Mean, b.Mean) && near(a.Weight, b.Weight)
+		}
+		for i, c := range claims {
+			if g := got.Claims[i]; g.Key != c.Key || !near(g.LRUDistance, c.LRUDistance) || !near(g.Rate, c.Rate) {
+				t.Fatalf("%+v came as %+v", c, g)
+			}
+		}
+	}
+}
+
+func TestBlobBounds(t *testing.T) {
+	claims := make([]Claim, 70_000)
+	for i := range claims {
+		claims[i].Key = uint32(i)
+	}
+	many := appendClaims([]byte{version}, claims)
+	if len(many) > maxBlob {
+		t.Errorf("a blob of %d bytes", len(many))
+	}
+	if got, err := Parse(many); err != nil || len(got.Claims) != layouts[sectionClaims].most {
+		t.Errorf("%+v: %v", got, err)
+	}
+	for v, want := range map[float64]float64{
+		math.NaN(): 0, -1: 0, 0: 0, math.Inf(-1): 0, 1: 1, 1e-300: math.Exp2(smallestLog2), math.Inf(1): fromLogCode(math.MaxUint16), 1e300: fromLogCode(math.MaxUint16),
+	} {
+		if got := fromLogCode(logCode(v)); got != want {
+			t.Errorf("%v is sent as %v, want %v", v, got, want)
+		}
+	}
+}
+
+// TestBlobOfANewerNode: longer entries and unknown sections are read over.
+func TestBlobOfANewerNode(t *testing.T) {
+	want := Claim{7, Measure{1, 2}, Measure{4, 8}}
+	entry := appendClaims([]byte{version}, []Claim{want})
+	size := byte(layouts[sectionClaims].entry)
+	longer := append([]byte{version, 200, 3, 1, 2, 3, sectionClaims, 1 + size + 2, size + 2}, entry[4:]...)
+	longer = append(longer, 0xaa, 0xbb)
+	got, err := Parse(longer)
+	if err != nil || len(got.Claims) != 1 || got.Claims[0] != want {
+		t.Fatalf("%+v %v", got, err)
+	}
+	if got, err := Parse(nil); err != nil || len(got.Claims) != 0 {
+		t.Errorf("of a node without measurements: %v %v", got, err)
+	}
+	works := []policy.Work{{Pool: 3, Anchor: 5, Tokens: 4096, Requests: 4, Prefill: 2, Active: 8, Fresh: 1}, {Pool: 3, Anchor: 6, Tokens: 2048, Requests: 2, Fresh: 64}}
+	short := appendPopularity(nil, &policy.Heat{Works: works})[3:]
+	section := []byte{byte(layouts[sectionWork].entry) + 5}
+	for e := range slices.Chunk(short, layouts[sectionWork].entry) {
+		section = append(append(section, e...), make([]byte, 5)...)
+	}
+	s, err := Parse(AppendSection([]byte{version}, sectionWork, section))
+	if err != nil || len(s.Popularity.Works) != 2 || s.Popularity.Works[0] != works[0] || s.Popularity.Works[1].Fresh != 2 {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+func TestMalformedBlobs(t *testing.T) {
+	pace := func(buckets ...byte) []byte {
+		return AppendSection([]byte{version}, sectionPace, append(make([]byte, 17), buckets...))
+	}
+	unsized := pace()
+	sized := slices.Clone(pace(200, 1, 1))
+	sized[3] = 3
+	odd := slices.Clone(pace(1))
+	odd[3] = 3
+	for _, blob := range [][]byte{
+		{2}, {0, 1, 1, 12}, {1, 1}, {1, 1, 2, 12}, {1, 1, 0}, {1, 1, 2, 12, 0}, {1, 1, 1, 11}, {1, 1, 1, 0},
+		{1, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1}, bytes.Repeat([]byte{1}, maxBlob+1),
+		append([]byte{1}, bytes.Repeat([]byte{9, 0}, maxSections+1)...),
+		{1, 2, 0}, {1, 2, 2, 10, 0}, {1, 2, 4, 10, 0, 0, 1}, {1, 2, 3, 9, 0, 0}, {1, 3, 0}, {1, 3, 1, 1}, unsized, sized, odd,
+		{1, 5, 0}, {1, 5, 1, 0}, {1, 5, 1, 25}, append([]byte{1, 5, 26, 26}, make([]byte, 25)...)[:29-1],
+	} {
+		if s, err := Parse(blob); !errors.Is(err, ErrState) || s != nil {
+			t.Errorf("% x: %v", blob[:min(len(blob), 20)], err)
+		}
+	}
+}
+
+func FuzzBlob(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(appendPopularity(appendClaims([]byte{version}, []Claim{{7, Measure{1, 2}, Measure{4, 8}}}), somePopularity(rand.New(rand.NewPCG(1, 0)))))
+	f.Fuzz(func(t *testing.T, blob []byte) {
+		s, err := Parse(blob)
+		if err != nil {
+			return
+		}
+		if len(s.Claims)*layouts[sectionClaims].entry > len(blob) {
+			t.Fatalf("%d claims out of %d bytes", len(s.Claims), len(blob))
+		}
+		for i, c := range s.Claims {
+			if i > 0 && s.Claims[i-1].Key >= c.Key {
+				t.Fatalf("claims %+v", s.Claims)
+			}
+			for _, m := range []Measure{c.LRUDistance, c.Rate} {
+				if !(m.Mean >= 0 && m.Mean <= maxLRUDistance && m.Weight >= 0 && m.Weight <= maxWeight) {
+					t.Fatalf("%+v", c)
+				}
+			}
+		}
+		h := &s.Popularity
+		if len(h.Anchors)*layouts[sectionAnchors].entry > len(blob) || len(h.Anchors) > layouts[sectionAnchors].most || h.Requests > maxRequests {
+			t.Fatalf("%v requests, %d anchors", h.Requests, len(h.Anchors))
+		}
+		for _, a := range h.Anchors {
+			if !(a.Count >= 0 && a.Count <= h.Requests) {
+				t.Fatalf("%+v of %v", a, h.Requests)
+			}
+		}
+		for i := range h.Paces {
+			p, sum := &h.Paces[i], 0.0
+			for _, n := range p.Soonest {
+				sum += n
+			}
+			if !(p.Rate <= maxPace && p.Demand <= maxPace && p.Requests <= maxPaceSeen && p.Work <= p.Requests*maxPaceWhole && sum <= p.Requests*(1+1e-9)) {
+				t.Fatalf("%+v", p)
+			}
+		}
+		for _, w := range h.Works {
+			if !(w.Requests <= maxWork && w.Fresh <= w.Requests && w.Prefill <= maxWork && w.Active <= maxWork && w.Tokens <= maxDepth) {
+				t.Fatalf("%+v", w)
+			}
+		}
+	})
+}
+
+// somePopularity is heat of the largest size that is sent.
+func somePopularity(rnd *rand.Rand) *policy.Heat {
+	h := &policy.Heat{Requests: 1 + 1000*rnd.Float64()}
+	for range maxSentAnchors {
+		h.Anchors = append(h.Anchors, policy.HotAnchor{Hash: prefixtree.Hash(rnd.Uint64()), Count: h.Requests * rnd.Float64()})
+	}
+	for range maxSentPools {
+		p := policy.Pace{Pool: rnd.Uint64(), Rate: 100 * rnd.Float64(), Demand: 10 * rnd.Float64(), Work: 500 * rnd.Float64()}
+		for i := range p.Soonest {
+			if rnd.IntN(2) == 0 {
+				p.Soonest[i] = 1 + 10*rnd.Float64()
+				p.Requests += p.Soonest[i]
+			}
+		}
+		p.Requests *= 1.01 // encoding rounds
+		h.Paces = append(h.Paces, p)
+		h.Works = append(h.Works, policy.Work{Pool: p.Pool, Requests: 50 * rnd.Float64(), Prefill: 3 * rnd.Float64(), Active: 1 + 30*rnd.Float64()})
+		for range 8 {
+			h.Works = append(h.Works, policy.Work{
+				Fresh: 0.5 * rnd.Float64(),
+				Pool:  p.Pool, Anchor: prefixtree.Hash(rnd.Uint64()), Tokens: 1 + 9000*rnd.Float64(), Requests: 50 * rnd.Float64(), Prefill: rnd.Float64(), Active: 9 * rnd.Float64(),
+			})
+		}
+	}
+	return h
+}
+
+func TestPopularityRoundTrip(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	const least = 1.0 / (1 << 16) // smaller values become 0 or this
+	near := func(a, b float64) bool { return a == b || math.Abs(a-b) <= max(2e-3*b, least) }
+	for range 50 {
+		h := somePopularity(rnd)
+		blob := appendPopularity(appendClaims([]byte{version}, []Claim{{7, Measure{1, 2}, Measure{4, 8}}}), h)
+		s, err := Parse(blob)
+		if err != nil || len(s.Claims) != 1 {
+			t.Fatalf("%+v: %v", s, err)
+		}
+		got := &s.Popularity
+		if len(got.Anchors) != len(h.Anchors) || len(got.Paces) != len(h.Paces) || !near(got.Requests, h.Requests) {
+			t.Fatalf("%d anchors and %d paces: %v", len(got.Anchors), len(got.Paces), err)
+		}
+		for i, a := range h.Anchors {
+			if g := got.Anchors[i]; g.Hash != a.Hash || !near(g.Count, a.Count) {
+				t.Fatalf("%+v came as %+v", a, g)
+			}
+		}
+		if len(got.Works) != len(s.Popularity.Works) {
+			t.Fatalf("%d of %d works came", len(got.Works), len(s.Popularity.Works))
+		}
+		for i, w := range s.Popularity.Works {
+			g := got.Works[i]
+			if g.Pool != w.Pool || g.Anchor != w.Anchor || !near(g.Tokens, w.Tokens) || !near(g.Requests, w.Requests) || !near(g.Fresh, min(w.Fresh, g.Requests)) || !near(g.Prefill, w.Prefill) || !near(g.Active, w.Active) {
+				t.Fatalf("%+v came as %+v", w, g)
+			}
+		}
+		for i, p := range h.Paces {
+			g := got.Paces[i]
+			if g.Pool != p.Pool || !near(g.Rate, p.Rate) || !near(g.Demand, p.Demand) || !near(g.Requests, p.Requests) || !near(g.Work, p.Work) {
+				t.Fatalf("%+v came as %+v", p, g)
+			}
+			for b := range p.Soonest {
+				if !near(g.Soonest[b], p.Soonest[b]) {
+					t.Fatalf("bucket %d: %v came as %v", b, p.Soonest[b], g.Soonest[b])
+				}
+			}
+		}
+	}
+}
+
+// TestWorkCountsOnce: duplicates are ignored, and sections bounded.
+func TestWorkCountsOnce(t *testing.T) {
+	works := []policy.Work{{Pool: 3, Requests: 4}, {Pool: 3, Anchor: 5, Requests: 2}, {Pool: 3, Anchor: 5, Requests: 64}, {Pool: 3, Requests: 64}, {Pool: 4, Anchor: 5, Requests: 1}}
+	s, err := Parse(appendPopularity([]byte{version}, &policy.Heat{Works: works}))
+	if err != nil || len(s.Popularity.Works) != 3 || s.Popularity.Works[0].Requests != 4 || s.Popularity.Works[1].Requests != 2 || s.Popularity.Works[2].Pool != 4 {
+		t.Errorf("%+v, %v", s.Popularity.Works, err)
+	}
+	for i := range 2 * layouts[sectionWork].most {
+		works = append(works, policy.Work{Pool: 7, Anchor: prefixtree.Hash(i + 1), Requests: 1})
+	}
+	if s, err := Parse(appendPopularity([]byte{version}, &policy.Heat{Works: works})); err != nil || len(s.Popularity.Works) > layouts[sectionWork].most {
+		t.Errorf("%d works, %v", len(s.Popularity.Works), err)
+	}
+}

@@ -1,0 +1,147 @@
+package share
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+
+	"grapevine/proxy/policy"
+)
+
+// peers holds every peer's latest state and the sums of their claims. Safe for concurrent use.
+type peers struct {
+	// learn receives an engine's new means, in order, under mu.
+	learn func(key uint32, lruDistance, rate Measure)
+
+	mu      sync.Mutex
+	states  []peerState // by name
+	sums    map[uint32]claimSum
+	changed bool // popularity, since the last sum
+}
+
+type peerState struct {
+	name string
+	*State
+}
+
+// set replaces a peer's state; nil removes it.
+func (p *peers) set(name string, s *State) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at, known := slices.BinarySearchFunc(p.states, name, func(s peerState, name string) int { return strings.Compare(s.name, name) })
+	var before, after []Claim
+	if known {
+		before = p.states[at].Claims
+	}
+	switch {
+	case s == nil && known:
+		p.states = slices.Delete(p.states, at, at+1)
+	case s == nil:
+		return
+	case known:
+		p.states[at].State = s
+	default:
+		p.states = slices.Insert(p.states, at, peerState{name, s})
+	}
+	if s != nil {
+		after = s.Claims
+	}
+	p.changed = true
+	p.replaceClaims(before, after)
+}
+
+// replaceClaims takes a peer's claims, sorted by key, out of the sums and adds others.
+func (p *peers) replaceClaims(before, after []Claim) {
+	for len(before)+len(after) > 0 {
+		var old, now Claim
+		switch order := compareHeads(before, after); {
+		case order < 0:
+			old, now.Key, before = before[0], before[0].Key, before[1:]
+		case order > 0:
+			now, after = after[0], after[1:]
+		default:
+			old, now, before, after = before[0], after[0], before[1:], after[1:]
+		}
+		if old == now {
+			continue
+		}
+		sum := p.sums[now.Key]
+		sum.add(old, -1)
+		sum.add(now, 1)
+		if p.sums == nil {
+			p.sums = make(map[uint32]claimSum)
+		}
+		if p.sums[now.Key] = sum; sum == (claimSum{}) {
+			delete(p.sums, now.Key)
+		}
+		p.learn(now.Key, sum.lruDistance.mean(), sum.rate.mean())
+	}
+}
+
+func compareHeads(a, b []Claim) int {
+	switch {
+	case len(a) == 0:
+		return 1
+	case len(b) == 0:
+		return -1
+	}
+	return cmp.Compare(a[0].Key, b[0].Key)
+}
+
+// claimSum is the sum of the peers' claims of one engine, in fixed point, because sums of floats
+// that come and go drift over days.
+type claimSum struct {
+	lruDistance, rate weightedSum
+}
+
+func (s *claimSum) add(c Claim, times int64) {
+	s.lruDistance.add(c.LRUDistance, times)
+	s.rate.add(c.Rate, times)
+}
+
+type weightedSum struct {
+	product, weight int64 // in units of 1/fixedPoint
+}
+
+// fixedPoint lets 2,048 peers (the most of gossip) make the largest claims without an overflow.
+const fixedPoint = 1 << 16
+
+func (s *weightedSum) add(m Measure, times int64) {
+	s.product += times * int64(math.Round(m.Mean*m.Weight*fixedPoint))
+	s.weight += times * int64(math.Round(m.Weight*fixedPoint))
+}
+
+func (s weightedSum) mean() Measure {
+	if s.weight == 0 {
+		return Measure{}
+	}
+	return Measure{Mean: float64(s.product) / float64(s.weight), Weight: float64(s.weight) / fixedPoint}
+}
+
+// popularity returns the sum of what peers count, nil without peers, and whether it has changed
+// since the last call. It sums afresh, in order of names, so that equal runs give equal sums.
+func (p *peers) popularity() (sum *policy.HeatSum, changed bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.changed {
+		return nil, false
+	}
+	p.changed = false
+	for _, s := range p.states {
+		if sum == nil {
+			sum = new(policy.HeatSum)
+		}
+		sum.Add(&s.Popularity)
+	}
+	return sum, true
+}
+
+func (p *peers) work(add func([]policy.Work)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.states {
+		add(s.Popularity.Works)
+	}
+}

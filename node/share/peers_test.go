@@ -1,0 +1,131 @@
+package share
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+)
+
+// TestNoClaimOutweighsAll: one node's claims are clamped to plausible evidence and values.
+func TestNoClaimOutweighsAll(t *testing.T) {
+	k := newKnower(t, "a")
+	key := prefixtree.BackendKey("a")
+	mean := func() (lruDistance, rate Measure) {
+		sum := k.peers.sums[key]
+		return sum.lruDistance.mean(), sum.rate.mean()
+	}
+	for i, c := range []Claim{
+		{key, Measure{1000, 64}, Measure{10_000, 30}},
+		{key, Measure{1e14, 1e14}, Measure{1e14, 1e14}},
+	} {
+		k.receive(t, string(rune('a'+i)), appendClaims([]byte{version}, []Claim{c, c}))
+	}
+	if d, r := mean(); d.Weight > 130 || r.Weight > 130 || d.Mean > maxLRUDistance || r.Mean > maxRate {
+		t.Errorf("%+v, %+v", d, r)
+	}
+	if r := k.router.Rate(0); r > maxRate {
+		t.Errorf("the engine computes %v tokens/s", r)
+	}
+	k.DropPeer("b")
+	if d, r := mean(); math.Abs(d.Mean-1000) > 1 || math.Abs(r.Mean-10_000) > 10 || math.Abs(r.Weight-30) > .1 {
+		t.Errorf("plausible claims were changed: %+v, %+v", d, r)
+	}
+}
+
+// TestMeansAreOfTheLivingPeers: the means cover every peer's last claims, whatever came before.
+func TestMeansAreOfTheLivingPeers(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	const backends = 5
+	var got [backends][2]Measure
+	p := peers{learn: func(key uint32, lruDistance, rate Measure) { got[key] = [2]Measure{lruDistance, rate} }}
+	alive := map[string]*State{}
+	for range 2000 {
+		name := string(rune('a' + rnd.IntN(4)))
+		if rnd.IntN(4) == 0 {
+			delete(alive, name)
+			p.set(name, nil)
+		} else {
+			s := new(State)
+			for b := range uint32(backends) {
+				if rnd.IntN(2) == 0 {
+					s.Claims = append(s.Claims, Claim{b, Measure{rnd.Float64() * 1e6, math.Exp2(float64(rnd.IntN(16) - 10))}, Measure{rnd.Float64() * 1e5, float64(rnd.IntN(3))}})
+				}
+			}
+			alive[name] = s
+			p.set(name, s)
+		}
+		var want [backends][2]Measure
+		for _, s := range alive {
+			for _, c := range s.Claims {
+				for i, m := range []Measure{c.LRUDistance, c.Rate} {
+					want[c.Key][i].Mean += m.Mean * m.Weight
+					want[c.Key][i].Weight += m.Weight
+				}
+			}
+		}
+		for b := range want {
+			for i := range want[b] {
+				w, g := &want[b][i], got[b][i]
+				if w.Weight > 0 {
+					w.Mean /= w.Weight
+				}
+				if math.Abs(g.Mean-w.Mean) > 1e-9*w.Mean+0.1 || g.Weight != w.Weight {
+					t.Fatalf("backend %d: %+v, want %+v", b, got[b], want[b])
+				}
+			}
+		}
+	}
+	if len(alive) == 0 != (len(p.sums) == 0) {
+		t.Errorf("%d peers, %d sums", len(alive), len(p.sums))
+	}
+}
+
+// TestSumsDoNotOverflow: the largest claims of as many peers as gossip has add up.
+func TestSumsDoNotOverflow(t *testing.T) {
+	var s weightedSum
+	for range 2048 {
+		s.add(Measure{maxLRUDistance, maxWeight}, 1)
+	}
+	if m := s.mean(); m != (Measure{maxLRUDistance, 2048 * maxWeight}) {
+		t.Errorf("%+v", m)
+	}
+}
+
+// TestPopularityIsSmall: the popularity of one node takes about 4 KiB.
+func TestPopularityIsSmall(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 0))
+	h := somePopularity(rnd)
+	h.Works = h.Works[:9]    // of one pool
+	for i := range h.Paces { // a prompt of each length
+		for b := range h.Paces[i].Soonest {
+			h.Paces[i].Soonest[b] = 1
+		}
+	}
+	if n := len(appendPopularity(nil, h)); n > 5<<10 {
+		t.Errorf("%d bytes with every bucket of every pool", n)
+	}
+	for i := range h.Paces { // 1 ms to a minute
+		clear(h.Paces[i].Soonest[48:])
+	}
+	if n := len(appendPopularity(nil, h)); n > 4200 {
+		t.Errorf("%d bytes", n)
+	}
+	k := newKnower(t, "a", "b")
+	var a policy.Attempt
+	for i := range 3 * maxSentAnchors {
+		k.serve(t, &a, chain(i, 20), 0)
+	}
+	s, err := Parse(k.State(nil, k.at))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := &s.Popularity
+	if len(got.Anchors) != 0 || len(got.Paces) != 1 {
+		t.Errorf("%d anchors and %d paces sent", len(got.Anchors), len(got.Paces))
+	}
+}

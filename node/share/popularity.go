@@ -1,0 +1,35 @@
+package share
+
+import (
+	"time"
+
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
+)
+
+// Bounds of what one node sends, about 4 KiB.
+const (
+	maxSentAnchors = 320
+	maxSentPools   = 4
+)
+
+// popularityKept bounds how long a popularity is sent unchanged, since its rates fade.
+const popularityKept = prefixtree.Time(time.Minute / time.Millisecond)
+
+// sentPopularity is the popularity last sent. It stays until a sixteenth more requests came, because
+// gossip does not send an equal blob again.
+type sentPopularity struct {
+	blob     []byte
+	picks    uint64
+	requests float64
+	at       prefixtree.Time
+}
+
+func (s *sentPopularity) append(blob []byte, r *policy.Router, now prefixtree.Time) []byte {
+	picks := r.Stats().Picks
+	if s.at == 0 || float64(picks-s.picks) > s.requests/16 || now-s.at >= popularityKept || now < s.at {
+		h := r.OwnHeat(maxSentAnchors, maxSentPools, now)
+		s.blob, s.picks, s.requests, s.at = appendPopularity(s.blob[:0], &h), picks, h.Requests, now
+	}
+	return append(blob, s.blob...)
+}
