@@ -173,7 +173,7 @@ func (e *exchange) askAgain() bool {
 			File: "raftstore/found.go",
 			Old:  `	group, servers, waiting := s.founding(s.askFounders(ctx))`,
 			New: `	if planted("founds-alone") {
-		return "", s.bootstrap(l, groupOf(s.id, raft.Configuration{}), []Server{{ID: s.id, Addr: s.addr, Voter: true}})
+		return "", s.bootstrap(inst, groupOf(s.id, raft.Configuration{}), []Server{{ID: s.id, Addr: s.addr, Voter: true}})
 	}
 	group, servers, waiting := s.founding(s.askFounders(ctx))`,
 		}},
