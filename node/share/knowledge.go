@@ -86,7 +86,8 @@ func clamp32(v int64) uint32 { return uint32(min(max(v, 0), math.MaxUint32)) }
 
 // PeerLoad takes a peer's outstanding work: all of it, or the changed backends.
 func (k *Knowledge) PeerLoad(peer string, changed []wire.Load, full bool) {
-	loads := make([]policy.PeerLoad, 0, len(changed))
+	var few [8]policy.PeerLoad // spares most calls an allocation
+	loads := few[:0]
 	for _, l := range changed {
 		b, ok := k.names.Backend(l.Backend)
 		if !ok {
@@ -103,8 +104,7 @@ func (k *Knowledge) PeerLoad(peer string, changed []wire.Load, full bool) {
 }
 
 // State appends this node's state blob; see [Parse]. A claim stays as sent until it has moved
-// enough, because gossip does not send an equal blob again. State also gives the router what peers
-// count as popular.
+// enough, because gossip does not send an equal blob again.
 func (k *Knowledge) State(dst []byte, now prefixtree.Time) []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -124,14 +124,18 @@ func (k *Knowledge) State(dst []byte, now prefixtree.Time) []byte {
 	for _, c := range k.claims {
 		k.sent[c.Key] = c
 	}
-	if sum, changed := k.peers.popularity(); changed {
-		k.router.SetPeerHeat(sum, nil)
-	}
 	return k.popularity.append(appendClaims(append(dst, version), k.claims), k.router, now)
 }
 
 // PeerState replaces a peer's state, which it keeps.
 func (k *Knowledge) PeerState(peer string, s *State) { k.peers.set(peer, s) }
+
+// Refresh gives the router what peers count as popular. Call it as often as State: sums take long.
+func (k *Knowledge) Refresh() {
+	if sum, changed := k.peers.popularity(); changed {
+		k.router.SetPeerHeat(sum, nil)
+	}
+}
 
 // PeerWork calls add with every peer's report of its work behind popular prefixes.
 func (k *Knowledge) PeerWork(add func([]policy.Work)) { k.peers.work(add) }

@@ -136,7 +136,7 @@ func TestPopularityIsSharedAndExpires(t *testing.T) {
 	prompts := chain(1, 6)
 	mine := newKnower(t, "a", "b", "c", "d")
 	branch := func() prefixtree.Hash {
-		mine.State(nil, mine.at) // applies received heat
+		mine.Refresh()
 		var d policy.Decision
 		q := policy.Request{Hashes: append(prompts[:6:6], chain(99, 4)...), PromptBytes: 10 * 512}
 		if err := mine.router.Explain(&q, mine.at, &d); err != nil {
