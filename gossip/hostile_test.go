@@ -46,7 +46,7 @@ func (h *hostile) dial(to *testNode) net.Conn {
 }
 
 func (h *hostile) start() []byte {
-	return wire.AppendStart(nil, wire.Start{Version: 1, Incarnation: h.self.Incarnation, Next: 1})
+	return wire.AppendResume(nil, wire.KindStart, wire.Resume{Version: 1, Incarnation: h.self.Incarnation, Next: 1})
 }
 
 func batchOf(sequence uint64, payload []byte) []byte {
@@ -69,12 +69,12 @@ func (h *hostile) closed(c net.Conn) {
 // Each of these publisher's frames ends the stream, harms no other stream, and teaches nothing.
 func TestHostilePublisherIsCutOff(t *testing.T) {
 	frame := func(k wire.Kind, body ...byte) []byte {
-		return append(binary.AppendUvarint([]byte{byte(k)}, uint64(len(body))), body...)
+		return append([]byte{byte(k), 0, 0, byte(len(body))}, body...)
 	}
 	for name, say := range map[string]func(h *hostile, honest *testNode) []byte{
 		"noise": func(*hostile, *testNode) []byte { return bytes.Repeat([]byte{0x99, 0xff, 0xee}, 5000) },
 		"a huge length": func(h *hostile, _ *testNode) []byte {
-			return append(h.start(), byte(wire.KindBatch), 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f)
+			return append(h.start(), byte(wire.KindBatch), 0xff, 0xff, 0xff)
 		},
 		"a length without end": func(h *hostile, _ *testNode) []byte {
 			return append(h.start(), bytes.Repeat([]byte{0xff}, 40)...)
@@ -84,11 +84,11 @@ func TestHostilePublisherIsCutOff(t *testing.T) {
 		},
 		"news before its start": func(*hostile, *testNode) []byte { return wire.AppendBatch(nil, batchOf(1, fact(666))) },
 		"another process's start": func(h *hostile, _ *testNode) []byte {
-			return wire.AppendStart(nil, wire.Start{Version: 1, Incarnation: h.self.Incarnation + 1, Next: 1})
+			return wire.AppendResume(nil, wire.KindStart, wire.Resume{Version: 1, Incarnation: h.self.Incarnation + 1, Next: 1})
 		},
 		"two starts": func(h *hostile, _ *testNode) []byte { return append(h.start(), h.start()...) },
 		"a later version": func(h *hostile, _ *testNode) []byte {
-			return wire.AppendStart(nil, wire.Start{Version: 9, Incarnation: h.self.Incarnation, Next: 1})
+			return wire.AppendResume(nil, wire.KindStart, wire.Resume{Version: 9, Incarnation: h.self.Incarnation, Next: 1})
 		},
 		"news that is bad": func(h *hostile, _ *testNode) []byte { return wire.AppendBatch(h.start(), batchOf(1, []byte("bad"))) },
 		"a batch twice": func(h *hostile, _ *testNode) []byte {
@@ -140,12 +140,12 @@ type net2 = net.Conn
 func TestHostileSubscriberIsCutOff(t *testing.T) {
 	for name, say := range map[string][]byte{
 		"noise":         bytes.Repeat([]byte{0x98, 0xff, 0xee}, 5000),
-		"a huge length": {byte(wire.KindPing), 0xff, 0xff, 0xff, 0xff, 0x0f},
+		"a huge length": {byte(wire.KindPing), 0xff, 0xff, 0xff},
 		"two subscriptions": bytes.Repeat(
-			wire.AppendSubscribe(nil, wire.Subscribe{Version: 1}), 2),
+			wire.AppendResume(nil, wire.KindSubscribe, wire.Resume{Version: 1}), 2),
 		"a publisher's frame": wire.AppendPong(nil, wire.Pong{}),
-		"two snapshots at a time": append(wire.AppendSubscribe(nil, wire.Subscribe{Version: 1}),
-			append(wire.AppendSnapshot(nil, 1), wire.AppendSnapshot(nil, 2)...)...),
+		"two snapshots at a time": append(wire.AppendResume(nil, wire.KindSubscribe, wire.Resume{Version: 1}),
+			append(wire.AppendRequest(nil, wire.KindSnapshot, 1), wire.AppendRequest(nil, wire.KindSnapshot, 2)...)...),
 		"a thousand pings": bytes.Repeat(wire.AppendPing(nil, 1), 1000),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -179,8 +179,8 @@ func TestSlowReaderIsGivenUpAndCostsNobody(t *testing.T) {
 		defer evil.Stop(context.Background())
 		c := evil.dial(nodes[0])
 		defer c.Close()
-		c.Write(wire.AppendSubscribe(nil, wire.Subscribe{Version: 1}))
-		c.Write(wire.AppendSnapshot(nil, 1))
+		c.Write(wire.AppendResume(nil, wire.KindSubscribe, wire.Resume{Version: 1}))
+		c.Write(wire.AppendRequest(nil, wire.KindSnapshot, 1))
 		began := time.Now()
 		for i := 0; ; i++ {
 			if _, err := c.Write(wire.AppendPing(nil, 1)); err != nil {
@@ -207,7 +207,7 @@ func TestSubscriberThatFallsBehindTheJournalIsCutOff(t *testing.T) {
 		until(t, time.Second, "warm", node.warming.warm)
 		slow := net.intrude("slow", nil)
 		c := slow.dial(node)
-		c.Write(wire.AppendSubscribe(nil, wire.Subscribe{Version: 1}))
+		c.Write(wire.AppendResume(nil, wire.KindSubscribe, wire.Resume{Version: 1}))
 		b := make([]byte, 1<<10)
 		for i := 0; node.Stats().SlowPeers == 0; i++ { // reads 20 kB/s of 320
 			for j := range 1000 {
@@ -284,9 +284,9 @@ func TestFramesOfLaterVersionsAreSkipped(t *testing.T) {
 		node := net.start("n0", nil)
 		defer node.stop(t)
 		later := net.intrude("later", func(h *hostile, c net2) {
-			out := append(h.start(), 0x7e, 3, 1, 2, 3)
+			out := append(h.start(), 0x7e, 0, 0, 3, 1, 2, 3)
 			body := append(batchOf(1, fact(1)), "said at the end by a later version"...)
-			out = append(wire.AppendBatch(out, body), 0x1f, 0)
+			out = append(wire.AppendBatch(out, body), 0x1f, 0, 0, 0)
 			c.Write(wire.AppendBatch(out, batchOf(2, fact(2))))
 			h.closed(c)
 		})
@@ -308,8 +308,8 @@ func TestSnapshotIsNotServedForEver(t *testing.T) {
 		fill([]*testNode{node}, 200_000) // 3.2 MB
 		evil := net.intrude("evil", nil)
 		c := evil.dial(node)
-		c.Write(wire.AppendSubscribe(nil, wire.Subscribe{Version: 1}))
-		c.Write(wire.AppendSnapshot(nil, 1))
+		c.Write(wire.AppendResume(nil, wire.KindSubscribe, wire.Resume{Version: 1}))
+		c.Write(wire.AppendRequest(nil, wire.KindSnapshot, 1))
 		began := time.Now()
 		b := make([]byte, 1<<10)
 		for i := 0; len(node.snapshots) > 0 || i == 0; i++ { // 10 kB/s: five minutes

@@ -168,7 +168,7 @@ func (s *subscription) askSnapshot(now time.Time) *intake {
 		return nil
 	}
 	in := &intake{request: s.requests.Add(1), at: now, positions: map[processID]uint64{}, end: make(chan struct{})}
-	if !s.sendLocked(wire.KindSnapshot, func(b []byte) []byte { return wire.AppendSnapshot(b, in.request) }) {
+	if !s.sendLocked(func(b []byte) []byte { return wire.AppendRequest(b, wire.KindSnapshot, in.request) }) {
 		return nil
 	}
 	s.intake = in
@@ -180,7 +180,7 @@ func (s *subscription) cancelIntake(in *intake) {
 	defer s.mu.Unlock()
 	if s.intake == in && !in.cancelled {
 		in.cancelled = true
-		s.sendLocked(wire.KindCancel, func(b []byte) []byte { return wire.AppendCancel(b, in.request) })
+		s.sendLocked(func(b []byte) []byte { return wire.AppendRequest(b, wire.KindCancel, in.request) })
 	}
 }
 

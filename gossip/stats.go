@@ -109,6 +109,19 @@ func (x *Exchange) Stats() Stats {
 	return s
 }
 
+// wrote counts a write of frames, of which n bytes were written, and debits the budget.
+func (x *Exchange) wrote(now time.Time, frames []byte, n int) {
+	x.budget.spend(now, n)
+	x.counts.writes.Add(1)
+	for len(frames) > 0 {
+		kind, size := wire.Split(frames)
+		if kind < wire.Kinds {
+			x.counts.sent[kind].Add(uint64(size))
+		}
+		frames = frames[size:]
+	}
+}
+
 // Peers lists the other nodes by name, including those gone for up to ten minutes.
 func (x *Exchange) Peers() []Peer {
 	now := time.Now()

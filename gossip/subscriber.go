@@ -169,7 +169,7 @@ func (d *subscriber) read() error {
 
 // blame marks a read error as a violation unless the network caused it.
 func blame(err error) error {
-	if errors.Is(err, wire.ErrMalformed) || errors.Is(err, wire.ErrTooLarge) || errors.Is(err, wire.ErrTruncated) {
+	if errors.Is(err, wire.ErrMalformed) {
 		return fmt.Errorf("%w: %w", errViolation, err)
 	}
 	return err
@@ -183,7 +183,7 @@ var (
 func (d *subscriber) take(kind wire.Kind, body []byte) error {
 	switch kind {
 	case wire.KindSubscribe:
-		s, err := wire.DecodeSubscribe(body)
+		s, err := wire.DecodeResume(body)
 		if err != nil {
 			return err
 		}
@@ -220,7 +220,7 @@ func (d *subscriber) take(kind wire.Kind, body []byte) error {
 
 // subscribe sets the cursor to the wanted batch if the journal holds it, else behind the last
 // batch, which makes the subscriber take a snapshot.
-func (d *subscriber) subscribe(s wire.Subscribe) error {
+func (d *subscriber) subscribe(s wire.Resume) error {
 	oldest, next := d.x.journal.position()
 	from := next
 	switch {
@@ -280,8 +280,7 @@ func (d *subscriber) flush(buf []byte, now time.Time) bool {
 		return false
 	}
 	n, err := d.conn.Write(buf)
-	d.x.budget.spend(now, n)
-	d.x.counts.writes.Add(1)
+	d.x.wrote(now, buf, n)
 	d.sent.Add(uint64(n))
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		d.x.counts.slow.Add(1)
@@ -302,9 +301,7 @@ func (d *subscriber) fill(dst []byte, now time.Time) (out []byte, wait time.Dura
 	}
 	if !d.started {
 		d.started = true
-		dst = d.framed(wire.KindStart, dst, func(b []byte) []byte {
-			return wire.AppendStart(b, wire.Start{Version: d.version, Incarnation: d.x.self.incarnation, Next: from})
-		})
+		dst = wire.AppendResume(dst, wire.KindStart, wire.Resume{Version: d.version, Incarnation: d.x.self.incarnation, Next: from})
 	}
 	dst = d.fillLoad(dst, now)
 	dst, held, ok := d.fillBatches(dst, now)
@@ -327,23 +324,14 @@ func (d *subscriber) fill(dst []byte, now time.Time) (out []byte, wait time.Dura
 	return dst, wait, true
 }
 
-func (d *subscriber) framed(kind wire.Kind, dst []byte, add func([]byte) []byte) []byte {
-	n := len(dst)
-	dst = add(dst)
-	d.x.counts.sent[kind].Add(uint64(len(dst) - n))
-	return dst
-}
-
 func (d *subscriber) fillPongs(dst []byte, now time.Time) []byte {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	n := len(dst)
 	for _, p := range d.pongs {
 		p.Replied = d.x.wall(now).UnixNano()
 		dst = wire.AppendPong(dst, p)
 	}
 	d.pongs = d.pongs[:0]
-	d.x.counts.sent[wire.KindPong].Add(uint64(len(dst) - n))
 	return dst
 }
 
@@ -360,7 +348,7 @@ func (d *subscriber) fillLoad(dst []byte, now time.Time) []byte {
 		return dst
 	}
 	d.loaded = version
-	return d.framed(wire.KindLoad, dst, func(b []byte) []byte { return wire.AppendLoad(b, ms, full, loads) })
+	return wire.AppendLoad(dst, ms, full, loads)
 }
 
 // fillBatches appends batches from the cursor on; held is how long the budget delays old batches.
@@ -384,7 +372,6 @@ func (d *subscriber) fillBatches(dst []byte, now time.Time) (out []byte, held ti
 	if resuming {
 		d.x.budget.bulked(len(dst) - n)
 	}
-	d.x.counts.sent[wire.KindBatch].Add(uint64(len(dst) - n))
 	return dst, 0, ok
 }
 
@@ -394,7 +381,7 @@ func (d *subscriber) fillState(dst []byte) []byte {
 		return dst
 	}
 	d.state = version
-	return d.framed(wire.KindState, dst, func(b []byte) []byte { return wire.AppendState(b, ms, blob) })
+	return wire.AppendState(dst, ms, blob)
 }
 
 // fillSnapshot appends a snapshot frame, or returns how long the budget delays it.
@@ -408,7 +395,6 @@ func (d *subscriber) fillSnapshot(dst []byte, now time.Time) (out []byte, wait t
 	if wait := d.x.budget.bulk(now, len(o.frame)); wait > 0 {
 		return dst, wait
 	}
-	d.x.counts.sent[wire.Kind(o.frame[0])].Add(uint64(len(o.frame)))
 	d.x.budget.bulked(len(o.frame))
 	dst = append(dst, o.frame...)
 	o.frame = o.frame[:0]

@@ -47,7 +47,7 @@ type subscription struct {
 	intake *intake
 
 	// Used by the reader only.
-	asked  wire.Subscribe
+	asked  wire.Resume
 	loaded bool // a full vector came
 	loads  []Load
 }
@@ -158,13 +158,11 @@ func (s *subscription) end(why error) {
 }
 
 // sendLocked queues a frame if there is room. s.mu is held.
-func (s *subscription) sendLocked(kind wire.Kind, add func([]byte) []byte) bool {
+func (s *subscription) sendLocked(add func([]byte) []byte) bool {
 	if len(s.out) > maxOut {
 		return false
 	}
-	n := len(s.out)
 	s.out = add(s.out)
-	s.x.counts.sent[kind].Add(uint64(len(s.out) - n))
 	select {
 	case s.wake <- struct{}{}:
 	default:
@@ -172,17 +170,17 @@ func (s *subscription) sendLocked(kind wire.Kind, add func([]byte) []byte) bool 
 	return true
 }
 
-func (s *subscription) send(kind wire.Kind, add func([]byte) []byte) bool {
+func (s *subscription) send(add func([]byte) []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.sendLocked(kind, add)
+	s.sendLocked(add)
 }
 
 // request subscribes from this node's cursor on. The ping goes first: the first batch's times need
 // the clock offset.
 func (s *subscription) request() {
 	s.ping()
-	s.asked = wire.Subscribe{Version: wire.Version}
+	s.asked = wire.Resume{Version: wire.Version}
 	next := s.x.cursorAt(s.p, s.id)
 	switch {
 	case next > 0:
@@ -191,11 +189,11 @@ func (s *subscription) request() {
 		// The process is new, and this node is no joiner.
 		s.asked.Incarnation, s.asked.Next = s.id.incarnation, 1
 	}
-	s.send(wire.KindSubscribe, func(b []byte) []byte { return wire.AppendSubscribe(b, s.asked) })
+	s.send(func(b []byte) []byte { return wire.AppendResume(b, wire.KindSubscribe, s.asked) })
 }
 
 func (s *subscription) ping() {
-	s.send(wire.KindPing, func(b []byte) []byte { return wire.AppendPing(b, s.x.wall(time.Now()).UnixNano()) })
+	s.send(func(b []byte) []byte { return wire.AppendPing(b, s.x.wall(time.Now()).UnixNano()) })
 }
 
 func (s *subscription) write() {
@@ -226,8 +224,7 @@ func (s *subscription) write() {
 		if err == nil {
 			var n int
 			n, err = s.conn.Write(out)
-			s.x.budget.spend(now, n)
-			s.x.counts.writes.Add(1)
+			s.x.wrote(now, out, n)
 			s.p.sent.Add(uint64(n))
 		}
 		if err != nil {
@@ -304,11 +301,11 @@ func (s *subscription) takePong(body []byte, now time.Time) error {
 // takeStart compares the stream's first batch with the wanted one. If batches between were dropped,
 // a snapshot must replace them.
 func (s *subscription) takeStart(body []byte) error {
-	st, err := wire.DecodeStart(body)
+	st, err := wire.DecodeResume(body)
 	if err != nil {
 		return err
 	}
-	if s.started.Load() || st.Version > wire.Version || st.Incarnation != s.id.incarnation {
+	if s.started.Load() || st.Version > wire.Version || st.Incarnation != s.id.incarnation || st.Next == 0 {
 		return errUnexpected
 	}
 	missed := s.x.startAt(s, max(s.asked.Next, 1), st.Next)

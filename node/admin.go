@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"grapevine/gossip/member"
+	"grapevine/node/backends"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
@@ -222,7 +223,7 @@ func (n *Node) routes() map[string]http.Handler {
 			}
 			_, _ = io.WriteString(w, "ready\n")
 		}),
-		"GET /metrics":  promhttp.HandlerFor(n.metrics.registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}),
+		"GET /metrics":  promhttp.HandlerFor(n.metrics.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}),
 		"GET /status":   show(func() any { return n.Status() }),
 		"GET /nodes":    show(func() any { return n.NodeList() }),
 		"GET /gossip":   http.HandlerFunc(n.serveGossip),
@@ -253,7 +254,7 @@ func (n *Node) Status() *Status {
 	st, tree := n.router.Stats(), n.tree.Stats()
 	s := &Status{
 		Node: n.name, Version: n.cfg.Version, GoVersion: runtime.Version(),
-		Listen: n.Addr(), Admin: n.AdminAddr(), Strategy: n.cfg.Strategy, Backends: len(n.fleet.roster().list),
+		Listen: n.Addr(), Admin: n.AdminAddr(), Strategy: n.cfg.Strategy, Backends: len(n.backends.Roster().List),
 		InFlight: n.proxy.InFlight(), Connections: n.proxy.Connections(),
 		BlockBytes: n.hasher.BlockBytes(), KeyID: fmt.Sprintf("%08x", n.hasher.KeyID()),
 		Picks: st.Picks, Rungs: make(map[string]uint64),
@@ -275,34 +276,34 @@ func (n *Node) Status() *Status {
 
 // BackendList returns the node's backends, sorted by name once the fleet agrees on them.
 func (n *Node) BackendList() *BackendList {
-	at, roster := now(), n.fleet.roster()
-	list := &BackendList{Backends: make([]BackendStatus, len(roster.list)), Sources: n.sources.status()}
-	for i, u := range roster.list {
+	at, roster := now(), n.backends.Roster()
+	list := &BackendList{Backends: make([]BackendStatus, len(roster.List)), Sources: n.sources.status()}
+	for i, e := range roster.List {
 		s := BackendStatus{
-			Name: u.Name, URL: u.URL, State: u.state.String(), Source: raftstore.Static.String(), Generation: u.generation,
-			Weight: u.Weight, Rate: math.Round(n.router.Rate(u.id)), HorizonS: n.tree.Horizon(u.id).Seconds(),
+			Name: e.Name, URL: e.URL, State: e.State.String(), Agreed: e.Agreed, Drained: e.Drained, Source: e.Source.String(),
+			Reason: e.Reason, Generation: e.Generation, Version: e.Version,
+			Weight: e.Weight, Rate: math.Round(n.router.Rate(e.ID)), HorizonS: n.tree.Horizon(e.ID).Seconds(),
 		}
-		if b := u.agreed; b != nil {
-			s.Agreed, s.Drained, s.Source, s.Reason, s.Version = true, b.Drained, b.Source.String(), b.Reason, b.Version
-			s.SinceS = ageS(time.UnixMilli(b.Since))
-			if b.Drained {
-				s.DrainedBy = b.DrainedBy.String()
-			}
-			if b.State == raftstore.Down {
-				s.DownBy = b.DownBy.String()
-			}
+		if e.Agreed {
+			s.SinceS = ageS(time.UnixMilli(e.Since))
 		}
-		s.PrefillTokens, s.Active = n.router.Load(u.id)
-		_, others := n.router.PeerLoad(u.id)
+		if e.Drained {
+			s.DrainedBy = e.DrainedBy.String()
+		}
+		if e.State == raftstore.Down {
+			s.DownBy = e.DownBy.String()
+		}
+		s.PrefillTokens, s.Active = n.router.Load(e.ID)
+		_, others := n.router.PeerLoad(e.ID)
 		s.FleetActive = s.Active + others
-		if until, avoid := n.router.Avoided(u.id, at); avoid && u.state == policy.Active {
+		if until, avoid := n.router.Avoided(e.ID, at); avoid && e.State == raftstore.Active {
 			s.State, s.RetryInS = "avoided", max(float64(until-at)/1000, 0)
 		}
-		s.Health = n.checker.status(u)
-		s.Models, s.ModelsFrom, s.ModelsError = n.fleet.modelsOf(u)
-		var r report
-		if r, s.KVTokens = n.fleet.reportOf(u); !r.at.IsZero() {
-			s.Engine = &EngineReport{AgeS: time.Since(r.at).Seconds(), Running: r.Running, Waiting: r.Waiting, KVUsage: r.KVUsage}
+		s.Health = n.checker.status(e)
+		s.Models, s.ModelsFrom, s.ModelsError = n.backends.Models(e)
+		var r backends.Load
+		if r, s.KVTokens = n.backends.Load(e); !r.At.IsZero() {
+			s.Engine = &EngineReport{AgeS: time.Since(r.At).Seconds(), Running: r.Running, Waiting: r.Waiting, KVUsage: r.KVUsage}
 		}
 		list.Backends[i] = s
 	}

@@ -5,56 +5,32 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"sync"
 	"time"
 
 	"grapevine/gossip"
 	"grapevine/gossip/member"
+	"grapevine/node/backends"
+	"grapevine/node/config"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
-
-// mayVote is false for fleet members without data_dir, which would forget their votes.
-func (c *Config) mayVote() bool { return !c.inFleet() || c.DataDir != "" }
-
-// joins reports whether this node must never found a fleet alone.
-func (c *Config) joins() bool { return c.inFleet() && (len(c.Join) > 0 || c.DataDir == "") }
-
-func (c *Config) checkAgreement(bad complain) {
-	if !c.inFleet() && c.DataDir != "" && c.Secret == "" && c.SecretFile == "" {
-		bad("secret_file", "make one with openssl rand -hex 32 and give it as --secret-file",
-			"is missing: what data_dir keeps belongs to one secret, and a random one would not be there after a restart")
-	}
-	if c.Voters != 3 && c.Voters != 5 {
-		bad("voters", "3 is the default", "%d is not 3 or 5", c.Voters)
-	}
-}
-
-func (c *Config) checkRaft(bad complain) {
-	switch e := c.BootstrapExpect; {
-	case e != 0 && e != 1 && e != 3 && e != 5:
-		bad("bootstrap_expect", "write 3 or 5, on as many nodes", "%d nodes cannot found a fleet", e)
-	case e > 1 && c.DataDir == "":
-		bad("data_dir", "name a directory that survives a restart", "is missing: bootstrap_expect makes this node vote, and it must not forget its votes")
-	}
-}
 
 // startStore joins the Raft group without waiting: the node routes by its own list until a state
 // arrives.
 func (n *Node) startStore(ctx context.Context) error {
 	c := &n.cfg
 	cfg := raftstore.Config{
-		Dir: c.DataDir, Expect: c.BootstrapExpect, Join: c.joins(), Voters: c.Voters, Server: c.mayVote(), Peers: n.raftPeers, Met: n.met.Load,
+		Dir: c.DataDir, Founders: c.Founders, Join: c.Joins(), Voters: c.Voters, Server: c.MayVote(), Peers: n.raftPeers, Met: n.met.Load,
 		Constants: raftstore.Constants{KeyID: n.hasher.KeyID(), BlockBytes: uint32(n.hasher.BlockBytes()), Cluster: c.Cluster},
 		Timers:    n.raftTimers, Log: n.log.With().Str("component", "raft").Logger(),
 	}
-	if !c.inFleet() && c.Secret == "" && c.SecretFile == "" {
+	if !c.InFleet() && c.Secret == "" && c.SecretFile == "" {
 		cfg.Constants = raftstore.Constants{} // a random secret must not bind the data
 	}
-	if c.inFleet() {
+	if c.InFleet() {
 		streams, err := n.openPort(ctx)
 		if err != nil {
 			return err
@@ -75,8 +51,9 @@ func (n *Node) startStore(ctx context.Context) error {
 	n.store.Store(s)
 	if n.mesh != nil {
 		n.mesh.Members().Describe(func(self *member.Info) {
-			self.RaftID, self.RaftExpect, self.RaftVoter = s.ID(), uint8(c.BootstrapExpect), c.mayVote()
+			self.RaftID, self.RaftVoter = s.ID(), c.MayVote()
 		})
+		n.mesh.Members().SetGroup(s.Origin())
 	}
 	if n.knowledge != nil {
 		n.knowledge.poke = s.Poke
@@ -142,7 +119,7 @@ func (n *Node) raftPeers() (peers []raftstore.Peer) {
 			continue
 		}
 		peers = append(peers, raftstore.Peer{
-			ID: m.RaftID, Name: m.Name, Addr: m.Addr, Expect: int(m.RaftExpect), Server: m.RaftVoter,
+			ID: m.RaftID, Name: m.Name, Addr: m.Addr, Server: m.RaftVoter,
 			Alive: m.State == member.StateAlive, Left: m.State == member.StateLeft, Since: m.Since,
 		})
 	}
@@ -153,6 +130,9 @@ func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 	for {
 		changed := s.Changed()
 		n.adopt(s.State())
+		if n.mesh != nil {
+			n.mesh.Members().SetGroup(s.Origin()) // it is in the group of this state
+		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
@@ -166,8 +146,7 @@ func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 func (n *Node) adopt(s *raftstore.State) {
 	n.adoptMu.Lock()
 	defer n.adoptMu.Unlock()
-	before := n.fleet.roster()
-	version := before.version
+	version := n.backends.Roster().Version
 	if s.Version < version {
 		return // a concurrent caller had a newer one
 	}
@@ -177,15 +156,13 @@ func (n *Node) adopt(s *raftstore.State) {
 		return
 	}
 	log := n.log.With().Str("component", "agreement").Logger()
-	if err := n.fleet.adopt(s); err != nil {
+	if err := n.backends.Adopt(s); err != nil {
 		log.Error().Err(err).Uint64("version", s.Version).Msg("the agreed state cannot be taken as it is")
 	}
 	n.hot.Adopt(s, time.Now())
 	if first {
 		n.warnOfDifferences(s)
 		log.Info().Str("event", EventStateAdopted).Uint64("version", s.Version).Int("backends", len(s.Backends)).Msg("routing by what the fleet has agreed on")
-	} else if after := n.fleet.roster(); after != before {
-		n.logChanges(before, after)
 	}
 }
 
@@ -193,7 +170,7 @@ func (n *Node) warnOfDifferences(s *raftstore.State) {
 	for i := range n.cfg.Backends {
 		own := &n.cfg.Backends[i]
 		b, ok := s.Backend(own.Name)
-		if !ok || sameURL(b.URL, own.URL) && b.Weight == own.Weight {
+		if !ok || config.SameURL(b.URL, own.URL) && b.Weight == own.Weight {
 			continue
 		}
 		n.log.Warn().Str("component", "agreement").Str("backend", own.Name).Str("agreed_url", b.URL).Float64("agreed_weight", b.Weight).
@@ -261,55 +238,43 @@ func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backe
 		if _, ok := s.Backend(b.Name); ok || err != nil || urls[url] {
 			continue
 		}
-		specs = append(specs, b.spec())
+		specs = append(specs, b.Spec())
 	}
 	return specs
 }
 
-// spec is the part of b that the fleet agrees on.
-func (b *Backend) spec() raftstore.Backend {
-	return raftstore.Backend{
-		Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: raftstore.Static,
-	}
-}
-
-// publish puts a roster, and its view unless nil, into force, under fleet.mu. old is nil for the
-// first roster, and r if only the view is new.
-func (n *Node) publish(old, r *roster, v *policy.View) {
+// publish puts a roster, and its view unless nil, into force, under the directory's lock. old is
+// nil for the first roster, and r if only the view is new.
+func (n *Node) publish(old, r *backends.Roster, v *policy.View) {
 	if r != old {
 		n.setGenerations(old, r)
 	}
 	if v != nil {
 		n.router.SetView(v)
-		n.metrics.addModels(v.Models())
+		n.metrics.AddModels(v.Models())
 	}
 	n.checker.resort(r)
 	if r == old {
 		return
 	}
-	n.metrics.addBackends(r)
-	for _, u := range r.list {
-		if tokens := u.kvTokens(); tokens > 0 && !old.knew(u) {
-			n.setCapacity(u.id, tokens)
+	n.metrics.AddBackends(r.Names())
+	for _, e := range r.List {
+		if e.KVTokens > 0 && !old.Has(e) {
+			n.setCapacity(e.ID, int(e.KVTokens))
 		}
 	}
 }
 
 // setGenerations also drops all records of a name that meant another engine in the node's own list.
-func (n *Node) setGenerations(old, r *roster) {
+func (n *Node) setGenerations(old, r *backends.Roster) {
 	at := now()
-	for _, u := range r.list {
-		if was := old.at(u.id); was != nil && was.agreed == nil && !sameURL(was.URL, u.URL) {
-			n.router.Release(u.id)
-			n.forget(u.id)
+	for _, e := range r.List {
+		if was := old.At(e.ID); was != nil && !was.Agreed && !config.SameURL(was.URL, e.URL) {
+			n.router.Release(e.ID)
+			n.forget(e.ID)
 		}
-		n.tree.SetGeneration(u.id, u.knownGeneration(), at)
+		n.tree.SetGeneration(e.ID, e.KnownGeneration(), at)
 	}
-}
-
-// maxNumbers leaves as much room for unlisted engines as for listed ones.
-func (c *Config) maxNumbers() int {
-	return min(raftstore.MaxBackends+max(raftstore.MaxBackends, len(c.Backends)), math.MaxUint16)
 }
 
 // release frees the number of a removed engine, unless requests run there; see backends.New.
@@ -328,24 +293,18 @@ func (n *Node) forget(b prefixtree.Backend) {
 	}
 }
 
-// knew reports whether r, which may be nil, has u unchanged.
-func (r *roster) knew(u *upstream) bool {
-	w := r.at(u.id)
-	return w != nil && w.URL == u.URL && w.generation == u.generation && w.KVTokens == u.KVTokens
-}
-
 // awaitBackends waits up to WarmDeadline for a first backend; a node without a vote waits only for
 // a live voter, which can send the list. It returns false if ctx ends.
 func (n *Node) awaitBackends(ctx context.Context) bool {
-	if !n.cfg.mayVote() && !slices.ContainsFunc(n.raftPeers(), func(p raftstore.Peer) bool { return p.Server && p.Alive }) {
+	if !n.cfg.MayVote() && !slices.ContainsFunc(n.raftPeers(), func(p raftstore.Peer) bool { return p.Server && p.Alive }) {
 		return true
 	}
 	n.ready.wait(because("no backends known yet"))
 	deadline := time.NewTimer(n.cfg.WarmDeadline)
 	defer deadline.Stop()
 	for {
-		changed := n.fleet.rosterChanged()
-		if len(n.fleet.roster().list) > 0 {
+		changed := n.backends.Changed()
+		if len(n.backends.Roster().List) > 0 {
 			return true
 		}
 		select {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -17,12 +18,23 @@ import (
 	"grapevine/raftstore"
 )
 
-// agreeingConfig is a node of three that found a fleet together.
-func agreeingConfig(t *testing.T, name string, join []string, urls ...string) Config {
-	c := fleetConfig(name, join, urls...)
-	c.DataDir, c.BootstrapExpect = t.TempDir(), 3
-	// Released ports stay free there.
-	c.Gossip = elsewhere()
+// founderAddrs are free addresses for founders.
+func founderAddrs(t *testing.T, count int) (addrs []string) {
+	for range count {
+		l, err := net.Listen("tcp", elsewhere())
+		if err != nil {
+			t.Fatal(err)
+		}
+		addrs = append(addrs, l.Addr().String())
+		l.Close()
+	}
+	return addrs
+}
+
+// founding configures the i-th founder.
+func founding(t *testing.T, name string, founders []string, i int, urls ...string) Config {
+	c := fleetConfig(name, nil, urls...)
+	c.DataDir, c.Founders, c.Gossip = t.TempDir(), founders, founders[i]
 	return c
 }
 
@@ -40,15 +52,9 @@ func startAgreeingWith(t *testing.T, adjust func(*Config), urls ...string) []*No
 func startAgreeingWithin(t *testing.T, change time.Duration, adjust func(*Config), urls ...string) []*Node {
 	t.Helper()
 	var nodes []*Node
-	for _, name := range []string{"one", "two", "three"} {
-		var join []string
-		if len(nodes) > 0 {
-			join = []string{nodes[0].GossipAddr()}
-		}
-		cfg := agreeingConfig(t, name, join, urls...)
-		if len(nodes) == 0 {
-			cfg.Join = []string{"127.0.0.2:1"} // no node listens there: the others join this one
-		}
+	founders := founderAddrs(t, 3)
+	for i, name := range []string{"one", "two", "three"} {
+		cfg := founding(t, name, founders, i, urls...)
 		cfg.WarmDeadline = 2 * time.Second
 		adjust(&cfg)
 		nodes = append(nodes, startNodeWithin(t, cfg, change))
@@ -60,10 +66,10 @@ func startAgreeingWithin(t *testing.T, change time.Duration, adjust func(*Config
 func awaitAgreement(t *testing.T, nodes ...*Node) {
 	t.Helper()
 	eventually(t, "the nodes agree", func() bool {
-		leaders, version := 0, nodes[0].fleet.roster().version
+		leaders, version := 0, nodes[0].backends.Roster().Version
 		for _, n := range nodes {
 			st, err := n.Raft()
-			if err != nil || st.Leader == "" || n.fleet.roster().version != version || version == 0 || !n.proposed.Load() {
+			if err != nil || st.Leader == "" || n.backends.Roster().Version != version || version == 0 || !n.proposed.Load() {
 				return false
 			}
 			if st.Role == "leader" {
@@ -126,10 +132,10 @@ func TestOneTruth(t *testing.T) {
 		t.Error("the node that was asked does not have it when it has answered")
 	}
 	eventually(t, "all have the new backend", func() bool { return inState(nodes, "second", "active") })
-	want := nodes[0].fleet.roster().named("second")
+	want := nodes[0].backends.Roster().Named("second")
 	for _, n := range nodes {
-		u := n.fleet.roster().named("second")
-		if u.generation != want.generation || u.agreed.Source != raftstore.Admin {
+		u := n.backends.Roster().Named("second")
+		if u.Generation != want.Generation || u.Source != raftstore.Admin {
 			t.Errorf("%s: %+v, elsewhere %+v", n.Name(), u, want)
 		}
 	}
@@ -285,7 +291,7 @@ func TestRestartKeepsTheAgreement(t *testing.T) {
 	cfg := testConfig(a.URL)
 	cfg.DataDir, cfg.Secret = t.TempDir(), "a secret that is kept"
 	n := startNode(t, cfg)
-	eventually(t, "an agreement", func() bool { return n.fleet.roster().version > 0 })
+	eventually(t, "an agreement", func() bool { return n.backends.Roster().Version > 0 })
 	if _, err := admin(n).AddBackends(t.Context(), []NewBackend{{Name: "b", URL: b.URL}}, false); err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +320,7 @@ func TestRestartKeepsTheAgreement(t *testing.T) {
 func TestServesBeforeThereIsAnAgreement(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
-	cfg := agreeingConfig(t, "one", []string{"127.0.0.2:1"}, e.URL)
+	cfg := founding(t, "one", founderAddrs(t, 3), 0, e.URL)
 	cfg.WarmDeadline = 100 * time.Millisecond
 	n := startNodeWithin(t, cfg, 0)
 	if status, _, _ := chat(t, n, chatBody("m", "hello")); status != 200 {
@@ -368,10 +374,12 @@ func TestDataDirThatCannotBeUsed(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	used := agreeingConfig(t, "one", nil)
+	founders := founderAddrs(t, 3)
+	used := founding(t, "one", founders, 0)
+	used.WarmDeadline = 100 * time.Millisecond
 	startNodeWithin(t, used, 0)
 	for dir, want := range map[string]string{file: "not a directory", used.DataDir: "in use by another process"} {
-		cfg := agreeingConfig(t, "two", nil)
+		cfg := founding(t, "two", founders, 1)
 		cfg.DataDir = dir
 		n, err := New(cfg)
 		if err != nil {

@@ -6,25 +6,25 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
 
 	"grapevine/gossip/member"
+	"grapevine/node/config"
 )
 
 // minToken rules out guessing.
 const minToken = 16
 
-const maxTokenFile = 4096
-
 // ReadToken reads a token of the admin API from a file.
 func ReadToken(file string) (string, error) {
-	text, err := member.ReadSecret(file, maxTokenFile)
+	text, err := member.ReadSecret(file, config.MaxSecretFile)
 	if err != nil {
 		return "", fmt.Errorf("admin_token_file: %w", err)
 	}
 	token := strings.TrimSpace(string(text))
-	if len(token) < minToken || !headerWord(token) {
-		return "", fmt.Errorf("admin_token_file %s: want one word of %d to %d bytes (make one with openssl rand -hex 32)", file, minToken, maxTokenFile)
+	if len(token) < minToken || !config.HeaderWord(token) {
+		return "", fmt.Errorf("admin_token_file %s: want one word of %d to %d bytes (make one with openssl rand -hex 32)", file, minToken, config.MaxSecretFile)
 	}
 	return token, nil
 }
@@ -68,7 +68,7 @@ func (n *Node) refusal(r *http.Request) *Refusal {
 	}
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	here := err == nil && net.ParseIP(host).IsLoopback()
-	if name := hostname(r.Host); here && !strings.EqualFold(name, "localhost") && net.ParseIP(name) == nil {
+	if name := (&url.URL{Host: r.Host}).Hostname(); here && !strings.EqualFold(name, "localhost") && net.ParseIP(name) == nil {
 		return &Refusal{status: http.StatusForbidden, Reason: fmt.Sprintf("the node is addressed as %q", name), Place: "Host",
 			Remedy: "address it by IP or as localhost, or give it an --admin-token-file"}
 	}

@@ -55,8 +55,8 @@ func TestBadRequestsTakeNoEngineAway(t *testing.T) {
 	probing(&cfg)
 	n := startNode(t, cfg)
 	avoided := func() (count int) {
-		for _, u := range n.fleet.roster().list {
-			if _, avoid := n.router.Avoided(u.id, now()); avoid {
+		for _, u := range n.backends.Roster().List {
+			if _, avoid := n.router.Avoided(u.ID, now()); avoid {
 				count++
 			}
 		}

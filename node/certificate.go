@@ -82,7 +82,7 @@ func (n *Node) noteCertificate(setting string, cert, before *tls.Certificate) {
 	if before != nil && bytes.Equal(cert.Leaf.Raw, before.Leaf.Raw) {
 		return
 	}
-	n.metrics.certificates.WithLabelValues(setting).Set(float64(cert.Leaf.NotAfter.Unix()))
+	n.metrics.Certificates.WithLabelValues(setting).Set(float64(cert.Leaf.NotAfter.Unix()))
 	if problem := certificateProblem(cert.Leaf, time.Now()); problem != "" {
 		n.log.Warn().Str("component", "tls").Str("event", EventCertificate).Str("problem", problem).Msg(setting + ": the other side will refuse this certificate: replace it")
 	}

@@ -70,7 +70,7 @@ func TestCertificateTimes(t *testing.T) {
 		if told := strings.Contains(n.Summary(), "its certificate "+tc.problem); told != (tc.problem != "") {
 			t.Errorf("%q: %s", tc.problem, n.Summary())
 		}
-		families, err := n.metrics.registry.Gather()
+		families, err := n.metrics.Registry.Gather()
 		if err != nil {
 			t.Fatal(err)
 		}

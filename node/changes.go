@@ -102,7 +102,7 @@ type NewBackend = raftstore.Backend
 
 func completeNew(b *raftstore.Backend, place string) *Refusal {
 	own := Backend{URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight}
-	if err := own.check(); err != nil {
+	if err := own.Check(); err != nil {
 		return invalid(place, "", "%v", err)
 	}
 	if b.KVTokens < 0 {
@@ -222,7 +222,7 @@ func placeUnknown(s *raftstore.State, names []string, place func(i int) string) 
 // checkNew requires distinct gossip keys and, unless forced, engines that answer.
 func (n *Node) checkNew(ctx context.Context, specs []raftstore.Backend, force bool) *Refusal {
 	keys := make(map[uint32]string)
-	for _, u := range n.fleet.roster().list {
+	for _, u := range n.backends.Roster().List {
 		keys[prefixtree.BackendKey(u.Name)] = u.Name
 	}
 	for i, b := range specs {
@@ -266,44 +266,11 @@ func (n *Node) reach(ctx context.Context, specs []raftstore.Backend) []error {
 		asked.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			errs[i] = n.reachOne(ctx, &specs[i])
+			errs[i] = n.backends.Reach(ctx, specs[i])
 		})
 	}
 	asked.Wait()
 	return errs
-}
-
-func (c *Config) lists(name, url string) bool {
-	return slices.ContainsFunc(c.Backends, func(b Backend) bool { return b.Name == name && sameURL(b.URL, url) })
-}
-
-// reachOne sends a name's api_key only to its configured URL: clients could otherwise have the key
-// sent anywhere.
-func (n *Node) reachOne(ctx context.Context, spec *raftstore.Backend) error {
-	own := n.fleet.localOf(spec.Name)
-	if !n.cfg.lists(spec.Name, spec.URL) {
-		own.apiKey = "" // a 401 would count as an answer, too
-	}
-	b := Backend{URL: spec.URL, Name: spec.Name}
-	_, host, _, secure := b.address()
-	l := n.fleet.newLink(b.URL, own, host, secure)
-	defer l.client.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, b.URL+"/v1/models", nil)
-	if err != nil {
-		return err
-	}
-	if own.apiKey != "" {
-		req.Header.Set("Authorization", "Bearer "+own.apiKey)
-	}
-	resp, err := l.client.Do(req)
-	if err != nil {
-		return err
-	}
-	_ = resp.Body.Close()
-	if resp.StatusCode >= http.StatusInternalServerError {
-		return fmt.Errorf("it says %s", resp.Status)
-	}
-	return nil
 }
 
 type stateChange struct {
@@ -383,7 +350,7 @@ func (n *Node) updateBackend(w http.ResponseWriter, r *http.Request) {
 		spec := raftstore.Backend{Name: name, URL: *body.URL}
 		refused := completeNew(&spec, "url")
 		if refused == nil && !force {
-			if err := n.reachWithin(r.Context(), &spec); err != nil {
+			if err := n.reach(r.Context(), []raftstore.Backend{spec})[0]; err != nil {
 				refused = &Refusal{status: http.StatusUnprocessableEntity, Place: "url", Remedy: "start it first, or change it all the same with force",
 					Reason: fmt.Sprintf("no engine answers at %s: %v", spec.URL, err)}
 			}
@@ -398,12 +365,6 @@ func (n *Node) updateBackend(w http.ResponseWriter, r *http.Request) {
 		Name: name, IfVersion: body.IfVersion, URL: body.URL, Models: body.Models,
 		Weight: body.Weight, KVTokens: body.KVTokens,
 	})
-}
-
-func (n *Node) reachWithin(ctx context.Context, spec *raftstore.Backend) error {
-	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
-	defer cancel()
-	return n.reachOne(ctx, spec)
 }
 
 // removeBackends removes all named backends, or none.

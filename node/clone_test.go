@@ -23,7 +23,8 @@ func TestCopiedDataIsRefused(t *testing.T) {
 		}
 	}, newFakeEngine(t, "m").URL)
 	stopNode(t, nodes[2])
-	copied := agreeingConfig(t, "four", []string{nodes[0].GossipAddr(), nodes[1].GossipAddr()})
+	copied := fleetConfig("four", []string{nodes[0].GossipAddr(), nodes[1].GossipAddr()})
+	copied.DataDir, copied.Gossip = t.TempDir(), elsewhere()
 	raw, err := os.ReadFile(filepath.Join(original.DataDir, "raft.db"))
 	if err != nil {
 		t.Fatal(err)

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"grapevine/node/config"
 )
 
 // TestDataPortIsClosedByDefault: each setting opens only what it names.
@@ -45,7 +47,7 @@ func TestDataPortIsClosedByDefault(t *testing.T) {
 	}
 	cfg := testConfig()
 	cfg.Backends = []Backend{{URL: engine.URL, Name: "e", Models: []string{"m"}, APIKey: "routerkey"}}
-	cfg.ResponseHeaders = Default().ResponseHeaders
+	cfg.ResponseHeaders = config.Default().ResponseHeaders
 	n := startNode(t, cfg)
 	if status := ask(n, "/sleep").StatusCode; status != http.StatusNotFound {
 		t.Errorf("/sleep: %d", status)

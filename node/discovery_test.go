@@ -1,9 +1,6 @@
 package node
 
 import (
-	"fmt"
-	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -119,60 +116,5 @@ func TestEngineMetrics(t *testing.T) {
 	}
 	if got := n.BackendList().Backends[0].KVTokens; got != 16000 {
 		t.Errorf("%d tokens after an empty page", got)
-	}
-}
-
-func TestParseModels(t *testing.T) {
-	for _, tc := range []struct {
-		text string
-		want []string
-		bad  bool
-	}{
-		{`{"object":"list","data":[{"id":"b"},{"id":"a"},{"id":"b"},{"id":""}]}`, []string{"a", "b"}, false},
-		{`{"data":[]}`, nil, false},
-		{`{}`, nil, false},
-		{`not json`, nil, true},
-		{`{"data":"x"}`, nil, true},
-		{`{"data":[` + strings.Repeat(`{"id":"x"},`, maxModelNames) + `{"id":"x"}]}`, nil, true},
-	} {
-		got, err := parseModels([]byte(tc.text))
-		if (err != nil) != tc.bad || !slices.Equal(idsOf(got), tc.want) {
-			t.Errorf("%.40s: %v %v", tc.text, got, err)
-		}
-	}
-}
-
-func TestDiscoverySendsTheKey(t *testing.T) {
-	leakCheck(t)
-	large := false
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Authorization") != "Bearer sesame" {
-			w.WriteHeader(http.StatusUnauthorized)
-			return
-		}
-		if large {
-			_, _ = w.Write(make([]byte, maxAnswer+1))
-			return
-		}
-		fmt.Fprint(w, `{"data":[{"id":"m"}]}`)
-	}))
-	defer s.Close()
-	cfg := testConfig()
-	cfg.Backends = []Backend{{URL: s.URL, APIKey: "sesame"}, {URL: strings.Replace(s.URL, "127.0.0.1", "localhost", 1), Name: "keyless"}}
-	n, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer n.fleet.close()
-	keyed, keyless := n.fleet.roster().list[0], n.fleet.roster().list[1]
-	if got, err := keyed.askModels(t.Context()); err != nil || !slices.Equal(idsOf(got), []string{"m"}) {
-		t.Errorf("with the key: %v %v", got, err)
-	}
-	if _, err := keyless.askModels(t.Context()); err == nil || !strings.Contains(err.Error(), "401") {
-		t.Errorf("without the key: %v", err)
-	}
-	large = true
-	if _, err := keyed.askModels(t.Context()); err == nil || !strings.Contains(err.Error(), "larger than 4MiB") {
-		t.Errorf("a large answer: %v", err)
 	}
 }

@@ -3,7 +3,6 @@ package node
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"grapevine/node/backends"
 	"grapevine/raftstore"
 )
 
@@ -68,27 +68,27 @@ func TestEventsOfAFleet(t *testing.T) {
 	}
 	const gpu = `"backend":"second"`
 	done(c.AddBackends(ctx, []NewBackend{{Name: "second", URL: second.URL}}, false))
-	everywhere(EventEngineAdded, gpu)
+	everywhere(backends.EventEngineAdded, gpu)
 	done(c.SetBackendState(ctx, []string{"second"}, "drain", "new disk"))
-	everywhere(EventEngineDraining, `"reason":"new disk","by":"operator"`)
+	everywhere(backends.EventEngineDraining, `"reason":"new disk","by":"operator"`)
 	done(c.SetBackendState(ctx, []string{"second"}, "resume", ""))
-	everywhere(EventEngineResumed, gpu)
+	everywhere(backends.EventEngineResumed, gpu)
 	done(c.SetBackendState(ctx, []string{"second"}, "down", "smoke"))
-	everywhere(EventEngineDown, `"reason":"smoke","by":"operator"`)
+	everywhere(backends.EventEngineDown, `"reason":"smoke","by":"operator"`)
 	done(c.SetBackendState(ctx, []string{"second"}, "up", ""))
-	everywhere(EventEngineUp, gpu)
+	everywhere(backends.EventEngineUp, gpu)
 	done(send[Changed](ctx, c, "PATCH", "/backends/second", backendUpdate{Weight: new(2.0)}))
-	everywhere(EventEngineChanged, gpu)
+	everywhere(backends.EventEngineChanged, gpu)
 	if _, err := nodes[0].store.Load().Apply(ctx, raftstore.NewGeneration{Name: "second"}); err != nil {
 		t.Fatal(err)
 	}
-	everywhere(EventEngineRestart, gpu)
+	everywhere(backends.EventEngineRestart, gpu)
 	done(c.RemoveBackends(ctx, []string{"second"}))
-	everywhere(EventEngineRemoved, gpu)
+	everywhere(backends.EventEngineRemoved, gpu)
 	if _, err := c.ApplyRules(ctx, "rules: [{strategy: random}]\n", nil, false); err != nil {
 		t.Fatal(err)
 	}
-	everywhere(EventRulesApplied, `"rules":1`)
+	everywhere(backends.EventRulesApplied, `"rules":1`)
 
 	gone := nodes[2]
 	gone.Drain(ctx, time.Nanosecond)
@@ -110,23 +110,5 @@ func TestEventsAreListed(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 		seen = append(seen, e.Name)
-	}
-}
-
-func TestEngineEventsAreBounded(t *testing.T) {
-	t.Parallel()
-	n, err := New(testConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := new(eventLog)
-	n.log = l.logger()
-	now := &roster{version: 2}
-	for i := range 2000 {
-		now.list = append(now.list, &upstream{agreed: &raftstore.Backend{Name: fmt.Sprint(i)}, Backend: Backend{Name: fmt.Sprint(i)}})
-	}
-	n.logChanges(&roster{version: 1}, now)
-	if lines := strings.Count(l.out.String(), "\n"); lines != maxEngineEvents+1 || !strings.Contains(l.out.String(), `"more":1936`) {
-		t.Errorf("%d lines", lines)
 	}
 }

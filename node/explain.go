@@ -78,7 +78,7 @@ func (n *Node) Explain(path string, header func(name string) []byte, body []byte
 	var d policy.Decision
 	decide := func() error { return n.router.Explain(&q, now(), &d) }
 	err := decide()
-	if errors.Is(err, policy.ErrUnknownModel) && n.fleet.roster().open {
+	if errors.Is(err, policy.ErrUnknownModel) && n.backends.Roster().Open {
 		r.Note = "no engine has listed this model; one of them is asked all the same"
 		err = n.anyModel(&q, decide)
 	}

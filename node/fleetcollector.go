@@ -4,10 +4,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"grapevine/gossip"
 	"grapevine/gossip/member"
+	"grapevine/node/metrics"
 	"grapevine/node/share"
 )
 
@@ -60,126 +59,72 @@ func countSeeds(join []string, attempts []member.SeedError) map[string]int {
 	return counts
 }
 
-// fleetCollector has as many peer series as the fleet has nodes.
-type fleetCollector struct {
-	figures func() *fleetFigures // returns nil: no series
-
-	members, seeds, received, sent, connected     *prometheus.Desc
-	lag, offset                                   *prometheus.Desc
-	frames, posted, sentRecords, applied, changed *prometheus.Desc
-	dropped, resumes, missed, malformed           *prometheus.Desc
-	violations, slow, heldBack                    *prometheus.Desc
-	refused, snapshots, journal, pending          *prometheus.Desc
-	warm, incomplete, staleness, blind            *prometheus.Desc
-}
-
-func newFleetCollector(figures func() *fleetFigures) *fleetCollector {
-	d := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc(name, help, labels, nil)
-	}
-	return &fleetCollector{
-		figures:     figures,
-		members:     d("members", "Nodes of the fleet by state, this one included, as this one sees them. Not additive.", "state"),
-		seeds:       d("gossip_seeds", "Addresses of join by how the last attempt to reach them went: joined, refused (another secret, key, block size, cluster or protocol, a taken name, a certificate) or unreachable.", "outcome"),
-		connected:   d("peer_connected", "1 while the node's news comes in.", "peer"),
-		lag:         d("peer_lag_seconds", "How old the node's news is when it is known here, or its silence if that is longer.", "peer"),
-		offset:      d("peer_clock_offset_seconds", "How far this node's clock is ahead of the other's; differences above half a second are corrected for. Not additive.", "peer"),
-		received:    d("peer_received_bytes_total", "Bytes received from the node, before encryption.", "peer"),
-		sent:        d("peer_sent_bytes_total", "Bytes sent to the node, before encryption.", "peer"),
-		frames:      d("gossip_bytes_total", "Bytes exchanged with all nodes by kind of frame, before encryption.", "direction", "frame"),
-		posted:      d("gossip_news_total", "Changes of this node's tree that the others are to be told: placements (add), later uses of them (touch), what an engine turned out not to have (drop), failed requests (revert), lost caches (fence).", "kind"),
-		sentRecords: d("gossip_sent_records_total", "Records of this node's own news, counted once however many nodes they go to."),
-		applied:     d("gossip_applied_records_total", "Records of other nodes' news that were merged."),
-		changed:     d("gossip_changed_records_total", "Of the merged records, those that told this node something new."),
-		dropped:     d("gossip_dropped_records_total", "Own records given up at the bound of the outbox (add, touch, drop), others' of backends that this node has not listed and has no number left for (unknown), and others' that lie behind a fence or are older than what is kept (late).", "kind"),
-		resumes:     d("gossip_resumes_total", "Streams that went on where the one before had ended."),
-		missed:      d("gossip_missed_batches_total", "Batches that were gone from another node's journal before this node could resume: a snapshot replaced them."),
-		malformed:   d("gossip_malformed_total", "Batches, pages and states of other nodes that could not be read."),
-		violations:  d("gossip_violations_total", "Streams closed for what came on them."),
-		slow:        d("gossip_slow_streams_total", "Streams closed because the other node read nothing for seconds, or fell behind the journal."),
-		heldBack:    d("gossip_held_back_total", "Times at which gossip_budget was used up and own news had to wait."),
-		refused:     d("gossip_refused_total", "Attempts of nodes to join or connect that were turned away: another secret, key, block size, cluster, protocol or certificate, or a taken name."),
-		snapshots:   d("gossip_snapshots_total", "Snapshots served to nodes that joined, and taken.", "role"),
-		journal:     d("gossip_journal_bytes", "Bytes of own batches kept for nodes that connect again."),
-		pending:     d("gossip_pending_records", "Own records waiting to be sent."),
-		warm:        d("warm_fraction", "Share of what the others knew when this node came that it has by now. Not additive."),
-		incomplete:  d("gossip_incomplete_peers", "Other nodes whose news lacks a part here, until a snapshot brings it."),
-		staleness:   d("staleness_seconds", "How late what other nodes did is known here, by which the policy decides. Not additive."),
-		blind:       d("blind_decisions_total", "Decisions made while other nodes exist and nothing recent is known of them."),
-	}
-}
-
-// Describe implements prometheus.Collector.
-func (c *fleetCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
-		c.members, c.seeds, c.connected, c.lag, c.offset, c.received, c.sent, c.frames, c.posted, c.sentRecords, c.applied, c.changed, c.dropped, c.resumes,
-		c.missed, c.malformed, c.violations, c.slow, c.heldBack, c.refused, c.snapshots, c.journal, c.pending, c.warm, c.incomplete, c.staleness, c.blind,
-	} {
-		ch <- d
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (c *fleetCollector) Collect(ch chan<- prometheus.Metric) {
-	f := c.figures()
-	if f == nil {
-		return
-	}
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
-	}
+// collect makes as many peer series as the fleet has nodes.
+func (f *fleetFigures) collect(s metrics.Scrape) {
+	members := s.Gauge("members", "Nodes of the fleet by state as this node sees them, this one included. Not additive.", "state")
 	for state, count := range f.members {
-		gauge(c.members, float64(count), state.String())
+		members(float64(count), state.String())
 	}
+	seeds := s.Gauge("gossip_seeds", "Addresses of join by the last attempt to reach them: joined, refused (a different secret, key, block size, cluster or protocol, a taken name, a certificate) or unreachable.", "outcome")
 	for outcome, count := range f.seeds {
-		gauge(c.seeds, float64(count), outcome)
+		seeds(float64(count), outcome)
 	}
-	for i := range f.peers {
-		p := &f.peers[i]
-		gauge(c.connected, oneIf(p.Connected), p.Name)
-		if p.State == member.StateAlive { // a dead peer has no lag
-			gauge(c.lag, p.Lag.Seconds(), p.Name)
-		}
-		if p.Connected && p.RTT > 0 {
-			gauge(c.offset, p.Offset.Seconds(), p.Name)
-		}
-		counter(c.received, p.ReceivedBytes, p.Name)
-		counter(c.sent, p.SentBytes, p.Name)
-	}
+	f.collectPeers(s)
 	st, out := &f.stats, &f.shared.Outbox
+	frames := s.Counter("gossip_bytes_total", "Bytes exchanged with all nodes by kind of frame, before encryption.", "direction", "frame")
 	for kind, bytes := range st.SentByKind {
-		counter(c.frames, bytes, "sent", kind)
+		frames(float64(bytes), "sent", kind)
 	}
 	for kind, bytes := range st.ReceivedByKind {
-		counter(c.frames, bytes, "received", kind)
+		frames(float64(bytes), "received", kind)
 	}
+	posted := s.Counter("gossip_news_total", "Changes of this node's tree queued for peers: placements (add), their later uses (touch), prefixes that an engine turned out not to hold (drop), failed requests (revert), lost caches (fence).", "kind")
 	for kind, n := range f.shared.Queued {
-		counter(c.posted, n, kind)
+		posted(float64(n), kind)
 	}
-	counter(c.sentRecords, st.PublishedRecords)
-	counter(c.applied, st.AppliedRecords)
-	counter(c.changed, st.AppliedNews)
-	counter(c.dropped, out.LostAdds, "add")
-	counter(c.dropped, out.LostTouches, "touch")
-	counter(c.dropped, out.LostDrops, "drop")
-	counter(c.dropped, st.UnknownRecords, "unknown")
-	counter(c.dropped, f.shared.Late, "late")
-	counter(c.resumes, st.Resumes)
-	counter(c.missed, st.MissedBatches)
-	counter(c.malformed, st.Malformed+f.malformed)
-	counter(c.violations, st.Violations)
-	counter(c.slow, st.SlowPeers)
-	counter(c.heldBack, st.DroppedBudget)
-	counter(c.refused, f.refused)
-	counter(c.snapshots, st.SnapshotsServed, "served")
-	counter(c.snapshots, st.SnapshotsTaken, "taken")
-	gauge(c.journal, float64(st.JournalBytes))
-	gauge(c.pending, float64(out.Pending))
-	gauge(c.warm, f.warm)
-	gauge(c.incomplete, float64(incomplete(f.peers)))
-	gauge(c.staleness, f.staleness.Seconds())
-	counter(c.blind, f.blind)
+	s.Counter("gossip_sent_records_total", "Records of this node's own news, counted once however many peers receive them.")(float64(st.PublishedRecords))
+	s.Counter("gossip_applied_records_total", "Records of peers' news that were merged.")(float64(st.AppliedRecords))
+	s.Counter("gossip_changed_records_total", "Merged records that changed this node's tree.")(float64(st.AppliedNews))
+	dropped := s.Counter("gossip_dropped_records_total", "Own records dropped because the outbox was full (add, touch, drop), peers' records of unlisted backends without a free number (unknown), and peers' records of an old generation or beyond the horizon (late).", "kind")
+	dropped(float64(out.LostAdds), "add")
+	dropped(float64(out.LostTouches), "touch")
+	dropped(float64(out.LostDrops), "drop")
+	dropped(float64(st.UnknownRecords), "unknown")
+	dropped(float64(f.shared.Late), "late")
+	s.Counter("gossip_resumes_total", "Streams that resumed where the previous one had ended.")(float64(st.Resumes))
+	s.Counter("gossip_missed_batches_total", "Batches that a peer's journal no longer held when this node resumed: a snapshot replaced them.")(float64(st.MissedBatches))
+	s.Counter("gossip_malformed_total", "Malformed batches, pages and states of peers.")(float64(st.Malformed + f.malformed))
+	s.Counter("gossip_violations_total", "Streams closed because of invalid data.")(float64(st.Violations))
+	s.Counter("gossip_slow_streams_total", "Streams closed because the peer read nothing for seconds or fell behind the journal.")(float64(st.SlowPeers))
+	s.Counter("gossip_held_back_total", "Times that own news waited because gossip_budget was used up.")(float64(st.DroppedBudget))
+	s.Counter("gossip_refused_total", "Rejected attempts of nodes to join or connect: a different secret, key, block size, cluster, protocol or certificate, or a taken name.")(float64(f.refused))
+	snapshots := s.Counter("gossip_snapshots_total", "Snapshots served to joining nodes, and taken.", "role")
+	snapshots(float64(st.SnapshotsServed), "served")
+	snapshots(float64(st.SnapshotsTaken), "taken")
+	s.Gauge("gossip_journal_bytes", "Bytes of own batches kept for peers that reconnect.")(float64(st.JournalBytes))
+	s.Gauge("gossip_pending_records", "Own records waiting to be sent.")(float64(out.Pending))
+	s.Gauge("warm_fraction", "Share of the peers' knowledge at this node's start that it has received. Not additive.")(f.warm)
+	s.Gauge("gossip_incomplete_peers", "Peers whose news lacks a part here until a snapshot brings it.")(float64(incomplete(f.peers)))
+	s.Gauge("staleness_seconds", "Age of peers' actions when this node learns of them, as the policy uses it. Not additive.")(f.staleness.Seconds())
+	s.Counter("blind_decisions_total", "Decisions without recent reports although the fleet has other nodes.")(float64(f.blind))
+}
+
+func (f *fleetFigures) collectPeers(s metrics.Scrape) {
+	connected := s.Gauge("peer_connected", "1 while this node receives the peer's news.", "peer")
+	lag := s.Gauge("peer_lag_seconds", "Age of the peer's news when it arrives here, or the peer's silence if that is longer.", "peer")
+	offset := s.Gauge("peer_clock_offset_seconds", "How far this node's clock is ahead of the peer's; the node corrects differences above half a second. Not additive.", "peer")
+	received := s.Counter("peer_received_bytes_total", "Bytes received from the peer, before encryption.", "peer")
+	sent := s.Counter("peer_sent_bytes_total", "Bytes sent to the peer, before encryption.", "peer")
+	for i := range f.peers {
+		p := &f.peers[i]
+		connected(metrics.Bool(p.Connected), p.Name)
+		if p.State == member.StateAlive { // a dead peer has no lag
+			lag(p.Lag.Seconds(), p.Name)
+		}
+		if p.Connected && p.RTT > 0 {
+			offset(p.Offset.Seconds(), p.Name)
+		}
+		received(float64(p.ReceivedBytes), p.Name)
+		sent(float64(p.SentBytes), p.Name)
+	}
 }

@@ -29,7 +29,7 @@ func TestFullDiskKeepsUp(t *testing.T) {
 		}
 	}, first.URL, second.URL)
 	ill, well := nodes[2], nodes[:2]
-	name := ill.fleet.roster().list[0].Name
+	name := ill.backends.Roster().List[0].Name
 	fill, err := os.Create(filepath.Join(dir, "fill"))
 	if err != nil {
 		t.Fatal(err)

@@ -39,7 +39,7 @@ func (n *Node) gossipConfig() (gossip.Config, error) {
 	return gossip.Config{
 		Member: member.Config{
 			Self: self,
-			Bind: c.gossipAddr(), Advertise: c.GossipAdvertise, Join: c.Join,
+			Bind: c.GossipAddr(), Advertise: c.GossipAdvertise, Join: c.Seeds(),
 			KeyringFile: c.GossipKeyFile, TLS: tlsConfig, Insecure: c.GossipInsecure,
 			Log: n.log.With().Str("component", "member").Logger(),
 		},

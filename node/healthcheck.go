@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -13,6 +12,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/gossip/member"
+	"grapevine/node/backends"
+	"grapevine/node/config"
 	"grapevine/node/health"
 	"grapevine/prefixtree"
 	"grapevine/proxy/engine"
@@ -32,9 +33,6 @@ const (
 	raiseQueue = 64
 )
 
-// noProbes as the probe path turns probes off: only requests judge engines.
-const noProbes = "-"
-
 type agreement interface {
 	Apply(ctx context.Context, c raftstore.Command) (raftstore.Result, error)
 	Leading() bool // the leader alone commits up and down
@@ -43,18 +41,17 @@ type agreement interface {
 // checker probes this node's share of the engines, tells the router which ones to avoid, and on the
 // leader commits the majority's reports. The board decides.
 type checker struct {
-	board  *health.Board
-	fleet  *fleet
-	router *policy.Router
-	log    zerolog.Logger
-	path   string
-	limit  time.Duration // of one probe
-	every  time.Duration // between rounds without events
+	board   *health.Board
+	engines *backends.Directory
+	router  *policy.Router
+	log     zerolog.Logger
+	path    string
+	limit   time.Duration // of one probe
+	every   time.Duration // between rounds without events
 
 	store func() agreement // may return nil: the store is not open
 	peers func() []string  // live, heard peers; nil without gossip
 	touch func()           // gossips this node's state now; nil without gossip
-	ask   question         // reads the metrics of a returned engine
 
 	wake    chan struct{} // capacity 1
 	slots   chan struct{} // held by running probes
@@ -68,7 +65,7 @@ type checker struct {
 	refused atomic.Uint64 // failed commands
 
 	mu      sync.Mutex
-	probers map[*link]*engine.Prober
+	probers map[any]*engine.Prober
 	avoided map[prefixtree.Backend]bool // as reported to the router
 }
 
@@ -77,10 +74,10 @@ func newChecker(n *Node) *checker {
 		board: health.New(health.Config{
 			Self: n.name, Interval: n.cfg.ProbeInterval, Timeout: n.cfg.ProbeTimeout, Jitter: rand.Float64,
 		}),
-		fleet: n.fleet, router: n.router, log: n.log.With().Str("component", "health").Logger(),
-		path: n.cfg.ProbePath, limit: n.cfg.ProbeTimeout, every: min(lookEvery, n.cfg.ProbeInterval/2), ask: n.learnMetrics(),
+		engines: n.backends, router: n.router, log: n.log.With().Str("component", "health").Logger(),
+		path: n.cfg.ProbePath, limit: n.cfg.ProbeTimeout, every: min(lookEvery, n.cfg.ProbeInterval/2),
 		wake: make(chan struct{}, 1), slots: make(chan struct{}, maxProbes), raise: make(chan health.Generation, raiseQueue),
-		writing: make(chan []health.Proposal, 1), probers: make(map[*link]*engine.Prober), avoided: make(map[prefixtree.Backend]bool),
+		writing: make(chan []health.Proposal, 1), probers: make(map[any]*engine.Prober), avoided: make(map[prefixtree.Backend]bool),
 	}
 }
 
@@ -143,11 +140,11 @@ func (c *checker) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var looked time.Time
-	var known *roster
+	var known *backends.Roster
 	for {
-		changed := c.fleet.rosterChanged()
+		changed := c.engines.Changed()
 		at := time.Now()
-		r := c.fleet.roster()
+		r := c.engines.Roster()
 		if r != known {
 			c.board.SetBackends(agreedBackends(r), at)
 			known = r
@@ -157,7 +154,7 @@ func (c *checker) run(ctx context.Context) {
 			c.look(r, at)
 		}
 		next := at.Add(c.every)
-		if c.path != noProbes {
+		if c.path != config.NoProbes {
 			var due []health.Probe
 			due, soonest := c.board.Due(nil, at)
 			if soonest.Before(next) {
@@ -184,30 +181,28 @@ func (c *checker) run(ctx context.Context) {
 	}
 }
 
-func agreedBackends(r *roster) []health.Backend {
-	list := make([]health.Backend, 0, len(r.list))
-	for _, u := range r.list {
-		b := health.Backend{Key: u.key, Name: u.Name, Generation: u.generation, Down: u.state == policy.Down}
-		if u.agreed != nil {
-			b.Version, b.Ours, b.Reason = u.agreed.Version, u.downByHealth(), u.agreed.Reason
-		}
+func agreedBackends(r *backends.Roster) []health.Backend {
+	list := make([]health.Backend, 0, len(r.List))
+	for _, u := range r.List {
+		b := health.Backend{Key: u.Key, Name: u.Name, Generation: u.Generation, Down: u.State == raftstore.Down}
+		b.Version, b.Ours, b.Reason = u.Version, u.DownByHealth(), u.Reason
 		list = append(list, b)
 	}
 	return list
 }
 
-func (c *checker) look(r *roster, at time.Time) {
+func (c *checker) look(r *backends.Roster, at time.Time) {
 	if c.peers != nil {
 		c.board.SetNodes(c.peers(), at)
 	}
-	alive := make(map[*link]bool, len(r.list))
-	for _, u := range r.list {
-		alive[u.link] = true
-		h := c.router.Health(u.id)
+	alive := make(map[any]bool, len(r.List))
+	for _, u := range r.List {
+		alive[u.Connection()] = true
+		h := c.router.Health(u.ID)
 		if h.Answered > 0 {
-			c.board.Answered(u.key, time.UnixMilli(int64(h.Answered)))
+			c.board.Answered(u.Key, time.UnixMilli(int64(h.Answered)))
 		}
-		if c.board.Ejected(u.key, h.Ejected, reasonOfFailure[h.Failure], at) {
+		if c.board.Ejected(u.Key, h.Ejected, reasonOfFailure[h.Failure], at) {
 			c.tell()
 		}
 	}
@@ -221,30 +216,30 @@ func (c *checker) look(r *roster, at time.Time) {
 }
 
 // resort makes the router avoid last-resort engines before the board knows the roster.
-func (c *checker) resort(r *roster) {
+func (c *checker) resort(r *backends.Roster) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, u := range r.list {
-		if u.lastResort() {
-			c.router.SetReported(u.id, true, now())
-			c.avoided[u.id] = true
+	for _, u := range r.List {
+		if u.LastResort() {
+			c.router.SetReported(u.ID, true, now())
+			c.avoided[u.ID] = true
 		}
 	}
 }
 
-func (c *checker) leave(r *roster, at time.Time) {
+func (c *checker) leave(r *backends.Roster, at time.Time) {
 	avoid := make(map[prefixtree.Backend]bool)
 	for _, key := range c.board.Avoid(nil, at) {
-		if u := r.byKey[key]; u != nil {
-			avoid[u.id] = true
-			c.router.SetReported(u.id, true, now()) // each round: a new generation clears it
+		if u := r.ByKey(key); u != nil {
+			avoid[u.ID] = true
+			c.router.SetReported(u.ID, true, now()) // each round: a new generation clears it
 		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	latest := c.fleet.roster() // may be newer than the board's
+	latest := c.engines.Roster() // may be newer than the board's
 	for id := range c.avoided {
-		if u := latest.at(id); u != nil && u.lastResort() {
+		if u := latest.At(id); u != nil && u.LastResort() {
 			avoid[id] = true
 		}
 	}
@@ -256,9 +251,9 @@ func (c *checker) leave(r *roster, at time.Time) {
 	c.avoided = avoid
 }
 
-func (c *checker) probe(ctx context.Context, r *roster, due []health.Probe, probing *sync.WaitGroup) {
+func (c *checker) probe(ctx context.Context, r *backends.Roster, due []health.Probe, probing *sync.WaitGroup) {
 	for _, p := range due {
-		u := r.byKey[p.Backend]
+		u := r.ByKey(p.Backend)
 		if u == nil {
 			continue // removed since
 		}
@@ -274,7 +269,7 @@ func (c *checker) probe(ctx context.Context, r *roster, due []health.Probe, prob
 	}
 }
 
-func (c *checker) probeOne(ctx context.Context, u *upstream, p health.Probe) {
+func (c *checker) probeOne(ctx context.Context, u *backends.Engine, p health.Probe) {
 	asked, cancel := context.WithTimeout(ctx, c.limit)
 	defer cancel()
 	began := now()
@@ -284,7 +279,7 @@ func (c *checker) probeOne(ctx context.Context, u *upstream, p health.Probe) {
 	}
 	c.probes[found].Add(1)
 	if found == engine.Alive {
-		c.router.Lives(u.id, began, now())
+		c.router.Lives(u.ID, began, now())
 	}
 	changed, back := c.board.Probed(p, reasonOf[found], time.Now())
 	if changed {
@@ -299,22 +294,20 @@ func (c *checker) probeOne(ctx context.Context, u *upstream, p health.Probe) {
 		c.poke() // otherwise the next round is soon enough
 	}
 	if back {
-		asking, cancel := context.WithTimeout(ctx, askTimeout)
+		asking, cancel := context.WithTimeout(ctx, backends.AskTimeout)
 		defer cancel()
-		c.ask(asking, u) // the engine may be a new process
+		c.engines.AskMetrics(asking, u) // the engine may be a new process
 	}
 }
 
 // A prober lives as long as its link, whose credentials it uses.
-func (c *checker) prober(u *upstream) *engine.Prober {
+func (c *checker) prober(u *backends.Engine) *engine.Prober {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	p := c.probers[u.link]
+	p := c.probers[u.Connection()]
 	if p == nil {
-		client := *u.client
-		client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-		p = &engine.Prober{Client: &client, URL: u.URL, Path: c.path, Key: u.APIKey}
-		c.probers[u.link] = p
+		p = u.Prober(c.path)
+		c.probers[u.Connection()] = p
 	}
 	return p
 }
@@ -330,13 +323,13 @@ var reasonOfFailure = [policy.Failures]health.Reason{
 
 // failed receives each request that counts against a backend.
 func (c *checker) failed(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Time) {
-	u := c.fleet.roster().at(b)
+	u := c.engines.Roster().At(b)
 	if u == nil {
 		return
 	}
 	at, h := time.Now(), c.router.Health(b)
-	changed := c.board.Ejected(u.key, h.Ejected, reasonOfFailure[h.Failure], at)
-	if c.board.Failed(u.key, at) || changed {
+	changed := c.board.Ejected(u.Key, h.Ejected, reasonOfFailure[h.Failure], at)
+	if c.board.Failed(u.Key, at) || changed {
 		c.tell()
 		c.poke()
 	}
@@ -360,7 +353,7 @@ func (c *checker) received(origin string, section []byte) error {
 // could see an idle engine recover.
 func (c *checker) propose(at time.Time) {
 	s := c.store()
-	if c.path == noProbes || len(c.writing) > 0 || s == nil || !s.Leading() {
+	if c.path == config.NoProbes || len(c.writing) > 0 || s == nil || !s.Leading() {
 		return
 	}
 	if list := c.board.Proposals(at); len(list) > 0 {
@@ -407,8 +400,8 @@ func (c *checker) writeProposal(ctx context.Context, p health.Proposal) {
 // would needlessly clear their records. It reports whether any engine remains.
 func (c *checker) stillDown(p *health.Proposal) bool {
 	down := make(map[string]bool)
-	for _, u := range c.fleet.roster().list {
-		down[u.Name] = u.downByHealth()
+	for _, u := range c.engines.Roster().List {
+		down[u.Name] = u.DownByHealth()
 	}
 	p.Names = slices.DeleteFunc(p.Names, func(name string) bool { return !down[name] })
 	p.Renew = slices.DeleteFunc(p.Renew, func(g health.Generation) bool { return !down[g.Name] })
@@ -442,23 +435,23 @@ func (c *checker) apply(ctx context.Context, command raftstore.Command) bool {
 	return false
 }
 
-func (c *checker) started(u *upstream, m *engine.Metrics) {
+func (c *checker) started(u *backends.Engine, m *engine.Metrics) {
 	if m.Started <= 0 {
 		return
 	}
 	began := time.UnixMilli(int64(m.Started * 1000))
-	if ended, again := c.board.Started(u.key, began, u.generation); again {
+	if ended, again := c.board.Started(u.Key, began, u.Generation); again {
 		c.restarted(health.Generation{Name: u.Name, From: ended})
 	}
 }
 
 // forgot is called when answers show that an engine's cache is empty.
 func (c *checker) forgot(b prefixtree.Backend) {
-	u := c.fleet.roster().at(b)
+	u := c.engines.Roster().At(b)
 	if u == nil {
 		return
 	}
-	if ended, again := c.board.Forgot(u.key, time.Now()); again {
+	if ended, again := c.board.Forgot(u.Key, time.Now()); again {
 		c.restarted(health.Generation{Name: u.Name, From: ended})
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine/node/backends"
 	"grapevine/node/health"
 	"grapevine/node/share"
 	"grapevine/prefixtree"
@@ -85,8 +86,8 @@ func TestEngineDiesAndReturns(t *testing.T) {
 	name := victim.addr
 	avoidedBy := func() (count int) {
 		for _, n := range nodes {
-			u := n.fleet.roster().named(name)
-			if _, avoided := n.router.Avoided(u.id, now()); avoided {
+			u := n.backends.Roster().Named(name)
+			if _, avoided := n.router.Avoided(u.ID, now()); avoided {
 				count++
 			}
 		}
@@ -96,7 +97,7 @@ func TestEngineDiesAndReturns(t *testing.T) {
 		h := backendOf(t, nodes[0], name).Health
 		return h.OK == len(nodes) && !h.Failing
 	})
-	before := nodes[0].fleet.roster().named(name).generation
+	before := nodes[0].backends.Roster().Named(name).Generation
 
 	victim.die()
 	eventually(t, "avoided everywhere", func() bool { return avoidedBy() == len(nodes) })
@@ -113,12 +114,12 @@ func TestEngineDiesAndReturns(t *testing.T) {
 	victim.rise()
 	eventually(t, "active everywhere", func() bool { return inState(nodes, name, "active") && avoidedBy() == 0 })
 	for _, n := range nodes {
-		u := n.fleet.roster().named(name)
-		if u.generation != before+1 {
-			t.Errorf("%s: generation %d after %d: its port was closed, so its cache is gone", n.Name(), u.generation, before)
+		u := n.backends.Roster().Named(name)
+		if u.Generation != before+1 {
+			t.Errorf("%s: generation %d after %d: its port was closed, so its cache is gone", n.Name(), u.Generation, before)
 		}
-		if age := now() - u.since; u.since == 0 || age > 60_000 {
-			t.Errorf("%s: it does not begin slowly: since %d", n.Name(), u.since)
+		if since := sinceOf(n, u); since == 0 || now()-since > 60_000 {
+			t.Errorf("%s: it does not begin slowly: since %d", n.Name(), since)
 		}
 	}
 	eventually(t, "metrics tell that it is well again", func() bool {
@@ -160,13 +161,13 @@ func TestDownIsTheLastResort(t *testing.T) {
 	mark(raftstore.MarkDown, raftstore.ByOperator, "the rack is being moved", name, other.addr) // an operator's mark outlasts health's
 	list := health.Proposal{Names: []string{name}, Reason: health.Prefix + "answers again", Renew: []health.Generation{{Name: name}}}
 	n.checker.writeProposal(t.Context(), list)
-	if b := backendOf(t, n, name); b.State != "down" || b.Reason != "the rack is being moved" || b.Generation != firstGeneration {
+	if b := backendOf(t, n, name); b.State != "down" || b.Reason != "the rack is being moved" || b.Generation != 1 {
 		t.Errorf("%+v", b)
 	}
 	if code := chatCode(t, n, "an operator's word"); code != http.StatusServiceUnavailable {
 		t.Errorf("answered %d", code)
 	}
-	judged := n.fleet.roster().named(name).agreed.Version
+	judged := n.backends.Roster().Named(name).Version
 	mark(raftstore.MarkUp, raftstore.ByOperator, "", name)
 	late := health.Proposal{Down: true, Names: []string{name}, Versions: []uint64{judged}, Reason: health.Prefix + "refused"}
 	n.checker.writeProposal(t.Context(), late)
@@ -174,7 +175,7 @@ func TestDownIsTheLastResort(t *testing.T) {
 		t.Errorf("by what health had seen before an operator's word: %+v", b)
 	}
 	eventually(t, "it is a backend as any", func() bool {
-		at, avoided := n.router.Avoided(n.fleet.roster().named(name).id, now())
+		at, avoided := n.router.Avoided(n.backends.Roster().Named(name).ID, now())
 		return !avoided && at == 0
 	})
 }
@@ -183,16 +184,16 @@ func TestDownIsTheLastResort(t *testing.T) {
 func TestWhoLeftIsForgotten(t *testing.T) {
 	n := unstarted(t)
 	c := n.checker
-	adopt := func(version uint64, generation uint32, name, reason string) (now *roster) {
+	adopt := func(version uint64, generation uint32, name, reason string) (now *backends.Roster) {
 		t.Helper()
 		s := stateWith(version, generation, name, "other")
 		if b := &s.Backends[0]; reason != "" {
 			b.State, b.DownBy, b.Reason = raftstore.Down, raftstore.ByHealth, reason
 		}
-		if err := n.fleet.adopt(s); err != nil {
+		if err := n.backends.Adopt(s); err != nil {
 			t.Fatal(err)
 		}
-		return n.fleet.roster()
+		return n.backends.Roster()
 	}
 	at := time.Now()
 	before := adopt(1, 1, "a", health.Prefix+"refused")
@@ -202,14 +203,14 @@ func TestWhoLeftIsForgotten(t *testing.T) {
 		c.leave(before, at) // with the replaced roster
 		c.board.SetBackends(agreedBackends(now), at)
 		c.leave(now, at)
-		if n.router.Health(now.named(name).id).Reported {
+		if n.router.Health(now.Named(name).ID).Reported {
 			t.Errorf("%s is healthy and left alone for good", name)
 		}
 		before = now
 	}
 	now := adopt(4, 4, "c", health.Prefix+"refused")
 	c.leave(before, at)
-	if !n.router.Health(now.named("c").id).Reported {
+	if !n.router.Health(now.Named("c").ID).Reported {
 		t.Error("an engine that is down is not left alone: the one before it was well")
 	}
 }
@@ -219,25 +220,24 @@ func TestAnswerOfOneThatWent(t *testing.T) {
 	e := newFakeEngine(t, "m")
 	e.setMetrics("process_start_time_seconds 1700000000\nvllm:num_requests_running 7\n")
 	n := unstarted(t)
-	s := stateWith(1, firstGeneration, "a")
+	s := stateWith(1, 1, "a")
 	s.Backends[0].URL = e.URL
-	if err := n.fleet.adopt(s); err != nil {
+	if err := n.backends.Adopt(s); err != nil {
 		t.Fatal(err)
 	}
-	was := n.fleet.roster().list[0]
-	ask := n.learnMetrics()
-	ask(t.Context(), was)
-	if n.fleet.roster().list[0].report.at.IsZero() {
+	was := n.backends.Roster().List[0]
+	n.backends.AskMetrics(t.Context(), was)
+	if l, _ := n.backends.Load(was); l.At.IsZero() {
 		t.Fatal("the engine did not answer")
 	}
-	if err := n.fleet.adopt(stateWith(2, firstGeneration+1, "b")); err != nil {
+	if err := n.backends.Adopt(stateWith(2, 1+1, "b")); err != nil {
 		t.Fatal(err)
 	}
-	now := n.fleet.roster().list[0]
-	n.checker.board.SetBackends(agreedBackends(n.fleet.roster()), time.Now())
-	ask(t.Context(), was)
+	now := n.backends.Roster().List[0]
+	n.checker.board.SetBackends(agreedBackends(n.backends.Roster()), time.Now())
+	n.backends.AskMetrics(t.Context(), was)
 	// b's first start time would seem a restart if the removed engine's were recorded.
-	ended, again := n.checker.board.Started(prefixtree.BackendKey("b"), time.Unix(1_800_000_000, 0), now.generation)
+	ended, again := n.checker.board.Started(prefixtree.BackendKey("b"), time.Unix(1_800_000_000, 0), now.Generation)
 	if again {
 		t.Errorf("generation %d has ended", ended)
 	}
@@ -277,10 +277,10 @@ func TestRestartFencesTheTree(t *testing.T) {
 	cfg.MetricsInterval = 10 * time.Millisecond
 	n := startNode(t, cfg)
 	awaitAgreement(t, n)
-	u := n.fleet.roster().list[0]
+	u := n.backends.Roster().List[0]
 	eventually(t, "its start is known", func() bool { return e.scraped.Load() > 3 })
-	if u.generation != firstGeneration {
-		t.Fatalf("generation %d", u.generation)
+	if u.Generation != 1 {
+		t.Fatalf("generation %d", u.Generation)
 	}
 	if code := chatCode(t, n, strings.Repeat("a long prompt ", 500)); code != http.StatusOK {
 		t.Fatal(code)
@@ -294,9 +294,9 @@ func TestRestartFencesTheTree(t *testing.T) {
 	}
 	eventually(t, "the prompt is known to be cached", func() bool { return held() > 0 })
 	page(1_700_000_090)
-	eventually(t, "a new generation", func() bool { return n.fleet.roster().list[0].generation == firstGeneration+1 })
+	eventually(t, "a new generation", func() bool { return n.backends.Roster().List[0].Generation == 1+1 })
 	eventually(t, "nothing is believed to be cached", func() bool { return held() == 0 })
-	if since := n.fleet.roster().list[0].since; since == 0 {
+	if since := sinceOf(n, n.backends.Roster().List[0]); since == 0 {
 		t.Error("it does not begin slowly")
 	}
 }
@@ -338,25 +338,15 @@ func TestReturnIsAskedAboutInTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { stopNode(t, n) })
-	c, r := n.checker, n.fleet.roster()
+	c, r := n.checker, n.backends.Roster()
 	c.board.SetBackends(agreedBackends(r), time.Now())
-	asked := 0
-	c.ask = func(ctx context.Context, _ *upstream) {
-		asked++
-		if _, bounded := ctx.Deadline(); !bounded {
-			t.Error("asked without a limit")
-		}
-	}
 	p := health.Probe{Backend: prefixtree.BackendKey(e.addr), Began: time.Now()}
 	e.die()
-	c.probeOne(t.Context(), r.list[0], p)
-	if asked != 0 {
-		t.Error("asked a dead engine")
-	}
+	c.probeOne(t.Context(), r.List[0], p)
 	e.rise()
-	c.probeOne(t.Context(), r.list[0], p)
-	if asked != 1 {
-		t.Errorf("asked %d times", asked)
+	c.probeOne(t.Context(), r.List[0], p)
+	if asked := e.scraped.Load(); asked != 1 {
+		t.Errorf("asked for metrics %d times", asked)
 	}
 }
 
@@ -464,8 +454,8 @@ func TestFailsAtOnceIsNoFavourite(t *testing.T) {
 		if c.bad && got > requests/4 {
 			t.Errorf("%d of %d requests went to an engine that fails them all", got, requests)
 		}
-		u := n.fleet.roster().named(strings.TrimPrefix(odd.URL, "http://"))
-		if _, avoided := n.router.Avoided(u.id, now()); !c.bad && (avoided || got < requests/4) {
+		u := n.backends.Roster().Named(strings.TrimPrefix(odd.URL, "http://"))
+		if _, avoided := n.router.Avoided(u.ID, now()); !c.bad && (avoided || got < requests/4) {
 			t.Errorf("answers of %d: avoided %v, %d of %d requests", c.status, avoided, got, requests)
 		}
 	}
@@ -489,10 +479,10 @@ func newOddEngine(t *testing.T, status int) *fakeEngine {
 // TestHealthTravels: reports travel in the state; bad sections harm nothing else.
 func TestHealthTravels(t *testing.T) {
 	a, b := newKnowledgeNode(t, "a"), newKnowledgeNode(t, "b")
-	key := prefixtree.BackendKey(a.fleet.roster().list[0].Name)
-	a.checker.board.SetBackends(agreedBackends(a.fleet.roster()), time.Now())
+	key := prefixtree.BackendKey(a.backends.Roster().List[0].Name)
+	a.checker.board.SetBackends(agreedBackends(a.backends.Roster()), time.Now())
 	a.checker.board.Ejected(key, true, health.Status5xx, time.Now())
-	b.checker.board.SetBackends(agreedBackends(b.fleet.roster()), time.Now())
+	b.checker.board.SetBackends(agreedBackends(b.backends.Roster()), time.Now())
 	b.checker.board.SetNodes([]string{"a"}, time.Now())
 	state := a.knowledge.State(nil)
 	b.knowledge.PeerState("a", state)

@@ -4,9 +4,9 @@ import (
 	"math"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
+	"grapevine/node/backends"
 	"grapevine/node/health"
+	"grapevine/node/metrics"
 	"grapevine/proxy/engine"
 )
 
@@ -22,9 +22,9 @@ type HealthStatus struct {
 	Bad       int      `json:"bad"`                // reporters
 }
 
-func (c *checker) status(u *upstream) HealthStatus {
+func (c *checker) status(u *backends.Engine) HealthStatus {
 	at := time.Now()
-	v, ok := c.board.Verdict(u.key, at)
+	v, ok := c.board.Verdict(u.Key, at)
 	if !ok {
 		return HealthStatus{Reporters: []string{}}
 	}
@@ -48,55 +48,21 @@ var ailmentNames = [...]string{
 	engine.Alive: "ok", engine.Refused: "refused", engine.NoRoute: "connect", engine.Silent: "timeout", engine.Broken: "reset", engine.Sick: "5xx", engine.Untrusted: "tls",
 }
 
-type healthCollector struct {
-	n                                       *Node
-	failing, avoided, probes, wrote, errors *prometheus.Desc
-	named, mute                             *prometheus.Desc
-}
-
-func newHealthCollector(n *Node) *healthCollector {
-	d := func(name, help string, labels ...string) *prometheus.Desc {
-		return prometheus.NewDesc(name, help, labels, nil)
+func (c *checker) collect(s metrics.Scrape) {
+	failing := s.Gauge("backend_failing", "1 while this node's own probes or requests find the backend failing.", "backend")
+	avoided := s.Gauge("backend_reported", "1 while this node avoids the backend because of probes or of peers' reports.", "backend")
+	for _, u := range c.engines.Roster().List {
+		st := c.status(u)
+		failing(metrics.Bool(st.Failing), u.Name)
+		avoided(metrics.Bool(st.Avoided), u.Name)
 	}
-	return &healthCollector{
-		n:       n,
-		failing: d("backend_failing", "1 while this node's own probes or requests find the backend failing.", "backend"),
-		avoided: d("backend_reported", "1 while this node leaves the backend alone because of probes or of other nodes' reports.", "backend"),
-		probes:  d("probes_total", "Probes of this node, by what they found.", "found"),
-		wrote:   d("health_writes_total", "Backends that this node has written down in the fleet's state: down, up, or generation (its engine was restarted).", "what"),
-		errors:  d("health_write_failures_total", "Changes of the fleet's state by health that failed; they are tried again."),
-		named:   d("source_backends", "Backends that a source of them named last.", "source"),
-		mute:    d("source_failing", "1 while a source of backends does not answer, or not well; its last answer stands.", "source"),
-	}
-}
-
-// Describe implements prometheus.Collector.
-func (h *healthCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{h.failing, h.avoided, h.probes, h.wrote, h.errors, h.named, h.mute} {
-		ch <- d
-	}
-}
-
-// Collect implements prometheus.Collector.
-func (h *healthCollector) Collect(ch chan<- prometheus.Metric) {
-	c, r := h.n.checker, h.n.fleet.roster()
-	for _, u := range r.list {
-		s := c.status(u)
-		ch <- prometheus.MustNewConstMetric(h.failing, prometheus.GaugeValue, oneIf(s.Failing), u.Name)
-		ch <- prometheus.MustNewConstMetric(h.avoided, prometheus.GaugeValue, oneIf(s.Avoided), u.Name)
-	}
-	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
-	}
+	probes := s.Counter("probes_total", "Probes of this node, by result.", "found")
 	for found, name := range ailmentNames {
-		counter(h.probes, c.probes[found].Load(), name)
+		probes(float64(c.probes[found].Load()), name)
 	}
-	counter(h.wrote, c.downs.Load(), "down")
-	counter(h.wrote, c.ups.Load(), "up")
-	counter(h.wrote, c.raised.Load(), "generation")
-	counter(h.errors, c.refused.Load())
-	for _, s := range h.n.sources.status() {
-		ch <- prometheus.MustNewConstMetric(h.named, prometheus.GaugeValue, float64(s.Backends), s.Source)
-		ch <- prometheus.MustNewConstMetric(h.mute, prometheus.GaugeValue, oneIf(s.Error != ""), s.Source)
-	}
+	commits := s.Counter("health_writes_total", "Backends that this node's health checks changed in the agreed state: down, up, or generation (the engine restarted).", "what")
+	commits(float64(c.downs.Load()), "down")
+	commits(float64(c.ups.Load()), "up")
+	commits(float64(c.raised.Load()), "generation")
+	s.Counter("health_write_failures_total", "Changes of the agreed state by health checks that failed; the node retries them.")(float64(c.refused.Load()))
 }

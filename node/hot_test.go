@@ -156,7 +156,10 @@ func testHeirsAreWarmed(t *testing.T, tenant string) {
 	if _, err := admin(n).SetBackendState(t.Context(), order[:1], "drain", ""); err != nil {
 		t.Fatal(err)
 	}
-	if f := n.hot.Figures().WarmUps; f["failed"] != 1 || f["unknown"] != 0 || f["warmed"] != 1 {
-		t.Errorf("%v", f)
+	m := scrape(t, n)
+	for outcome, want := range map[string]float64{"warmed": 1, "failed": 1, "unknown": 0} {
+		if got := m[fmt.Sprintf("grapevine_hot_warm_ups_total{outcome=%q}", outcome)]; got != want {
+			t.Errorf("%s: %v, want %v", outcome, got, want)
+		}
 	}
 }

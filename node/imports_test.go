@@ -29,13 +29,15 @@ var mayImport = map[string][]string{
 
 	"proxy": {"prefixtree", "proxy/..."},
 
-	"node/hot":     {"prefixtree", "proxy", "proxy/policy", "proxy/prompt", "raftstore"},
+	"node/hot":     {"node/metrics", "prefixtree", "proxy", "proxy/policy", "proxy/prompt", "raftstore"},
 	"node/notify":  {},
 	"node/health":  {},
 	"node/machine": {},
-	"node":         {"prefixtree", "gossip", "gossip/member", "node/backends", "node/health", "node/hot", "node/machine", "node/share", "raftstore", "proxy", "proxy/..."},
+	"node/config":  {"gossip/member", "node/machine", "prefixtree", "proxy", "proxy/policy", "raftstore"},
+	"node/metrics": {"proxy", "proxy/policy", "proxy/prompt", "raftstore"},
+	"node":         {"prefixtree", "gossip", "gossip/member", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "node/share", "raftstore", "proxy", "proxy/..."},
 
-	"node/backends": {"prefixtree"},
+	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/policy", "raftstore"},
 	"node/share":    {"gossip/wire", "prefixtree", "proxy/policy"},
 
 	"chaos/engine":   {},
@@ -62,33 +64,31 @@ var mayImport = map[string][]string{
 	"chaos/clients": {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 
 	"cmd/commandline":   {},
-	"cmd/grapevine":     {"cmd/commandline", "node", "node/machine", "node/notify"},
-	"cmd/grapevine-lab": {"cmd/commandline", "chaos/...", "node"},
+	"cmd/grapevine":     {"cmd/commandline", "node", "node/config", "node/machine", "node/notify"},
+	"cmd/grapevine-lab": {"cmd/commandline", "chaos/...", "node/config"},
 }
 
 // outside lists the imports of pure packages from other modules; nil means the standard library
 // only.
 var outside = map[string][]string{
-	"prefixtree":    {"github.com/zeebo/xxh3"},
-	"proxy/policy":  {"github.com/zeebo/xxh3"},
-	"proxy/prompt":  {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
-	"proxy/engine":  nil,
-	"gossip/wire":   nil,
-	"node/backends": nil,
-	"node/health":   {"github.com/zeebo/xxh3"},
-	"node/machine":  nil,
-	"node/notify":   nil,
-	"node/share":    nil,
+	"prefixtree":   {"github.com/zeebo/xxh3"},
+	"proxy/policy": {"github.com/zeebo/xxh3"},
+	"proxy/prompt": {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
+	"proxy/engine": nil,
+	"gossip/wire":  nil,
+	"node/health":  {"github.com/zeebo/xxh3"},
+	"node/machine": nil,
+	"node/notify":  nil,
+	"node/share":   nil,
 }
 
 var impure = map[string][]string{
-	"prefixtree":    {"net", "net/http", "log", "log/slog", "os", "context"},
-	"proxy/policy":  {"net", "net/http", "log", "log/slog", "os", "context"},
-	"proxy/prompt":  {"net", "net/http", "log", "log/slog", "os", "context"},
-	"proxy/engine":  {"log", "log/slog", "os"},
-	"node/backends": {"net", "net/http", "log", "log/slog", "os", "context"},
-	"node/health":   {"net", "net/http", "log", "log/slog", "os", "context"},
-	"node/share":    {"net", "net/http", "log", "log/slog", "os", "context"},
+	"prefixtree":   {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/policy": {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/prompt": {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/engine": {"log", "log/slog", "os"},
+	"node/share":   {"net", "net/http", "log", "log/slog", "os", "context"},
+	"node/health":  {"net", "net/http", "log", "log/slog", "os", "context"},
 }
 
 var topLevel = []string{

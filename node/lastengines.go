@@ -3,10 +3,10 @@ package node
 import (
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 
-	"grapevine/proxy/policy"
+	"grapevine/node/backends"
+	"grapevine/raftstore"
 )
 
 // checkLast refuses to leave the fleet, or a model of a named backend, without an active engine, by
@@ -20,12 +20,12 @@ func (n *Node) checkLast(r *http.Request, names []string, place, verb string) *R
 	for _, name := range names {
 		unknown[name] = true
 	}
-	var going, staying []*upstream
-	for _, u := range n.fleet.roster().list {
+	var going, staying []*backends.Engine
+	for _, u := range n.backends.Roster().List {
 		named := unknown[u.Name]
 		delete(unknown, u.Name)
 		switch {
-		case u.state != policy.Active:
+		case u.State != raftstore.Active:
 		case named:
 			going = append(going, u)
 		default:
@@ -39,7 +39,7 @@ func (n *Node) checkLast(r *http.Request, names []string, place, verb string) *R
 	case len(staying) == 0:
 		lost = "no active engine"
 	default:
-		models := n.fleet.onlyServedBy(going, staying)
+		models := n.backends.OnlyServedBy(going, staying)
 		if len(models) == 0 {
 			return nil
 		}
@@ -49,34 +49,9 @@ func (n *Node) checkLast(r *http.Request, names []string, place, verb string) *R
 		Remedy: "add or resume another engine first, or do it all the same with force (--force)"}
 }
 
-// onlyServedBy lists models that only going engines serve. A staying engine with unknown models
-// serves any.
-func (f *fleet) onlyServedBy(going, staying []*upstream) (models []string) {
-	served := make(map[string]bool)
-	for _, u := range staying {
-		names, _, _ := f.modelsOf(u)
-		if names == nil {
-			return nil
-		}
-		for _, name := range names {
-			served[name] = true
-		}
-	}
-	for _, u := range going {
-		names, _, _ := f.modelsOf(u)
-		for _, name := range names {
-			if !served[name] {
-				models = append(models, name)
-			}
-		}
-	}
-	slices.Sort(models)
-	return slices.Compact(models)
-}
-
 const namesInRefusal = 3
 
-func someNames(list []*upstream) string {
+func someNames(list []*backends.Engine) string {
 	var names []string
 	for _, u := range list[:min(len(list), namesInRefusal)] {
 		names = append(names, u.Name)

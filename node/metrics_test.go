@@ -14,6 +14,7 @@ import (
 
 	"grapevine/gossip"
 	"grapevine/gossip/member"
+	"grapevine/node/metrics"
 	"grapevine/node/share"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -57,13 +58,34 @@ func everyFigure() *fleetFigures {
 	}
 }
 
+// everyMetric has at least one series of every metric.
+func everyMetric(t *testing.T) *prometheus.Registry {
+	t.Helper()
+	cfg := testConfig("http://127.0.0.1:1")
+	cfg.BackendsFrom = []string{"file:/etc/grapevine/backends"}
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := metrics.New("v", func(s metrics.Scrape) {
+		n.collect(s)
+		everyFigure().collect(s)
+	})
+	m.AddBackends(n.backends.Roster().Names())
+	for _, r := range everyRecord() {
+		m.Observe(r)
+	}
+	m.Certificates.WithLabelValues("tls_cert").Set(1)
+	return m.Registry
+}
+
 func TestMetricsCount(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.1:1"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range everyRecord() {
-		n.metrics.observe(r)
+		n.metrics.Observe(r)
 	}
 	for series, want := range map[string]float64{
 		// No engine listed model m, so its tokens count as other.
@@ -139,14 +161,14 @@ func TestMetricsBounded(t *testing.T) {
 	for i := range listed {
 		listed[i] = fmt.Sprintf("adapter-%04d", i)
 	}
-	n.metrics.addModels(listed)
+	n.metrics.AddModels(listed)
 	for i := range 2000 {
-		n.metrics.observe(&proxy.Record{
+		n.metrics.Observe(&proxy.Record{
 			Kind: prompt.Chat, Model: fmt.Appendf(nil, "invented-%d", i), Status: 100 + i%2000, Attempts: 1,
 			Backend: "127.0.0.1:1", Decision: &policy.Decision{Strategy: policy.Prefix}, PromptTokens: 1,
 		})
 	}
-	if got := countSeries(t, n, "grapevine_tokens_total"); got > 3*(maxModelLabels+1) {
+	if got := countSeries(t, n, "grapevine_tokens_total"); got > 3*201 {
 		t.Errorf("%d token series", got)
 	}
 	if got := countSeries(t, n, "grapevine_requests_total"); got > 80 {
@@ -159,26 +181,18 @@ func TestMetricsKeepListedModels(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.metrics.addModels([]string{"m"})
+	n.metrics.AddModels([]string{"m"})
 	r := everyRecord()[0]
-	n.metrics.observe(r)
-	n.metrics.addModels([]string{"later"})
-	n.metrics.observe(r)
+	n.metrics.Observe(r)
+	n.metrics.AddModels([]string{"later"})
+	n.metrics.Observe(r)
 	if got := scrape(t, n)[`grapevine_tokens_total{model="m",type="prompt"}`]; got != 200 {
 		t.Errorf("%v prompt tokens of m, want 200", got)
 	}
 }
 
 func TestMetricsLint(t *testing.T) {
-	n, err := New(testConfig("http://127.0.0.1:1"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range everyRecord() {
-		n.metrics.observe(r)
-	}
-	prometheus.WrapRegistererWithPrefix("grapevine_", n.metrics.registry).MustRegister(newFleetCollector(everyFigure))
-	families, err := n.metrics.registry.Gather()
+	families, err := everyMetric(t).Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +218,7 @@ func TestMetricsStatuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, status := range []int{-1, 0, 200, 200, 299, 499, 599, 600, 1000} {
-		n.metrics.observe(&proxy.Record{Kind: prompt.Chat, Status: status})
+		n.metrics.Observe(&proxy.Record{Kind: prompt.Chat, Status: status})
 	}
 	for code, want := range map[string]float64{"200": 2, "499": 1, "other": 6} {
 		if got := scrape(t, n)[fmt.Sprintf("grapevine_requests_total{code=%q,kind=\"chat\"}", code)]; got != want {
@@ -221,6 +235,6 @@ func BenchmarkObserve(b *testing.B) {
 	r := everyRecord()[0]
 	b.ReportAllocs()
 	for b.Loop() {
-		n.metrics.observe(r)
+		n.metrics.Observe(r)
 	}
 }

@@ -20,10 +20,13 @@ import (
 
 	"grapevine/gossip"
 	"grapevine/node/backends"
+	"grapevine/node/config"
 	"grapevine/node/hot"
+	"grapevine/node/metrics"
 	"grapevine/node/share"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
+	"grapevine/proxy/engine"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
@@ -37,14 +40,14 @@ var (
 // Node is one router. Its methods are safe for concurrent use.
 type Node struct {
 	cfg     Config
-	limits  limits // of cfg, reduced to what the machine allows
+	limits  config.Limits // of cfg, reduced to what the machine allows
 	name    string
 	log     zerolog.Logger
 	hasher  *prefixtree.Hasher
 	tree    *prefixtree.Tree
 	router  *policy.Router
 	proxy   *proxy.Proxy
-	metrics *metrics
+	metrics *metrics.Metrics
 	cert    atomic.Pointer[tls.Certificate] // of the data port; nil without TLS
 
 	running  atomic.Pointer[Config] // cfg plus what Reload applied; immutable
@@ -54,8 +57,8 @@ type Node struct {
 
 	checker    *checker
 	sources    *sources
-	hot        *hot.Replicator                 // applies and, on the leader, sizes hot prefixes
-	fleet      *fleet                          // the backends; makes the view
+	hot        *hot.Replicator // applies and, on the leader, sizes hot prefixes
+	backends   *backends.Directory
 	store      atomic.Pointer[raftstore.Store] // the agreed state; nil: not started
 	proposed   atomic.Bool                     // the configured backends were proposed
 	refused    atomic.Bool                     // the fleet rejected them
@@ -110,7 +113,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	n.running.Store(&cfg)
 	n.log = cfg.Log.With().Str("node", n.name).Logger()
-	n.limits = n.cfg.fitHere()
+	n.limits = n.cfg.Fit()
 	if err := n.buildRouting(); err != nil {
 		return nil, err
 	}
@@ -132,7 +135,7 @@ func New(cfg Config) (*Node, error) {
 }
 
 func (n *Node) buildRouting() error {
-	secret, err := n.cfg.secret()
+	secret, err := n.cfg.HashSecret()
 	if err != nil {
 		return err
 	}
@@ -145,14 +148,14 @@ func (n *Node) buildRouting() error {
 		return fmt.Errorf("hasher: %w", err)
 	}
 	n.tree, err = prefixtree.New(prefixtree.Config{
-		Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: n.cfg.maxNumbers(),
+		Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: n.cfg.MaxNumbers(),
 	})
 	if err != nil {
 		return fmt.Errorf("tree: %w", err)
 	}
-	index, numbers := policy.Index(n.tree), backends.New(n.cfg.maxNumbers(), n.release, time.Now)
+	index, numbers := policy.Index(n.tree), backends.NewRegistry(n.cfg.MaxNumbers(), n.release, time.Now)
 	placements := share.NewPlacements(n.tree)
-	if n.cfg.inFleet() {
+	if n.cfg.InFleet() {
 		index = placements
 	}
 	n.router, err = policy.NewRouter(policy.Config{
@@ -164,12 +167,16 @@ func (n *Node) buildRouting() error {
 	if err != nil {
 		return fmt.Errorf("policy: %w", err)
 	}
-	if n.fleet, err = newFleet(n.cfg.Backends, n.cfg.Rules, n.cfg.UpstreamIdle, numbers); err != nil {
+	n.backends, err = backends.NewDirectory(backends.Config{
+		Own: n.cfg.Backends, Rules: n.cfg.Rules, Idle: n.cfg.UpstreamIdle, Numbers: numbers, Log: n.log,
+		Publish: n.publish, Reported: n.loadReported,
+	})
+	if err != nil {
 		return err
 	}
 	n.checker = newChecker(n)
 	hotCfg := hot.Config{Router: n.router, Log: n.log.With().Str("component", "hot").Logger()}
-	if n.cfg.inFleet() {
+	if n.cfg.InFleet() {
 		n.knowledge = newKnowledge(share.New(placements, n.router, numbers), n.router, n.checker)
 		hotCfg.Peers = func(sum hot.Sum) { n.knowledge.shared.PeerWork(sum.Add) }
 	}
@@ -177,20 +184,14 @@ func (n *Node) buildRouting() error {
 		describe := func(path string, body []byte, q *policy.Request) error {
 			return n.proxy.Describe([]byte(path), nil, body, q)
 		}
-		hotCfg.WarmUp = &hot.WarmUp{Post: n.fleet.post, Describe: describe, Index: index}
+		hotCfg.WarmUp = &hot.WarmUp{Post: n.backends.Post, Describe: describe, Index: index}
 	}
 	n.hot = hot.New(hotCfg)
 	if n.sources, err = newSources(n.cfg.BackendsFrom, n.log.With().Str("component", "sources").Logger()); err != nil {
 		return err
 	}
-	view, err := n.fleet.view()
-	if err != nil {
-		return err
-	}
-	n.metrics = newMetrics(n)
-	n.fleet.publish = n.publish
-	n.publish(nil, n.fleet.roster(), view)
-	return nil
+	n.metrics = metrics.New(n.cfg.Version, n.collect)
+	return n.backends.Publish()
 }
 
 // assumedBytesPerToken converts tokens to blocks for a first guess of the horizon, which the tree
@@ -244,7 +245,7 @@ func (n *Node) Start(ctx context.Context) error {
 // start begins with the admin API, so that cleanup in reverse order ends it last.
 func (n *Node) start(ctx context.Context) error {
 	n.began = time.Now()
-	n.limits.warn(&n.cfg, n.log.With().Str("component", "node").Logger())
+	n.limits.Warn(&n.cfg, n.log.With().Str("component", "node").Logger())
 	n.ready.wait(because("starting"))
 	if err := n.startAdmin(ctx); err != nil {
 		return err
@@ -323,20 +324,32 @@ func (n *Node) run(name string, loops ...func(context.Context)) {
 }
 
 func (n *Node) startDiscovery() {
-	ctx, cancel := context.WithCancel(context.Background())
-	var loops sync.WaitGroup
-	if n.cfg.ModelsInterval > 0 {
-		loops.Go(func() { n.fleet.rounds(ctx, n.cfg.ModelsInterval, n.learnModels()) })
-	}
-	if n.cfg.MetricsInterval > 0 {
-		loops.Go(func() { n.fleet.rounds(ctx, n.cfg.MetricsInterval, n.learnMetrics()) })
-	}
-	n.cleanups.push("discovery", func(context.Context) error {
-		cancel()
-		loops.Wait()
-		n.fleet.close()
+	n.cleanups.push("engine connections", func(context.Context) error {
+		n.backends.Close()
 		return nil
 	})
+	var loops []func(context.Context)
+	if every := n.cfg.ModelsInterval; every > 0 {
+		loops = append(loops, func(ctx context.Context) { n.backends.Poll(ctx, every, n.backends.AskModels) })
+	}
+	if every := n.cfg.MetricsInterval; every > 0 {
+		loops = append(loops, func(ctx context.Context) { n.backends.Poll(ctx, every, n.backends.AskMetrics) })
+	}
+	n.run("discovery", loops...)
+}
+
+// loadReported receives every load report of an engine.
+func (n *Node) loadReported(e *backends.Engine, m *engine.Metrics, resized bool) {
+	n.checker.started(e, m)
+	n.router.SetTelemetry(e.ID, policy.Telemetry{Running: m.Running, Waiting: m.Waiting, KVUsage: m.KVUsage})
+	if resized {
+		_, tokens := n.backends.Load(e)
+		n.setCapacity(e.ID, tokens)
+	}
+}
+
+func (n *Node) setCapacity(b prefixtree.Backend, tokens int) {
+	n.tree.SetCapacity(b, tokens*assumedBytesPerToken/n.cfg.BlockBytes)
 }
 
 // Drain makes /readyz answer 503 and serves for grace, so that load balancers react. Call Stop

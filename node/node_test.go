@@ -17,16 +17,17 @@ import (
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
+	"grapevine/node/config"
 	"grapevine/raftstore"
 )
 
 func testConfig(urls ...string) Config {
-	c := Default()
+	c := config.Default()
 	c.Listen, c.Admin, c.NodeName = "127.0.0.1:0", "127.0.0.1:0", "test"
 	c.DrainGrace, c.DrainClose = 0, 0
 	c.Log = zerolog.Nop()
 	c.ResponseHeaders = "all"
-	c.ProbePath = noProbes
+	c.ProbePath = config.NoProbes
 	for _, u := range urls {
 		c.Backends = append(c.Backends, Backend{URL: u})
 	}

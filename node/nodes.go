@@ -234,7 +234,7 @@ func (n *Node) serveGossip(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.URL.Query().Get("facts") == "1" {
-		s.Facts = factsStatus(n.tree.FactDigests(now(), n.fleet.numbers))
+		s.Facts = factsStatus(n.tree.FactDigests(now(), n.backends.Numbers()))
 	}
 	answer(w, s)
 }

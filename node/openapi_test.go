@@ -188,7 +188,7 @@ func TestOpenAPIHolds(t *testing.T) {
 	d := readDocument(t)
 	engine := newFakeEngine(t, "m")
 	n := startNode(t, testConfig(engine.URL))
-	eventually(t, "an agreement", func() bool { return n.fleet.roster().version > 0 })
+	eventually(t, "an agreement", func() bool { return n.backends.Roster().Version > 0 })
 	name := n.cfg.Backends[0].Name
 	ops := d.operations(t)
 	call := func(op, query string, body any) (int, string) {

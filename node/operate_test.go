@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
+	"grapevine/node/config"
 )
 
 var update = flag.Bool("update", false, "write the generated parts of docs/operate.md")
@@ -63,7 +63,7 @@ func replaceSection(t *testing.T, text []byte, name, content string) []byte {
 func settingsTable() string {
 	var b strings.Builder
 	b.WriteString("| key | flag, variable | default | what |\n|---|---|---|---|\n")
-	for _, s := range Settings() {
+	for _, s := range config.Settings() {
 		def := "`" + s.Default + "`"
 		if s.Default == "" {
 			def = "-"
@@ -88,16 +88,7 @@ func eventsTable() string {
 
 func metricsTable(t *testing.T) string {
 	t.Helper()
-	n, err := New(testConfig("http://127.0.0.1:1"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range everyRecord() {
-		n.metrics.observe(r)
-	}
-	n.metrics.certificates.WithLabelValues("tls_cert").Set(1)
-	prometheus.WrapRegistererWithPrefix("grapevine_", n.metrics.registry).MustRegister(newFleetCollector(everyFigure))
-	families, err := n.metrics.registry.Gather()
+	families, err := everyMetric(t).Gather()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"grapevine/node/config"
 	"grapevine/raftstore"
 )
 
@@ -45,12 +46,12 @@ type rulesRequest struct {
 // Rules returns the routing rules in force on this node.
 func (n *Node) Rules() *RuleSet {
 	set := &RuleSet{Source: "configuration", Rules: []RuleStatus{}}
-	now := n.fleet.roster() // the store's state may be newer than what is in force
-	set.Version = now.ruled.Version
-	if now.ruled.Text != "" {
-		set.Source, set.Text = "fleet", now.ruled.Text
+	now := n.backends.Roster() // the store's state may be newer than what is in force
+	set.Version = now.Source.Version
+	if now.Source.Text != "" {
+		set.Source, set.Text = "fleet", now.Source.Text
 	}
-	for _, r := range now.rules {
+	for _, r := range now.Rules {
 		set.Rules = append(set.Rules, RuleStatus{Model: r.Model, Path: r.PathPrefix, Header: r.Header, HeaderValue: r.HeaderValue, Strategy: r.Strategy})
 	}
 	return set
@@ -68,7 +69,7 @@ func (n *Node) putRules(w http.ResponseWriter, r *http.Request) {
 		refused.write(w)
 		return
 	}
-	if _, err := ParseRules(body.Text); err != nil {
+	if _, err := config.ParseRules(body.Text); err != nil {
 		refusalOfConfig(err).write(w)
 		return
 	}

@@ -21,7 +21,7 @@ import (
 func startAgreed(t *testing.T, cfg Config) *Node {
 	t.Helper()
 	n := startNode(t, cfg)
-	eventually(t, "an agreement", func() bool { return n.fleet.roster().version > 0 })
+	eventually(t, "an agreement", func() bool { return n.backends.Roster().Version > 0 })
 	return n
 }
 
@@ -374,10 +374,10 @@ func TestFactsStay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own := n.fleet.roster()
-	for i, u := range own.list {
+	own := n.backends.Roster()
+	for i, u := range own.List {
 		for seed := range 20 {
-			n.tree.Record(u.id, chain(100*i+seed, 64), now(), nil)
+			n.tree.Record(u.ID, chain(100*i+seed, 64), now(), nil)
 		}
 	}
 	count, xor := facts(n)
@@ -385,9 +385,9 @@ func TestFactsStay(t *testing.T) {
 		t.Fatal("nothing to keep")
 	}
 	state := &raftstore.State{Version: 7, Backends: []raftstore.Backend{
-		{Generation: 1, Name: own.list[2].Name, URL: own.list[2].URL, Weight: 1, Version: 7},
-		{Generation: 1, Name: own.list[1].Name, URL: own.list[1].URL, Weight: 1, Version: 7},
-		{Generation: 1, Name: own.list[0].Name, URL: own.list[0].URL, Weight: 1, Version: 7},
+		{Generation: 1, Name: own.List[2].Name, URL: own.List[2].URL, Weight: 1, Version: 7},
+		{Generation: 1, Name: own.List[1].Name, URL: own.List[1].URL, Weight: 1, Version: 7},
+		{Generation: 1, Name: own.List[0].Name, URL: own.List[0].URL, Weight: 1, Version: 7},
 	}}
 	slices.SortFunc(state.Backends, func(a, b raftstore.Backend) int { return strings.Compare(a.Name, b.Name) })
 	n.proposed.Store(true)
@@ -404,7 +404,7 @@ func TestFactsStay(t *testing.T) {
 	if got, _ := facts(n); got != count/3*2 {
 		t.Errorf("%d facts of %d are left by a new generation of one of three", got, count)
 	}
-	if n.fleet.roster().version != 9 {
+	if n.backends.Roster().Version != 9 {
 		t.Error("an older state was adopted")
 	}
 }
@@ -415,12 +415,12 @@ func TestEmptyAgreementWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.adopt(&raftstore.State{Version: 1})
-	if l := n.fleet.roster().list; len(l) != 1 {
+	if l := n.backends.Roster().List; len(l) != 1 {
 		t.Errorf("%+v", l)
 	}
 	n.proposed.Store(true)
 	n.adopt(&raftstore.State{Version: 2})
-	if l := n.fleet.roster().list; len(l) != 0 {
+	if l := n.backends.Roster().List; len(l) != 0 {
 		t.Errorf("%+v", l)
 	}
 }
@@ -432,13 +432,13 @@ func TestRefusedListGivesWay(t *testing.T) {
 	}
 	n.refused.Store(true)
 	for version, want := range []string{"127.0.0.3:1", "b", ""} {
-		s := stateWith(uint64(version+1), firstGeneration)
+		s := stateWith(uint64(version+1), 1)
 		if want == "b" {
-			s = stateWith(uint64(version+1), firstGeneration, want)
+			s = stateWith(uint64(version+1), 1, want)
 		}
 		n.adopt(s)
 		got := ""
-		for _, u := range n.fleet.roster().list {
+		for _, u := range n.backends.Roster().List {
 			got += u.Name
 		}
 		if got != want {
@@ -452,13 +452,13 @@ func TestStatesComeOutOfOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	older, newer := stateWith(1, firstGeneration, "a"), stateWith(2, firstGeneration, "a", "b")
+	older, newer := stateWith(1, 1, "a"), stateWith(2, 1, "a", "b")
 	newer.Switches.Hot = true
 	newer.Hot = []raftstore.HotPrefix{{Anchor: 7, Depth: 4096, R: 2, Expires: time.Now().Add(time.Hour).UnixMilli()}}
 	n.adopt(newer)
 	n.adopt(older)
-	if f := n.hot.Figures(); f.Prefixes != 1 || f.Replicas != 2 || n.fleet.roster().version != 2 {
-		t.Errorf("version %d with the hot prefixes %+v", n.fleet.roster().version, f)
+	if m := scrape(t, n); m["grapevine_hot_prefixes"] != 1 || m["grapevine_hot_prefix_replicas"] != 2 || n.backends.Roster().Version != 2 {
+		t.Errorf("version %d with %v hot prefixes", n.backends.Roster().Version, m["grapevine_hot_prefixes"])
 	}
 }
 
@@ -468,7 +468,7 @@ func TestUnchangedAgreementKeepsTheView(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.proposed.Store(true)
-	own := n.fleet.roster().list[0]
+	own := n.backends.Roster().List[0]
 	state := func(version uint64) *raftstore.State {
 		return &raftstore.State{Version: version, Backends: []raftstore.Backend{{Generation: 1, Name: own.Name, URL: own.URL, Weight: 1}}}
 	}

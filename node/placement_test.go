@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"grapevine/gossip"
+	"grapevine/node/backends"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -26,6 +27,12 @@ func stateWith(version uint64, generation uint32, names ...string) *raftstore.St
 		})
 	}
 	return s
+}
+
+// sinceOf is the start of an engine's slow start, as the policy has it.
+func sinceOf(n *Node, e *backends.Engine) prefixtree.Time {
+	b, _ := n.router.View().Backend(e.ID)
+	return b.Since
 }
 
 func unstarted(t *testing.T, names ...string) *Node {
@@ -100,7 +107,7 @@ func chain(seed, blocks int) []prefixtree.Hash {
 // TestPlacementsOutlastTheAgreement: adopting the fleet's list loses no facts, no unsent news and
 // no running requests.
 func TestPlacementsOutlastTheAgreement(t *testing.T) {
-	for _, generation := range []uint32{firstGeneration, firstGeneration + 2} {
+	for _, generation := range []uint32{1, 1 + 2} {
 		t.Run(fmt.Sprint("generation ", generation), func(t *testing.T) {
 			n := unstarted(t, "a", "b", "c", "d")
 			peer := unstarted(t, "c", "d", "a", "b")
@@ -143,15 +150,15 @@ func TestPlacementsOutlastTheAgreement(t *testing.T) {
 				t.Fatal(err)
 			}
 
-			if err := n.fleet.adopt(stateWith(7, generation, "d", "a", "c", "b")); err != nil {
+			if err := n.backends.Adopt(stateWith(7, generation, "d", "a", "c", "b")); err != nil {
 				t.Fatal(err)
 			}
 			for _, dispatch := range later {
 				dispatch()
 			}
 			receive()
-			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.fleet.numbers)
-			atPeer, xorAtPeer := peer.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, peer.fleet.numbers)
+			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.backends.Numbers())
+			atPeer, xorAtPeer := peer.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, peer.backends.Numbers())
 			if least := uint64(len(attempts) + 4); count < least || atPeer != count || xorAtPeer != xor {
 				t.Errorf("%d facts here, %d at the peer, the same %v; want the same, %d at least", count, atPeer, xorAtPeer == xor, least)
 			}
@@ -179,22 +186,22 @@ func TestPlacementsOutlastTheAgreement(t *testing.T) {
 // TestSinceIsNotToCome: a start time in the future begins slow start now, once.
 func TestSinceIsNotToCome(t *testing.T) {
 	n := unstarted(t)
-	s := stateWith(1, firstGeneration, "a")
+	s := stateWith(1, 1, "a")
 	s.Backends[0].Source, s.Backends[0].Since = raftstore.Admin, time.Now().Add(time.Hour).UnixMilli()
-	if err := n.fleet.adopt(s); err != nil {
+	if err := n.backends.Adopt(s); err != nil {
 		t.Fatal(err)
 	}
-	first := n.fleet.roster().list[0].since
+	first := sinceOf(n, n.backends.Roster().List[0])
 	if first == 0 || first > now() {
 		t.Errorf("it returned at %d, it is %d", first, now())
 	}
 	eventually(t, "the clock goes on", func() bool { return now() > first })
 	next := *s
 	next.Version = 2
-	if err := n.fleet.adopt(&next); err != nil {
+	if err := n.backends.Adopt(&next); err != nil {
 		t.Fatal(err)
 	}
-	if again := n.fleet.roster().list[0].since; again != first {
+	if again := sinceOf(n, n.backends.Roster().List[0]); again != first {
 		t.Errorf("it returned at %d, and by the next state at %d", first, again)
 	}
 }
@@ -204,7 +211,7 @@ func TestSinceIsNotToCome(t *testing.T) {
 func TestNewsBeforeTheBackend(t *testing.T) {
 	n := unstarted(t)
 	peer := unstarted(t, "a")
-	peer.tree.SetGeneration(0, firstGeneration, now())
+	peer.tree.SetGeneration(0, 1, now())
 	var last string
 	for i := range 8 {
 		last = peer.serve(t, chain(i, 40), now()+prefixtree.Time(200*i))
@@ -214,14 +221,14 @@ func TestNewsBeforeTheBackend(t *testing.T) {
 		t.Fatalf("%d records, %d of them are news", want, news)
 	}
 	digest := func() uint64 {
-		count, _ := n.tree.FactDigest(now(), 0, maxFactTime, n.fleet.numbers)
+		count, _ := n.tree.FactDigest(now(), 0, maxFactTime, n.backends.Numbers())
 		return count
 	}
 	for version, names := range [][]string{{"b"}, {"b", last}} {
 		if count := digest(); count != 0 {
 			t.Errorf("%d facts of a backend that is in no list would be sent on", count)
 		}
-		if err := n.fleet.adopt(stateWith(uint64(version+1), firstGeneration, names...)); err != nil {
+		if err := n.backends.Adopt(stateWith(uint64(version+1), 1, names...)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -229,7 +236,7 @@ func TestNewsBeforeTheBackend(t *testing.T) {
 		t.Errorf("%d of %d facts", got, want)
 	}
 	const prior = 10_000 // tokens/s, for an unknown engine
-	if rate := n.router.Rate(n.fleet.roster().named(last).id); rate < 2*prior {
+	if rate := n.router.Rate(n.backends.Roster().Named(last).ID); rate < 2*prior {
 		t.Errorf("%v tokens/s, where the other has measured %v", rate, peer.router.Rate(0))
 	}
 }
@@ -237,32 +244,32 @@ func TestNewsBeforeTheBackend(t *testing.T) {
 // TestNewsAheadOfTheState: peers' news about a new generation or URL survives its later agreement;
 // an engine of another name inherits nothing.
 func TestNewsAheadOfTheState(t *testing.T) {
-	elsewhere := stateWith(2, firstGeneration+1, "a")
+	elsewhere := stateWith(2, 1+1, "a")
 	elsewhere.Backends[0].URL = "http://elsewhere:1"
 	for _, c := range []struct {
 		next *raftstore.State
 		want int
-	}{{stateWith(2, firstGeneration+1, "a"), 40}, {elsewhere, 40}, {stateWith(2, firstGeneration+1, "b"), 0}} {
+	}{{stateWith(2, 1+1, "a"), 40}, {elsewhere, 40}, {stateWith(2, 1+1, "b"), 0}} {
 		n := unstarted(t)
-		if err := n.fleet.adopt(stateWith(1, firstGeneration, "a")); err != nil {
+		if err := n.backends.Adopt(stateWith(1, 1, "a")); err != nil {
 			t.Fatal(err)
 		}
-		id := n.fleet.roster().named("a").id
+		id := n.backends.Roster().Named("a").ID
 		n.tree.Record(id, chain(1, 40), now()-1000, nil)
 		peer := unstarted(t, "a")
-		peer.tree.SetGeneration(0, firstGeneration+1, now())
+		peer.tree.SetGeneration(0, 1+1, now())
 		peer.serve(t, chain(2, 40), now())
 		if _, news := tell(t, peer, n); news == 0 {
 			t.Fatal("nothing was told")
 		}
-		if err := n.fleet.adopt(c.next); err != nil {
+		if err := n.backends.Adopt(c.next); err != nil {
 			t.Fatal(err)
 		}
 		held := func(hashes []prefixtree.Hash) (blocks int) {
 			var m prefixtree.Matches
 			n.tree.Match(&m, hashes, now())
 			for _, h := range m.Holders() {
-				if h.Backend == n.fleet.roster().list[0].id {
+				if h.Backend == n.backends.Roster().List[0].ID {
 					blocks = int(h.Blocks)
 				}
 			}
@@ -289,18 +296,18 @@ func TestLoadWaitsForBackends(t *testing.T) {
 	k.DropPeer("z")
 	k.PeerLoad("v", load("b", 4), true)
 	k.PeerLoad("v", []gossip.Load{{Backend: key("b")}}, false)
-	if err := n.fleet.adopt(stateWith(1, firstGeneration, "a", "b")); err != nil {
+	if err := n.backends.Adopt(stateWith(1, 1, "a", "b")); err != nil {
 		t.Fatal(err)
 	}
 	of := func(name string) string {
-		tokens, active := n.router.PeerLoad(n.fleet.roster().named(name).id)
+		tokens, active := n.router.PeerLoad(n.backends.Roster().Named(name).ID)
 		return fmt.Sprint(tokens, " ", active)
 	}
 	if got := of("b"); got != "700 1" {
 		t.Errorf("load of others %s", got)
 	}
 	k.PeerLoad("x", load("b", 0)[:0], true)
-	if err := n.fleet.adopt(stateWith(2, firstGeneration, "a", "b", "c")); err != nil {
+	if err := n.backends.Adopt(stateWith(2, 1, "a", "b", "c")); err != nil {
 		t.Fatal(err)
 	}
 	if b, c := of("b"), of("c"); b != "0 0" || c != "0 0" {
@@ -310,16 +317,16 @@ func TestLoadWaitsForBackends(t *testing.T) {
 
 func TestAnotherEngineOfThatName(t *testing.T) {
 	n := unstarted(t, "a", "b")
-	own := n.fleet.roster().list
+	own := n.backends.Roster().List
 	a, b := own[0], own[1]
 	if a.Name != "a" || b.Name != "b" {
 		t.Fatalf("%s, %s", a.Name, b.Name)
 	}
-	n.tree.Record(a.id, chain(1, 40), now(), nil)
-	n.tree.Record(b.id, chain(2, 40), now(), nil)
-	s := stateWith(1, firstGeneration+3, "a", "b")
+	n.tree.Record(a.ID, chain(1, 40), now(), nil)
+	n.tree.Record(b.ID, chain(2, 40), now(), nil)
+	s := stateWith(1, 1+3, "a", "b")
 	s.Backends[0].URL = "http://elsewhere:1"
-	if err := n.fleet.adopt(s); err != nil {
+	if err := n.backends.Adopt(s); err != nil {
 		t.Fatal(err)
 	}
 	for i, want := range []int{0, 1} {
@@ -336,7 +343,7 @@ func TestAnotherEngineOfThatName(t *testing.T) {
 			break
 		}
 		peer := unstarted(t, "a")
-		peer.tree.SetGeneration(0, firstGeneration+3, now())
+		peer.tree.SetGeneration(0, 1+3, now())
 		applied, err := peer.knowledge.Apply("one", payload, 0)
 		if err != nil {
 			t.Fatal(err)
@@ -352,29 +359,29 @@ func TestAnotherEngineOfThatName(t *testing.T) {
 // about the own list's engine are forgotten.
 func TestAnotherEngineHasItsCapacity(t *testing.T) {
 	n := unstarted(t, "a")
-	s := stateWith(1, firstGeneration, "a")
+	s := stateWith(1, 1, "a")
 	s.Backends[0].URL, s.Backends[0].KVTokens = "http://elsewhere:1", 20_000
-	own := n.fleet.roster().named("a")
+	own := n.backends.Roster().Named("a")
 	own.KVTokens = 20_000
-	if err := n.fleet.adopt(s); err != nil {
+	if err := n.backends.Adopt(s); err != nil {
 		t.Fatal(err)
 	}
-	before := n.tree.Horizon(own.id)
+	before := n.tree.Horizon(own.ID)
 	for i := range 100 {
-		n.tree.Record(own.id, chain(i, 100), now()+prefixtree.Time(i*10), nil)
+		n.tree.Record(own.ID, chain(i, 100), now()+prefixtree.Time(i*10), nil)
 	}
-	if after := n.tree.Horizon(own.id); after >= before {
+	if after := n.tree.Horizon(own.ID); after >= before {
 		t.Errorf("10,000 blocks in a cache of 20,000 tokens leave the horizon at %v", after)
 	}
 }
 
 func TestReleaseForgetsAnEngine(t *testing.T) {
 	n := unstarted(t, "a")
-	id := n.fleet.roster().named("a").id
+	id := n.backends.Roster().Named("a").ID
 	var a policy.Attempt
 	n.place(t, &a, chain(1, 40))()
 	n.knowledge.PeerLoad("peer", []gossip.Load{{Backend: prefixtree.BackendKey("a"), PrefillTokens: 9, Active: 1}}, true)
-	if err := n.fleet.adopt(stateWith(1, firstGeneration, "b")); err != nil {
+	if err := n.backends.Adopt(stateWith(1, 1, "b")); err != nil {
 		t.Fatal(err)
 	}
 	if n.release(id) || n.tree.Stats().Facts == 0 || n.knowledge.shared.Stats().Outbox.Pending == 0 {
@@ -389,7 +396,7 @@ func TestReleaseForgetsAnEngine(t *testing.T) {
 	if st := n.knowledge.shared.Stats().Outbox; len(m.Holders()) > 0 || st.Pending > 0 {
 		t.Errorf("%d holders, %+v", len(m.Holders()), st)
 	}
-	if err := n.fleet.adopt(stateWith(2, firstGeneration+1, "a", "b")); err != nil {
+	if err := n.backends.Adopt(stateWith(2, 1+1, "a", "b")); err != nil {
 		t.Fatal(err)
 	}
 	if tokens, active := n.router.PeerLoad(id); tokens != 0 || active != 0 {
@@ -427,12 +434,9 @@ func TestPlacementsWhileTheFleetIsFounded(t *testing.T) {
 		}
 	}
 	var nodes []*Node
+	founders := founderAddrs(t, 3)
 	for i, name := range []string{"one", "two", "three"} {
-		join := []string{"127.0.0.2:1"} // no node: the other nodes join this one
-		if i > 0 {
-			join = []string{nodes[0].GossipAddr()}
-		}
-		cfg := agreeingConfig(t, name, join, slices.Concat(urls[i:], urls[:i])...)
+		cfg := founding(t, name, founders, i, slices.Concat(urls[i:], urls[:i])...)
 		cfg.WarmDeadline = 2 * time.Second
 		n := startNode(t, cfg)
 		nodes = append(nodes, n)
@@ -445,7 +449,7 @@ func TestPlacementsWhileTheFleetIsFounded(t *testing.T) {
 	var digests [3][2]uint64
 	eventually(t, "all know the same", func() bool {
 		for i, n := range nodes {
-			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.fleet.numbers)
+			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.backends.Numbers())
 			digests[i] = [2]uint64{count, xor}
 		}
 		return digests[0] == digests[1] && digests[1] == digests[2]

@@ -67,7 +67,7 @@ func TestRecoveredInDoubt(t *testing.T) {
 	cfg := testConfig(e.URL)
 	cfg.DataDir, cfg.Secret = t.TempDir(), "a secret that is kept"
 	n := startNode(t, cfg)
-	eventually(t, "an agreement", func() bool { return n.fleet.roster().version > 0 })
+	eventually(t, "an agreement", func() bool { return n.backends.Roster().Version > 0 })
 	id := n.store.Load().ID()
 	stopNode(t, n)
 	// One of two servers is missing, so there is no leader.

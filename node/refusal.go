@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 
+	"grapevine/node/config"
 	"grapevine/raftstore"
 )
 
@@ -62,7 +63,7 @@ func invalid(place, remedy, format string, args ...any) *Refusal {
 
 func refusalOf(err error) *Refusal {
 	var own *Refusal
-	var cfg *ConfigError
+	var cfg *config.Error
 	switch {
 	case errors.As(err, &own):
 		return own
@@ -99,20 +100,9 @@ func refusalOf(err error) *Refusal {
 
 func refusalOfConfig(err error) *Refusal {
 	var all []Refusal
-	var walk func(error)
-	walk = func(err error) {
-		var c *ConfigError
-		if joined, ok := err.(interface{ Unwrap() []error }); ok {
-			for _, e := range joined.Unwrap() {
-				walk(e)
-			}
-		} else if errors.As(err, &c) {
-			all = append(all, Refusal{Reason: c.Reason, Place: c.Key, Line: c.Line, Remedy: c.Remedy, status: http.StatusBadRequest})
-		} else {
-			all = append(all, Refusal{Reason: err.Error(), status: http.StatusBadRequest})
-		}
+	for _, m := range config.Mistakes(err) {
+		all = append(all, Refusal{Reason: m.Reason, Place: m.Key, Line: m.Line, Remedy: m.Remedy, status: http.StatusBadRequest})
 	}
-	walk(err)
 	first := all[0]
 	first.More = all[1:]
 	return &first
@@ -129,7 +119,7 @@ func readBody(w http.ResponseWriter, r *http.Request, into any) *Refusal {
 	var large *http.MaxBytesError
 	switch {
 	case errors.As(err, &large):
-		return &Refusal{status: http.StatusRequestEntityTooLarge, Reason: fmt.Sprintf("the body is larger than %s", Bytes(maxAdminBody)), Remedy: "send it in parts"}
+		return &Refusal{status: http.StatusRequestEntityTooLarge, Reason: fmt.Sprintf("the body is larger than %s", config.Bytes(maxAdminBody)), Remedy: "send it in parts"}
 	case err != nil:
 		return invalid("body", "", "%v", err)
 	}
@@ -139,14 +129,14 @@ func readBody(w http.ResponseWriter, r *http.Request, into any) *Refusal {
 // strictJSON decodes exactly one value without unknown fields.
 func strictJSON(text []byte, place string, into any) *Refusal {
 	if string(bytes.TrimSpace(text)) == "null" { // the decoder would accept it as no change
-		return invalid(join(place, "body"), "send a JSON object", "is null")
+		return invalid(within(place, "body"), "send a JSON object", "is null")
 	}
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(into)
 	if err == nil {
 		if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-			return invalid(join(place, "body"), "send one JSON value", "something follows the value")
+			return invalid(within(place, "body"), "send one JSON value", "something follows the value")
 		}
 		return nil
 	}
@@ -154,17 +144,17 @@ func strictJSON(text []byte, place string, into any) *Refusal {
 	var kind *json.UnmarshalTypeError
 	switch {
 	case errors.As(err, &syntax):
-		return &Refusal{status: http.StatusBadRequest, Place: join(place, "body"), Line: 1 + bytes.Count(text[:min(int(syntax.Offset), len(text))], []byte("\n")), Reason: "is no JSON: " + syntax.Error()}
+		return &Refusal{status: http.StatusBadRequest, Place: within(place, "body"), Line: 1 + bytes.Count(text[:min(int(syntax.Offset), len(text))], []byte("\n")), Reason: "is no JSON: " + syntax.Error()}
 	case errors.As(err, &kind):
-		return invalid(join(place, kind.Field), "send a "+kind.Type.String(), "is a %s", kind.Value)
+		return invalid(within(place, kind.Field), "send a "+kind.Type.String(), "is a %s", kind.Value)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return invalid(join(place, "body"), "send a JSON object", "ends too early")
+		return invalid(within(place, "body"), "send a JSON object", "ends too early")
 	}
 	text2 := strings.TrimPrefix(err.Error(), "json: ")
 	if name, ok := strings.CutPrefix(text2, "unknown field "); ok {
-		return invalid(join(place, strings.Trim(name, `"`)), "see docs/openapi.yaml for the fields there are", "is an unknown field")
+		return invalid(within(place, strings.Trim(name, `"`)), "see docs/openapi.yaml for the fields there are", "is an unknown field")
 	}
-	return invalid(join(place, "body"), "", "%s", text2)
+	return invalid(within(place, "body"), "", "%s", text2)
 }
 
 // only rejects requests with other query parameters; otherwise a misspelt ?dryrun would apply the
@@ -199,4 +189,11 @@ func isSet(r *http.Request, name string) (bool, *Refusal) {
 		return false, nil
 	}
 	return false, invalid(name, "write "+name+"=true", "%q is neither true nor false", values[0])
+}
+
+func within(place, field string) string {
+	if place == "" {
+		return field
+	}
+	return place + "." + field
 }

@@ -2,15 +2,9 @@ package node
 
 import (
 	"errors"
-	"maps"
 	"slices"
-)
 
-// Values of Setting.Reload. Empty: a change waits for the next start.
-const (
-	reloadValue = "yes"     // the new value is applied
-	reloadFile  = "file"    // the file is read again; another file name waits
-	reloadKeys  = "api_key" // of backends: api_key and the content of api_key_file
+	"grapevine/node/config"
 )
 
 // Reloaded lists the settings that differ from those in force before.
@@ -25,23 +19,23 @@ func (n *Node) Reload(next Config) (Reloaded, error) {
 	n.reloadMu.Lock()
 	defer n.reloadMu.Unlock()
 	now := *n.running.Load()
-	level, errLevel := parseLevel(next.LogLevel)
+	level, errLevel := config.ParseLevel(next.LogLevel)
 	cert, errCert := n.readCertificate()
-	locals, errKeys := n.fleet.keysFrom(next.Backends)
+	keys, errKeys := n.backends.ReadKeys(next.Backends)
 	if err := errors.Join(errLevel, errCert, errKeys); err != nil {
 		return Reloaded{}, err
 	}
 	var out Reloaded
 	differing := now.Differing(next)
-	for _, s := range Settings() {
+	for _, s := range config.Settings() {
 		if !slices.Contains(differing, s.Key) {
 			continue
 		}
 		switch s.Reload {
-		case reloadValue:
+		case config.ReloadValue:
 			now.Overlay(next, s.Key)
 			out.Applied = append(out.Applied, s.Key)
-		case reloadKeys:
+		case config.ReloadKeys:
 			if !slices.EqualFunc(now.Backends, next.Backends, sameButKey) {
 				out.AtNextStart = append(out.AtNextStart, s.Key)
 			}
@@ -56,7 +50,7 @@ func (n *Node) Reload(next Config) (Reloaded, error) {
 	if err != nil {
 		return Reloaded{}, err
 	}
-	changed, err := n.fleet.setLocals(locals)
+	changed, err := n.backends.SetKeys(keys)
 	if err != nil {
 		return Reloaded{}, err
 	}
@@ -64,7 +58,7 @@ func (n *Node) Reload(next Config) (Reloaded, error) {
 		out.Applied = append(out.Applied, "backends")
 	}
 	if n.cfg.Level != nil {
-		n.cfg.Level.set(level)
+		n.cfg.Level.Set(level)
 	}
 	n.useCertificate(cert)
 	n.running.Store(&now)
@@ -77,52 +71,4 @@ func (n *Node) Running() *Config { return n.running.Load() }
 func sameButKey(a, b Backend) bool {
 	return a.URL == b.URL && a.Name == b.Name && slices.Equal(a.Models, b.Models) && a.Weight == b.Weight &&
 		a.KVTokens == b.KVTokens && a.CAFile == b.CAFile
-}
-
-// keysFrom reads API keys. CA files stay, because connections were verified with them.
-func (f *fleet) keysFrom(backends []Backend) (map[string]local, error) {
-	keys := slices.Clone(backends)
-	for i := range keys {
-		keys[i].CAFile = ""
-	}
-	locals, err := readLocals(keys)
-	if err != nil {
-		return nil, err
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for name, old := range f.locals {
-		if old.caFile != "" {
-			l := locals[name]
-			l.caFile, l.roots = old.caFile, old.roots
-			locals[name] = l
-		}
-	}
-	return locals, nil
-}
-
-// setLocals replaces the backends' local settings for new requests and returns whether they
-// changed.
-func (f *fleet) setLocals(locals map[string]local) (changed bool, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if maps.Equal(f.locals, locals) {
-		return false, nil
-	}
-	f.locals = locals
-	old := f.roster()
-	ups := make([]*upstream, len(old.list))
-	for i, u := range old.list {
-		again := *u
-		ups[i] = &again
-	}
-	next := f.newRoster(old.version, ups, old.rules)
-	next.ruled = old.ruled
-	return true, f.changeLocked(next)
-}
-
-func (f *fleet) localOf(name string) local {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.locals[name]
 }

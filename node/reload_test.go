@@ -14,11 +14,18 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"grapevine/node/config"
 )
 
-func another(t *testing.T, c *Config, s Setting) {
+func another(t *testing.T, c *Config, s config.Setting) {
 	t.Helper()
-	v := reflect.ValueOf(c).Elem().Field(s.field)
+	var v reflect.Value
+	for i := range reflect.TypeFor[Config]().NumField() {
+		if reflect.TypeFor[Config]().Field(i).Tag.Get("yaml") == s.Key {
+			v = reflect.ValueOf(c).Elem().Field(i)
+		}
+	}
 	switch s.Key {
 	case "log_level":
 		c.LogLevel = "error"
@@ -49,7 +56,7 @@ func another(t *testing.T, c *Config, s Setting) {
 }
 
 func TestReloadGoesByTheTable(t *testing.T) {
-	for _, s := range Settings() {
+	for _, s := range config.Settings() {
 		n, err := New(testConfig("http://127.0.0.3:1"))
 		if err != nil {
 			t.Fatal(err)
@@ -61,13 +68,13 @@ func TestReloadGoesByTheTable(t *testing.T) {
 		}
 		got, err := n.Reload(next)
 		want := Reloaded{AtNextStart: []string{s.Key}}
-		if s.Reload == reloadValue {
+		if s.Reload == config.ReloadValue {
 			want = Reloaded{Applied: []string{s.Key}}
 		}
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v %v, want %+v", s.Key, got, err, want)
 		}
-		if still := n.Running().Differing(next); (len(still) == 0) != (s.Reload == reloadValue) {
+		if still := n.Running().Differing(next); (len(still) == 0) != (s.Reload == config.ReloadValue) {
 			t.Errorf("%s: still differing: %v", s.Key, still)
 		}
 	}
@@ -104,8 +111,8 @@ func TestReloadReachesRequests(t *testing.T) {
 	cfg := testConfig()
 	cfg.Backends = []Backend{{URL: s.URL, APIKeyFile: file, Models: []string{"m"}}}
 	cfg.MetricsInterval, cfg.MaxAttempts = 0, 1
-	cfg.Level = new(LogLevel)
-	log, err := NewLogger(lockedWriter{&outMu, &out}, false, cfg)
+	cfg.Level = new(config.LogLevel)
+	log, err := config.NewLogger(lockedWriter{&outMu, &out}, false, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

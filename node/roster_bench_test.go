@@ -60,7 +60,7 @@ func TestAdoptIsQuick(t *testing.T) {
 		n.adopt(&next)
 		best = min(best, time.Since(began))
 	}
-	if len(n.fleet.roster().list) != 2000 || len(n.router.View().Backends) != 2000 {
+	if len(n.backends.Roster().List) != 2000 || len(n.router.View().Backends) != 2000 {
 		t.Fatal("not adopted")
 	}
 	t.Logf("2,000 backends in %v", best)

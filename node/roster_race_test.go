@@ -60,16 +60,11 @@ func TestPicksAmongChanges(t *testing.T) {
 	}
 	for version := uint64(2); version < 400; version++ {
 		n.adopt(state(version))
-		if u := n.fleet.roster().list[0]; version%5 == 0 {
-			if _, _, err := n.fleet.learnModels(u, []listedModel{{id: "m"}, {id: fmt.Sprint("m", version)}}, nil); err != nil {
-				t.Error(err)
-			}
-		}
 	}
 	over.Store(true)
 	pickers.Wait()
-	for _, u := range n.fleet.roster().list {
-		if tokens, active := n.router.Load(u.id); tokens != 0 || active != 0 {
+	for _, u := range n.backends.Roster().List {
+		if tokens, active := n.router.Load(u.ID); tokens != 0 || active != 0 {
 			t.Errorf("%s: %d tokens and %d requests are left", u.Name, tokens, active)
 		}
 	}

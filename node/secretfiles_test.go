@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"grapevine/node/config"
 )
 
 func TestSecretFilesAreGuarded(t *testing.T) {
@@ -74,7 +76,7 @@ func TestConfigWithSecretIsGuarded(t *testing.T) {
 			if err := os.Chmod(path, mode); err != nil {
 				t.Fatal(err)
 			}
-			_, _, err := Load(path)
+			_, _, err := config.Load(path)
 			if refused := err != nil && strings.Contains(err.Error(), path+":") && strings.Contains(err.Error(), "_file"); refused != (secret && guarded) {
 				t.Errorf("%q, mode %o: %v", text, mode, err)
 			}

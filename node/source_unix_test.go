@@ -14,7 +14,7 @@ func TestSourceIsNoPipe(t *testing.T) {
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s, err := parseSource("file:" + path)
+	s, err := newSource("file:" + path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"grapevine/node/config"
+	"grapevine/node/metrics"
 	"grapevine/raftstore"
 )
 
@@ -63,7 +65,7 @@ type SourceStatus struct {
 func newSources(entries []string, log zerolog.Logger) (*sources, error) {
 	s := &sources{log: log, retry: sourceRetry, drained: make(map[string]time.Time), refused: make(map[string]time.Time)}
 	for _, e := range entries {
-		src, err := parseSource(e)
+		src, err := newSource(e)
 		if err != nil {
 			return nil, err
 		}
@@ -85,12 +87,12 @@ func (n *Node) startSources() {
 		return &raftstore.State{}
 	}
 	s.busy = func(name string) bool {
-		u := n.fleet.roster().named(name)
+		u := n.backends.Roster().Named(name)
 		if u == nil {
 			return false
 		}
-		_, own := n.router.Load(u.id)
-		_, others := n.router.PeerLoad(u.id)
+		_, own := n.router.Load(u.ID)
+		_, others := n.router.PeerLoad(u.ID)
 		return own+others > 0
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -135,11 +137,11 @@ func (s *sources) take(i int, list []Backend, unchanged bool, err error, at time
 	case err != nil:
 		if !failed || at.Sub(a.logged) >= errSilence {
 			a.logged = at
-			s.log.Warn().Err(err).Str("source", a.entry).Msg("source of backends fails: its last answer stands")
+			s.log.Warn().Err(err).Str("source", a.Entry).Msg("source of backends fails: its last answer stands")
 		}
 		return
 	case failed:
-		s.log.Info().Str("source", a.entry).Msg("source of backends answers again")
+		s.log.Info().Str("source", a.Entry).Msg("source of backends answers again")
 	}
 	a.at = at
 	if unchanged {
@@ -174,8 +176,8 @@ func (s *sources) findClashesLocked() {
 				continue // the fleet refuses it with a message
 			}
 			if first, taken := names[name]; taken {
-				if theirs := s.answers[first].list[name]; !theirs.same(&b) {
-					clashes = append(clashes, fmt.Sprintf("%s: %s says otherwise, and comes first", name, s.answers[first].entry))
+				if theirs := s.answers[first].list[name]; !sameBackend(&theirs, &b) {
+					clashes = append(clashes, fmt.Sprintf("%s: %s says otherwise, and comes first", name, s.answers[first].Entry))
 				}
 				continue
 			}
@@ -190,15 +192,15 @@ func (s *sources) findClashesLocked() {
 			clashes = append(clashes[:maxClashes], fmt.Sprintf("%d more", len(clashes)-maxClashes))
 		}
 		if a.clash = strings.Join(clashes, "; "); a.clash != was && a.clash != "" {
-			s.log.Warn().Str("source", a.entry).Str("ignored", a.clash).Msg("sources of backends contradict each other")
+			s.log.Warn().Str("source", a.Entry).Str("ignored", a.clash).Msg("sources of backends contradict each other")
 		}
 	}
 }
 
 const maxClashes = 5
 
-func (b *Backend) same(c *Backend) bool {
-	return sameURL(b.URL, c.URL) && b.Weight == c.Weight && b.KVTokens == c.KVTokens && slices.Equal(b.Models, c.Models)
+func sameBackend(b, c *Backend) bool {
+	return config.SameURL(b.URL, c.URL) && b.Weight == c.Weight && b.KVTokens == c.KVTokens && slices.Equal(b.Models, c.Models)
 }
 
 func (s *sources) firstLocked(name string) *sourceAnswer {
@@ -317,7 +319,7 @@ func (s *sources) changes(state *raftstore.State, at time.Time) (commands []raft
 				if url, err := raftstore.NormalURL(b.URL); err == nil && !urls[url] {
 					urls[url] = true
 					add = append(add, raftstore.Backend{
-						Name: name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: a.kind,
+						Name: name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: a.Kind,
 					})
 				}
 			}
@@ -337,7 +339,7 @@ func changed(have *raftstore.Backend, b *Backend) (commands []raftstore.Command)
 	}
 	u := raftstore.UpdateBackend{Name: have.Name}
 	differs := false
-	if !sameURL(have.URL, b.URL) {
+	if !config.SameURL(have.URL, b.URL) {
 		u.URL, differs = &b.URL, true
 	}
 	if have.Weight != b.Weight {
@@ -397,7 +399,7 @@ func (s *sources) missing(b *raftstore.Backend) (since time.Time, gone bool) {
 	kinds := 0
 	for i := range s.answers {
 		a := &s.answers[i]
-		if a.kind != b.Source {
+		if a.Kind != b.Source {
 			continue
 		}
 		kinds++
@@ -429,7 +431,7 @@ func (s *sources) status() []SourceStatus {
 	out := make([]SourceStatus, len(s.answers))
 	for i := range s.answers {
 		a := &s.answers[i]
-		out[i] = SourceStatus{Source: a.entry, Backends: len(a.list)}
+		out[i] = SourceStatus{Source: a.Entry, Backends: len(a.list)}
 		if !a.at.IsZero() {
 			out[i].AgeS = tenths(time.Since(a.at))
 		}
@@ -438,4 +440,13 @@ func (s *sources) status() []SourceStatus {
 		}
 	}
 	return out
+}
+
+func (s *sources) collect(m metrics.Scrape) {
+	listed := m.Gauge("source_backends", "Backends in the last answer of a source.", "source")
+	failing := m.Gauge("source_failing", "1 while a source of backends fails or contradicts another; its last answer stays in force.", "source")
+	for _, st := range s.status() {
+		listed(float64(st.Backends), st.Source)
+		failing(metrics.Bool(st.Error != ""), st.Source)
+	}
 }

@@ -25,7 +25,7 @@ func (p *picker) Now() prefixtree.Time { return now() }
 func (p *picker) Pick(q *policy.Request, a *policy.Attempt) (proxy.Target, error) {
 	n := p.n
 	err := n.router.Pick(q, now(), a)
-	if errors.Is(err, policy.ErrUnknownModel) && n.fleet.roster().open {
+	if errors.Is(err, policy.ErrUnknownModel) && n.backends.Roster().Open {
 		err = n.anyModel(q, func() error { return n.router.Pick(q, now(), a) })
 	}
 	if err != nil {
@@ -56,18 +56,18 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, er
 	return proxy.Config{
 		Picker:   &picker{n},
 		Hasher:   n.hasher,
-		Models:   n.fleet.modelsAnswer,
+		Models:   n.backends.ModelsAnswer,
 		Observer: n.observe,
 		Log:      n.log.With().Str("component", "proxy").Logger(),
 		NodeName: n.name,
 
 		PassPaths: cfg.PassPaths, AllowEngineControl: cfg.AllowEngineControl, ResponseHeaders: headers, Tenant: tenant,
 
-		MaxBody:       int(n.limits.maxBody),
-		MaxBodyMemory: int(n.limits.bodyMemory),
+		MaxBody:       int(n.limits.MaxBody),
+		MaxBodyMemory: int(n.limits.BodyMemory),
 		MaxHeader:     int(cfg.MaxHeader),
 		MaxAttempts:   cfg.MaxAttempts,
-		MaxConns:      n.limits.connections,
+		MaxConns:      n.limits.Connections,
 		MaxIdle:       cfg.MaxIdle,
 
 		Timeouts: proxy.Timeouts{
@@ -82,7 +82,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, er
 }
 
 func (n *Node) observe(r *proxy.Record) {
-	n.metrics.observe(r)
+	n.metrics.Observe(r)
 	n.hot.Observe(r)
 }
 

@@ -118,9 +118,9 @@ func (n *Node) Summary() string {
 	if g := n.gossip.Load(); g != nil {
 		parts = append(parts, count(1+alive(g.Members()), "node"))
 	}
-	list, avoided, at := n.fleet.roster().list, 0, now()
+	list, avoided, at := n.backends.Roster().List, 0, now()
 	for _, u := range list {
-		if _, avoid := n.router.Avoided(u.id, at); avoid {
+		if _, avoid := n.router.Avoided(u.ID, at); avoid {
 			avoided++
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"grapevine/node/backends"
+	"grapevine/node/config"
 	"grapevine/node/notify"
 	"grapevine/node/share"
 	"grapevine/prefixtree"
@@ -155,7 +156,7 @@ func TestWatchdogOfStuckNode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := &gate{Registry: n.fleet.numbers}
+	names := &gate{Registry: n.backends.Numbers()}
 	n.knowledge.shared = share.New(n.knowledge.shared.Placements, n.router, names)
 	n.raftTimers = patientRaft
 	if err := n.Start(t.Context()); err != nil {
@@ -252,9 +253,9 @@ func TestReload(t *testing.T) {
 }
 
 func TestDiffering(t *testing.T) {
-	a := Default()
+	a := config.Default()
 	a.Backends = []Backend{{URL: "http://a:1"}}
-	b := Default()
+	b := config.Default()
 	b.Backends = []Backend{{URL: "http://a:1", Name: "a:1", Weight: 1}}
 	for _, c := range []*Config{&a, &b} {
 		if err := c.Validate("", nil); err != nil {

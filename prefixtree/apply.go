@@ -183,7 +183,7 @@ func (m *merge) place(f *Fact, blocks []Hash, places []place) {
 	told := makeEntry(f.Backend, f.Time, anchorFlags(f.Span))
 	span := float64(max(1, min(f.Span, maxSpan)))
 	var left [lookahead]use
-	touched, fresh, n := 0, 0, 0
+	touched, n := 0, 0
 	for i, h := range blocks {
 		p := &places[i]
 		e := told
@@ -203,7 +203,6 @@ func (m *merge) place(f *Fact, blocks []Hash, places []place) {
 		switch at := entryTime(prior); {
 		case prior == 0 || lim.dead(at, m.now):
 			touched++
-			fresh++
 		case at < f.Time:
 			touched++
 			if n == 0 || left[n-1].at != at {
@@ -218,7 +217,6 @@ func (m *merge) place(f *Fact, blocks []Hash, places []place) {
 	if touched > 0 {
 		m.t.noteBackend(f.Backend, f.Time)
 		m.t.useAgain(f.Backend, left[:n], use{f.Time, span * float64(touched)})
-		m.t.ledgers[f.Backend].placed.Add(int64(span) * int64(fresh))
 	}
 }
 

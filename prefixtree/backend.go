@@ -62,10 +62,9 @@ func residency(age, horizon int64) float32 {
 	return float32(max(0, 1-over/(goneAfter-1)))
 }
 
-// ledger is what is learned about one backend. mu guards it, except generation and placed.
+// ledger is what is learned about one backend. mu guards it, except generation.
 type ledger struct {
 	generation atomic.Uint32
-	placed     atomic.Int64
 
 	mu    sync.Mutex
 	usage usage
@@ -120,15 +119,6 @@ func (h *heard) fence(generation uint32, newest, now Time) Time {
 		return min(newest, h.since-1)
 	}
 	return newest
-}
-
-// Placed returns the blocks that other nodes' facts newly placed on b since the start; 0 if b is
-// out of range. Safe for concurrent use.
-func (t *Tree) Placed(b Backend) int64 {
-	if int(b) >= len(t.ledgers) {
-		return 0
-	}
-	return t.ledgers[b].placed.Load()
 }
 
 // Horizon returns the age of probable eviction from b; 0 if b is out of range. Safe for concurrent

@@ -427,33 +427,3 @@ func FuzzDeltaForm(f *testing.F) {
 		}
 	})
 }
-
-// Placed counts other nodes' new blocks once.
-func TestPlacedCountsWhatIsNew(t *testing.T) {
-	tree := newTree(t, Config{})
-	tell := func(b Backend, chain []Hash, at Time) {
-		for _, f := range tree.AppendFacts(nil, b, chain, at) {
-			tree.Apply(f)
-		}
-	}
-	long, other := chainOf(t, 1, 103), chainOf(t, 2, 40)
-	tell(1, long, start)
-	got := tree.Placed(1)
-	if got < 100 || got > 106 {
-		t.Errorf("%d blocks of 103", got)
-	}
-	tell(1, long, start)
-	tell(1, long, start+60_000)
-	tree.Record(1, other, start, nil)
-	if tree.Placed(1) != got {
-		t.Errorf("%d blocks after a touch and a placement of its own, %d before", tree.Placed(1), got)
-	}
-	tell(1, other, start+1)
-	if tree.Placed(1) != got {
-		t.Errorf("%d blocks, though this tree had them itself", tree.Placed(1))
-	}
-	tell(2, long, start)
-	if tree.Placed(2) != got || tree.Placed(1) != got || tree.Placed(60_000) != 0 {
-		t.Errorf("%d and %d blocks on two backends that were sent the same", tree.Placed(1), tree.Placed(2))
-	}
-}

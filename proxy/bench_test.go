@@ -230,7 +230,7 @@ func BenchmarkSweep(b *testing.B) {
 				if active {
 					c.state.Store(connActive)
 				}
-				p.conns.add(c)
+				p.conns[c] = struct{}{}
 			}
 			b.ReportAllocs()
 			var scratch []*clientConn

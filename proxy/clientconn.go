@@ -44,7 +44,6 @@ type clientConn struct {
 	net.Conn
 	proxy *Proxy
 	raw   net.Conn
-	index int
 	key   uint64
 
 	forwarded []byte // for X-Forwarded-For
@@ -284,20 +283,4 @@ func (c *clientConn) interrupt(why reason) {
 	if c.up != nil {
 		c.up.interrupt()
 	}
-}
-
-// registry lists the open connections. Guarded by Proxy.mu.
-type registry struct{ list []*clientConn }
-
-func (r *registry) add(c *clientConn) {
-	c.index = len(r.list)
-	r.list = append(r.list, c)
-}
-
-func (r *registry) remove(c *clientConn) {
-	last := len(r.list) - 1
-	r.list[c.index] = r.list[last]
-	r.list[c.index].index = c.index
-	r.list[last] = nil
-	r.list = r.list[:last]
 }

@@ -2,6 +2,8 @@ package proxy
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
 )
 
@@ -90,18 +92,18 @@ func (p *Proxy) closeListeners() {
 func (p *Proxy) closeIdle(state int32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, c := range p.conns.list {
+	for c := range p.conns {
 		if c.state.CompareAndSwap(state, connClosing) {
 			c.raw.Close()
 		}
 	}
-	return len(p.conns.list) == 0
+	return len(p.conns) == 0
 }
 
 func (p *Proxy) forceClosed() {
 	p.cancel()
 	p.mu.Lock()
-	conns := append([]*clientConn(nil), p.conns.list...)
+	conns := slices.Collect(maps.Keys(p.conns))
 	p.mu.Unlock()
 	for _, c := range conns {
 		c.interrupt(forced)
@@ -116,7 +118,7 @@ func (p *Proxy) forceClosed() {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, c := range p.conns.list {
+	for c := range p.conns {
 		c.raw.Close()
 	}
 }

@@ -269,7 +269,7 @@ func TestDrainUnderLoad(t *testing.T) {
 // TestForestalledRequestIsNotServed: a request read while the drain closes its connection reaches
 // no engine.
 func TestForestalledRequestIsNotServed(t *testing.T) {
-	p := &Proxy{}
+	p := &Proxy{conns: make(map[*clientConn]struct{})}
 	near, far := net.Pipe()
 	defer far.Close()
 	c := &clientConn{Conn: meanwhile{near, func() {
@@ -277,7 +277,7 @@ func TestForestalledRequestIsNotServed(t *testing.T) {
 			t.Error("the connection is not among those of the proxy")
 		}
 	}}, raw: near, proxy: p}
-	p.conns.add(c)
+	p.conns[c] = struct{}{}
 	sent := make(chan error, 1)
 	go func() {
 		_, err := io.WriteString(far, "GET / HTTP/1.1\r\n\r\n")

@@ -39,35 +39,29 @@ func dialectOf(path []byte) dialect {
 	return openAI
 }
 
-func openAIType(status int) string {
-	switch {
-	case status == fasthttp.StatusTooManyRequests:
-		return "rate_limit_error"
-	case status == fasthttp.StatusNotFound:
-		return "not_found_error"
-	case status >= 500:
-		return "server_error"
-	}
-	return "invalid_request_error"
+// errorTypes names statuses that have names of their own, for OpenAI's and Anthropic's clients.
+var errorTypes = map[int][2]string{
+	fasthttp.StatusNotFound:              {"not_found_error", "not_found_error"},
+	fasthttp.StatusRequestTimeout:        {"invalid_request_error", "timeout_error"},
+	fasthttp.StatusRequestEntityTooLarge: {"invalid_request_error", "request_too_large"},
+	fasthttp.StatusTooManyRequests:       {"rate_limit_error", "rate_limit_error"},
+	fasthttp.StatusServiceUnavailable:    {"server_error", "overloaded_error"},
+	fasthttp.StatusGatewayTimeout:        {"server_error", "timeout_error"},
 }
 
-func anthropicType(status int) string {
-	switch status {
-	case fasthttp.StatusNotFound:
-		return "not_found_error"
-	case fasthttp.StatusRequestEntityTooLarge:
-		return "request_too_large"
-	case fasthttp.StatusTooManyRequests:
-		return "rate_limit_error"
-	case fasthttp.StatusServiceUnavailable:
-		return "overloaded_error"
-	case fasthttp.StatusGatewayTimeout, fasthttp.StatusRequestTimeout:
-		return "timeout_error"
+func errorType(status int, d dialect) string {
+	types, ok := errorTypes[status]
+	switch {
+	case ok:
+	case status >= 500:
+		types = [2]string{"server_error", "api_error"}
+	default:
+		types = [2]string{"invalid_request_error", "invalid_request_error"}
 	}
-	if status >= 500 {
-		return "api_error"
+	if d == anthropic || d == either {
+		return types[1]
 	}
-	return "invalid_request_error"
+	return types[0]
 }
 
 // Clients expect param, which is always null here.
@@ -97,15 +91,14 @@ type (
 )
 
 func (f fault) body(d dialect) []byte {
-	inner := openAIError{Message: f.message, Type: openAIType(f.status), Code: f.code}
+	kind := errorType(f.status, d)
 	switch d {
 	case anthropic:
-		return marshal(envelope{"error", anthropicError{anthropicType(f.status), f.message}})
+		return marshal(envelope{"error", anthropicError{kind, f.message}})
 	case either:
-		inner.Type = anthropicType(f.status)
-		return marshal(envelope{"error", inner})
+		return marshal(envelope{"error", openAIError{Message: f.message, Type: kind, Code: f.code}})
 	}
-	return marshal(envelope{"", inner})
+	return marshal(envelope{"", openAIError{Message: f.message, Type: kind, Code: f.code}})
 }
 
 func (f fault) event(path []byte) []byte {
@@ -117,7 +110,7 @@ func (f fault) event(path []byte) []byte {
 	case responses:
 		head = "event: error\ndata: "
 		data = marshal(responsesEvent{Type: "error", Code: f.code, Message: f.message,
-			Error: openAIError{Message: f.message, Type: openAIType(f.status), Code: f.code}})
+			Error: openAIError{Message: f.message, Type: errorType(f.status, d), Code: f.code}})
 	default:
 		head, data = "data: ", f.body(d)
 	}
@@ -132,13 +125,18 @@ func marshal(v any) []byte {
 	return b
 }
 
-func (e *exchange) refuse(f fault) {
-	e.ctx.Response.Reset()
-	h := &e.ctx.Response.Header
+// answer makes the error the response.
+func (f fault) answer(ctx *fasthttp.RequestCtx, d dialect) {
+	ctx.Response.Reset()
+	h := &ctx.Response.Header
 	h.SetNoDefaultContentType(true)
 	h.SetContentType("application/json")
-	e.ctx.SetStatusCode(f.status)
-	e.ctx.Response.SetBodyRaw(f.body(dialectOf(e.path)))
+	ctx.SetStatusCode(f.status)
+	ctx.Response.SetBodyRaw(f.body(d))
+}
+
+func (e *exchange) refuse(f fault) {
+	f.answer(e.ctx, dialectOf(e.path))
 	e.decorate()
 	e.rec.Status = f.status
 }
@@ -210,12 +208,8 @@ func refuseUnread(ctx *fasthttp.RequestCtx, err error) {
 		return
 	}
 	conn.lingering = true
-	ctx.Response.Reset()
-	ctx.Response.Header.SetNoDefaultContentType(true)
-	ctx.Response.Header.SetContentType("application/json")
-	ctx.SetStatusCode(f.status)
+	f.answer(ctx, either)
 	if f.status == fasthttp.StatusServiceUnavailable {
 		ctx.Response.Header.Set("Retry-After", "1")
 	}
-	ctx.Response.SetBodyRaw(f.body(either))
 }

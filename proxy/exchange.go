@@ -22,48 +22,57 @@ const (
 // or, if streamed, when fasthttp closes the body.
 type exchange struct {
 	proxy *Proxy
-	ctx   *fasthttp.RequestCtx
-	conn  *clientConn
-	head  requestHead
-	query policy.Request
-	guard guard
-	rec   Record
-	last  failure
-	// Backends that received the request and did not answer.
-	suspects []prefixtree.Backend
-	wait     int    // seconds, of the last 429
-	name     uint64 // see requestName
+	inquiry
+	relayed
+	scratch
+	head    requestHead
+	query   policy.Request
+	guard   guard
+	learner engine.Stream
+	relay   relay
+}
 
-	path     []byte
-	target   []byte
-	access   access
-	body     []byte   // as received
-	pieces   [][]byte // the body to send: views of body and inserted
-	inserted []byte   // scratch: texts of the edits
-	tenant   []byte   // scratch
-	strip    bool     // remove the usage that only the router asked for
-	id       []byte   // scratch
-	route    []byte   // scratch
+// inquiry is what belongs to one request.
+type inquiry struct {
+	ctx    *fasthttp.RequestCtx
+	conn   *clientConn
+	rec    Record
+	last   failure
+	wait   int    // seconds, of the last 429
+	name   uint64 // see requestName
+	path   []byte
+	target []byte
+	access access
+	body   []byte // as received
+	strip  bool   // remove the usage that only the router asked for
+	usage  engine.Usage
+}
 
-	// Scratch for copies from the prompt: a stream outlives the body and the parser.
-	names  []byte
-	hashes []prefixtree.Hash
-
-	sent     func()        // dispatched
-	up       *upstreamConn // of a relayed response
-	keep     bool          // up can be reused
+// relayed is the state of a response that is passed on while it arrives.
+type relayed struct {
+	up       *upstreamConn
+	keep     bool // up can be reused
 	response bodyReader
-	learner  engine.Stream
-	learn    bool // count tokens
-	sse      bool
-	told     bool   // the stream's own end was delivered
-	holding  bool   // the head is held back
+	learn    bool   // count tokens
+	sse      bool   // an event stream
+	ended    bool   // the stream's own end was delivered
 	first    []byte // body bytes read before relaying
+	relaying bool
+}
+
+// scratch is memory that outlives a request. Names and hashes are copies from the prompt, because a
+// stream outlives the body and the parser.
+type scratch struct {
+	suspects []prefixtree.Backend // received the request and did not answer
+	pieces   [][]byte             // the body to send: views of body and inserted
+	inserted []byte               // texts of the edits
+	tenant   []byte
+	id       []byte
+	route    []byte
+	names    []byte
+	hashes   []prefixtree.Hash
 	partial  []byte // an incomplete event
 	tail     []byte // of a long response
-	relay    relay
-	relaying bool
-	usage    engine.Usage
 }
 
 // guard owns an attempt and ends it exactly once.
@@ -76,7 +85,6 @@ func newExchange(p *Proxy) *exchange {
 	e := &exchange{proxy: p}
 	e.relay.e = e
 	e.query.Header = e.header
-	e.sent = e.dispatched
 	return e
 }
 
@@ -170,44 +178,34 @@ func (e *exchange) observe() {
 		r.Total = time.Since(r.Start)
 	}
 	r.PromptTokens, r.CachedTokens, r.OutputTokens = e.usage.PromptTokens, e.usage.CachedTokens, e.usage.OutputTokens
-	if e.proxy.cfg.Observer != nil {
-		r.Body = e.pieces
-		e.tell(r)
-		r.Body = nil
-	}
 	if ev := e.proxy.cfg.Log.Debug(); ev.Enabled() {
 		ev.Bytes("id", r.ID).Stringer("kind", r.Kind).Int("status", r.Status).Str("backend", r.Backend).
 			Int("attempt", r.Attempts).Stringer("failed", r.Failed).Dur("dur_ms", r.Total).Msg("request")
 	}
-}
-
-// tell calls the Observer. Its panic must not keep the request from being counted as finished.
-func (e *exchange) tell(r *Record) {
+	if e.proxy.cfg.Observer == nil {
+		return
+	}
 	defer func() {
-		if p := recover(); p != nil {
+		if p := recover(); p != nil { // the request must still be counted as finished
 			e.proxy.logPanic(p)
 		}
 	}()
+	r.Body = e.pieces
 	e.proxy.cfg.Observer(r)
 }
 
 func (e *exchange) recycle() {
 	p := e.proxy
 	e.conn.releaseBody(retainBody)
-	e.ctx, e.conn = nil, nil
-	e.path, e.target, e.body, e.first = nil, nil, nil, nil
+	e.forgetPieces()
+	clear(e.tenant) // a credential
+	e.inquiry, e.relayed = inquiry{}, relayed{}
 	e.head = requestHead{block: reuse(e.head.block), forwarded: reuse(e.head.forwarded)}
 	e.query = policy.Request{Header: e.query.Header, Exclude: e.query.Exclude[:0]}
+	e.suspects, e.partial, e.tail = e.suspects[:0], reuse(e.partial), reuse(e.tail)
 	if cap(e.hashes) > retainHashes {
 		e.hashes = nil
 	}
-	e.partial, e.tail = reuse(e.partial), reuse(e.tail)
-	e.forgetPieces()
-	clear(e.tenant) // a credential
-	e.rec = Record{}
-	e.last, e.suspects, e.name = failure{}, e.suspects[:0], 0
-	e.response = bodyReader{}
-	e.strip, e.keep, e.learn, e.sse, e.told, e.holding, e.relaying = false, false, false, false, false, false, false
 	p.active.Add(-1)
 	p.exchanges.Put(e)
 }
@@ -264,4 +262,32 @@ func (e *exchange) matchedTokens(d *policy.Decision) int {
 func isEventStream(contentType []byte) bool {
 	const sse = "text/event-stream"
 	return len(contentType) >= len(sse) && bytes.EqualFold(contentType[:len(sse)], []byte(sse))
+}
+
+// splice sets e.pieces to views of the body and of the inserted texts, which it copies, because the
+// parser is released before the body is sent.
+func (e *exchange) splice(edits []prompt.Edit) {
+	e.inserted, e.pieces = e.inserted[:0], e.pieces[:0]
+	at := 0
+	for _, d := range edits {
+		e.addPiece(e.body[at:d.From])
+		from := len(e.inserted)
+		e.inserted = append(e.inserted, d.Text...)
+		e.addPiece(e.inserted[from:])
+		at = d.To
+	}
+	e.addPiece(e.body[at:])
+}
+
+func (e *exchange) addPiece(p []byte) {
+	if len(p) > 0 {
+		e.pieces = append(e.pieces, p)
+	}
+}
+
+func pieceBytes(pieces [][]byte) (n int) {
+	for _, p := range pieces {
+		n += len(p)
+	}
+	return n
 }

@@ -60,17 +60,11 @@ func (e *exchange) attempt(t *Target) (settled bool) {
 		if err == nil {
 			return e.receive(up)
 		}
-		again := up.reused && untouched(err)
-		why := e.release(up, false)
-		switch {
-		case why == expired:
-			return e.failed(policy.Timeout)
-		case why != undisturbed:
-			return e.cutShort(why)
-		case !again:
-			return e.failed(policy.Reset)
+		if !up.reused || !untouched(err) || e.conn.cause() != undisturbed {
+			return e.broke(up)
 		}
 		// Closing an idle connection says nothing about the backend's health.
+		e.release(up, false)
 		e.rec.Resent++
 		up = nil
 	}
@@ -114,18 +108,15 @@ func (e *exchange) cutShort(why reason) bool {
 
 func (e *exchange) converse(up *upstreamConn, t *Target) error {
 	up.head = e.appendRequest(up.head[:0], t, pieceBytes(e.pieces))
-	if err := up.send(e.pieces, e.sent); err != nil {
+	if err := up.send(e.pieces); err != nil {
 		if up.reused {
 			return untouchedError{err}
 		}
 		return e.converseEarly(up, err)
 	}
-	return e.readHead(up)
-}
-
-func (e *exchange) dispatched() {
 	e.guard.attempt.Dispatched(e.proxy.cfg.Picker.Now())
 	e.rec.Queue = time.Since(e.rec.Start)
+	return e.readHead(up)
 }
 
 // converseEarly looks for the answer of a backend that closed before it read the whole request.
@@ -254,22 +245,19 @@ func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 	e.response.reset(up.br, length)
 	hold := e.proxy.tuned.Load().Timeouts.HeaderHold
 	patience := e.patience()
-	e.holding = hold < patience
+	holding := hold < patience
 	e.conn.arm(min(hold, patience))
 	var err error
 	if hold > 0 {
 		e.first, err = e.response.next()
-	} else {
-		e.first, err = nil, nil
 	}
 	flush := hold == 0
 	if err != nil && err != io.EOF {
-		if e.conn.cause() != expired || !e.holding || e.conn.resume(patience) != undisturbed {
+		if e.conn.cause() != expired || !holding || e.conn.resume(patience) != undisturbed {
 			return e.broke(up)
 		}
 		flush = true
 	}
-	e.holding = false
 	e.conn.deadline.Store(0)
 	e.up, e.keep = up, keep
 	status := e.ctx.Response.StatusCode()

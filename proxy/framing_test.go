@@ -218,7 +218,7 @@ func TestAnnouncedBodiesCostLittle(t *testing.T) {
 		r.proxy.mu.Lock()
 		defer r.proxy.mu.Unlock()
 		begun := 0
-		for _, c := range r.proxy.conns.list {
+		for c := range r.proxy.conns {
 			if c.state.Load() == connReading {
 				begun++
 			}

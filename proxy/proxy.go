@@ -156,7 +156,7 @@ type Proxy struct {
 
 	mu        sync.Mutex // guards the fields below
 	listeners map[net.Listener]struct{}
-	conns     registry
+	conns     map[*clientConn]struct{}
 	closed    bool
 	watchDone chan struct{} // closed when the watch ends; nil before the first Serve
 	watchStop chan struct{}
@@ -177,6 +177,7 @@ func New(cfg Config) (*Proxy, error) {
 		cfg:       cfg,
 		epoch:     time.Now(),
 		listeners: make(map[net.Listener]struct{}),
+		conns:     make(map[*clientConn]struct{}),
 		watchStop: make(chan struct{}),
 		finished:  make(chan struct{}),
 		force:     make(chan struct{}),
@@ -213,7 +214,7 @@ func (p *Proxy) InFlight() int { return int(p.active.Load()) }
 func (p *Proxy) Connections() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.conns.list)
+	return len(p.conns)
 }
 
 func (c *Config) complete() error {

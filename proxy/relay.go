@@ -130,7 +130,7 @@ func (e *exchange) inspect(view []byte) []byte {
 	if seen.FirstToken {
 		e.noteFirst(true)
 	}
-	e.told = e.told || seen.Done
+	e.ended = e.ended || seen.Done
 	return out
 }
 
@@ -231,7 +231,7 @@ func (e *exchange) complete(w io.Writer) error {
 // its own end was delivered. Other bodies are cut off.
 func (e *exchange) breakOff(w io.Writer) error {
 	why := e.conn.cause()
-	if e.sse && e.told && why != departed && why != stalled {
+	if e.sse && e.ended && why != departed && why != stalled {
 		e.partial, e.keep = e.partial[:0], false
 		return e.complete(w)
 	}

@@ -117,12 +117,12 @@ func temporary(err error) bool {
 func (p *Proxy) accept(raw net.Conn) {
 	c := &clientConn{Conn: raw, proxy: p, raw: raw}
 	p.mu.Lock()
-	if p.closed || len(p.conns.list) >= p.cfg.MaxConns {
+	if p.closed || len(p.conns) >= p.cfg.MaxConns {
 		p.mu.Unlock()
 		raw.Close()
 		return
 	}
-	p.conns.add(c)
+	p.conns[c] = struct{}{}
 	p.served.Add(1)
 	p.mu.Unlock()
 	go p.serveConn(c)
@@ -138,7 +138,7 @@ func (p *Proxy) serveConn(c *clientConn) {
 	c.releaseBody(0)
 	p.departures.remove(c)
 	p.mu.Lock()
-	p.conns.remove(c)
+	delete(p.conns, c)
 	p.mu.Unlock()
 	if err != nil {
 		p.logBroken(c, err)

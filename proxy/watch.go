@@ -1,6 +1,10 @@
 package proxy
 
-import "time"
+import (
+	"maps"
+	"slices"
+	"time"
+)
 
 // watch checks all client connections every Timeouts.Watch, so that requests need no timers.
 func (p *Proxy) watch(done chan<- struct{}) {
@@ -28,7 +32,7 @@ func (p *Proxy) sweep(scratch []*clientConn) []*clientConn {
 	now := int64(time.Since(p.epoch))
 	p.clock.Store(now)
 	p.mu.Lock()
-	scratch = append(scratch, p.conns.list...)
+	scratch = slices.AppendSeq(scratch, maps.Keys(p.conns))
 	p.mu.Unlock()
 	stall := int64(p.tuned.Load().Timeouts.Write)
 	for _, c := range scratch {
@@ -46,6 +50,6 @@ func (p *Proxy) sweep(scratch []*clientConn) []*clientConn {
 		}
 	}
 	clear(scratch)
-	p.upstreams.sweep(now)
+	p.upstreams.closeUnused(now - int64(p.tuned.Load().Timeouts.UpstreamIdle))
 	return scratch
 }

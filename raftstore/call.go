@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	mrand "math/rand/v2"
 	"time"
 )
@@ -42,19 +41,18 @@ func (s *Store) Apply(ctx context.Context, c Command) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	d := &decoder{b: body}
-	o := d.outcome()
-	if err := d.done(); err != nil {
+	var o outcome
+	if err := decode(body, &o); err != nil {
 		return Result{}, fmt.Errorf("%w: the leader's answer is damaged: %w", ErrUncertain, err)
 	}
-	if o.refuse != nil {
-		return o.result, o.refuse
+	if o.Refuse != nil {
+		return o.Result, o.Refuse
 	}
-	if o.result.Changed {
+	if o.Result.Changed {
 		// The command is committed in any case.
-		_, _ = s.await(ctx, o.result.Index)
+		_, _ = s.await(ctx, o.Result.Index)
 	}
-	return o.result, nil
+	return o.Result, nil
 }
 
 func normalCommand(c Command) Command {
@@ -85,9 +83,8 @@ func (s *Store) Read(ctx context.Context) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &decoder{b: body}
-	version := d.uint(math.MaxUint64)
-	if err := d.done(); err != nil {
+	var version uint64
+	if err := decode(body, &version); err != nil {
 		return nil, fmt.Errorf("the leader's answer is damaged: %w", err)
 	}
 	return s.await(ctx, version)
@@ -210,18 +207,18 @@ func (q *search) learn(body []byte) {
 }
 
 func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payload []byte) (a answer, sent bool, err error) {
-	l := s.current()
-	if s.isLeader(l) {
+	inst := s.current()
+	if s.isLeader(inst) {
 		return s.execute(ctx, kind, payload), true, nil
 	}
 	if s.port == nil {
 		return answer{}, false, errNotYet
 	}
-	to := s.leader(l)
+	to := s.leader(inst)
 	if to.Addr == "" || to.ID == s.id {
 		to, q.hinted = q.hinted, hint{}
 	}
-	if (to.Addr == "" || to.ID == s.id) && len(l.servers()) == 0 {
+	if (to.Addr == "" || to.ID == s.id) && len(inst.servers()) == 0 {
 		to = s.anybody(q)
 	}
 	if to.Addr == "" || to.ID == s.id {
@@ -234,7 +231,7 @@ func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payloa
 	defer cancel()
 	done := make(chan struct{})
 	defer close(done)
-	s.spawn(func() { s.abandon(l, to, cancel, done) })
+	s.spawn(func() { s.abandon(inst, to, cancel, done) })
 	deadline, _ := ctx.Deadline()
 	body := binary.AppendUvarint(nil, uint64(max(0, time.Until(deadline).Milliseconds())))
 	return s.caller.call(ctx, to.Addr, kind, append(body, payload...))
@@ -242,12 +239,7 @@ func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payloa
 
 // anybody picks live peers in turn, for a node without a configuration.
 func (s *Store) anybody(q *search) hint {
-	var alive []Peer
-	for _, p := range s.peers() {
-		if p.Alive && !p.Left {
-			alive = append(alive, p)
-		}
-	}
+	alive := s.livePeers()
 	if len(alive) == 0 {
 		return hint{}
 	}
@@ -260,8 +252,8 @@ func (s *Store) anybody(q *search) hint {
 }
 
 // abandon cancels a request when another node leads, because the one asked may hang.
-func (s *Store) abandon(l *life, asked hint, cancel context.CancelFunc, done <-chan struct{}) {
-	if l == nil {
+func (s *Store) abandon(inst *raftInstance, asked hint, cancel context.CancelFunc, done <-chan struct{}) {
+	if inst == nil {
 		return
 	}
 	ticker := time.NewTicker(leaderPoll)
@@ -274,7 +266,7 @@ func (s *Store) abandon(l *life, asked hint, cancel context.CancelFunc, done <-c
 			cancel()
 			return
 		case <-ticker.C:
-			if now := s.leader(l); now.ID != "" && now.ID != asked.ID && asked.ID != "" {
+			if now := s.leader(inst); now.ID != "" && now.ID != asked.ID && asked.ID != "" {
 				cancel()
 				return
 			}

@@ -35,16 +35,16 @@ func (c cloneSighting) text(now time.Time) string {
 // configuration has the hello's address. A moved node must wait until gossip knows its former
 // process as dead.
 func (s *Store) originalOf(h hello) (Peer, bool) {
-	if h.id == s.id {
+	if h.ID == s.id {
 		return Peer{ID: s.id, Name: "this node", Addr: s.addr}, true
 	}
-	if l := s.current(); l != nil {
-		if addr, ok := l.find(raft.ServerID(h.id)); ok && string(addr) == h.addr {
+	if inst := s.current(); inst != nil {
+		if addr, ok := inst.find(raft.ServerID(h.ID)); ok && string(addr) == h.Addr {
 			return Peer{}, false
 		}
 	}
 	for _, p := range s.peers() {
-		if p.ID == h.id && p.Alive && p.Addr != h.addr {
+		if p.ID == h.ID && p.Alive && p.Addr != h.Addr {
 			return p, true
 		}
 	}
@@ -56,8 +56,8 @@ func (s *Store) noteClone(h hello, original Peer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := &s.problem.clone
-	if c.id != h.id || c.addr != h.addr || now.Sub(c.last) > cloneShown {
-		*c = cloneSighting{id: h.id, addr: h.addr, first: now, logged: c.logged}
+	if c.id != h.ID || c.addr != h.Addr || now.Sub(c.last) > cloneShown {
+		*c = cloneSighting{id: h.ID, addr: h.Addr, first: now, logged: c.logged}
 	}
 	c.original, c.last = original.where(), now
 	if text := c.text(now); text != "" && now.Sub(c.logged) > cloneShown {
@@ -75,7 +75,7 @@ func (s *Store) withoutClones(servers []raft.Server, answers []answered) []answe
 		}
 		for _, other := range answers {
 			if other.err == nil && other.info.ID == a.info.ID && other.Addr != a.Addr {
-				s.noteClone(hello{id: a.info.ID, addr: a.Addr}, other.Peer)
+				s.noteClone(hello{ID: a.info.ID, Addr: a.Addr}, other.Peer)
 				return true
 			}
 		}

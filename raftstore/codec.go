@@ -5,38 +5,125 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 )
+
+// Log entries, snapshots, answers and hellos are structs, written field after field:
+//
+//	bool            1 byte, 0 or 1
+//	uint, int       uvarint, varint
+//	float           8 bytes, big-endian
+//	array of bytes  the bytes
+//	string, []byte  length as uvarint, the bytes
+//	slice           count as uvarint, the elements
+//	pointer         1 byte for presence, the element
+//
+// So a change of such a struct is a change of its format.
 
 var errShort = errors.New("cut short")
 
-func appendString(dst []byte, s string) []byte {
-	dst = binary.AppendUvarint(dst, uint64(len(s)))
-	return append(dst, s...)
-}
+func encode(dst []byte, v any) []byte { return appendValue(dst, reflect.ValueOf(v)) }
 
-func appendStrings(dst []byte, list []string) []byte {
-	dst = binary.AppendUvarint(dst, uint64(len(list)))
-	for _, s := range list {
-		dst = appendString(dst, s)
+func appendValue(dst []byte, v reflect.Value) []byte {
+	switch v.Kind() {
+	case reflect.Bool:
+		if v.Bool() {
+			return append(dst, 1)
+		}
+		return append(dst, 0)
+	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return binary.AppendUvarint(dst, v.Uint())
+	case reflect.Int64:
+		return binary.AppendVarint(dst, v.Int())
+	case reflect.Float64:
+		return binary.BigEndian.AppendUint64(dst, math.Float64bits(v.Float()))
+	case reflect.String:
+		return append(binary.AppendUvarint(dst, uint64(v.Len())), v.String()...)
+	case reflect.Array:
+		for i := range v.Len() {
+			dst = append(dst, byte(v.Index(i).Uint()))
+		}
+		return dst
+	case reflect.Slice:
+		dst = binary.AppendUvarint(dst, uint64(v.Len()))
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			return append(dst, v.Bytes()...)
+		}
+		for i := range v.Len() {
+			dst = appendValue(dst, v.Index(i))
+		}
+		return dst
+	case reflect.Pointer:
+		if v.IsNil() {
+			return append(dst, 0)
+		}
+		return appendValue(append(dst, 1), v.Elem())
+	case reflect.Struct:
+		for i := range v.NumField() {
+			dst = appendValue(dst, v.Field(i))
+		}
+		return dst
 	}
-	return dst
+	panic(fmt.Sprintf("raftstore: %s has no encoding", v.Type()))
 }
 
-func appendBool(dst []byte, b bool) []byte {
-	if b {
-		return append(dst, 1)
-	}
-	return append(dst, 0)
+// decode fills the struct that into points to, and copies what it keeps.
+func decode(b []byte, into any) error {
+	d := &decoder{b: b}
+	d.value(reflect.ValueOf(into).Elem())
+	return d.done()
 }
 
-func appendFloat(dst []byte, f float64) []byte {
-	return binary.BigEndian.AppendUint64(dst, math.Float64bits(f))
-}
-
-// decoder keeps the first error, then reads zeros. It never allocates more than the input covers.
+// decoder keeps the first error, then reads zeros. It allocates as values arrive, not as announced.
 type decoder struct {
 	b   []byte
 	err error
+}
+
+func (d *decoder) value(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Bool:
+		v.SetBool(d.uint(1) == 1)
+	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		v.SetUint(d.uint(math.MaxUint64 >> (64 - v.Type().Bits())))
+	case reflect.Int64:
+		n := d.uint(math.MaxUint64) // zigzag
+		v.SetInt(int64(n>>1) ^ -int64(n&1))
+	case reflect.Float64:
+		if b := d.take(8); b != nil {
+			v.SetFloat(math.Float64frombits(binary.BigEndian.Uint64(b)))
+		}
+	case reflect.String:
+		v.SetString(string(d.bytes()))
+	case reflect.Array:
+		reflect.Copy(v, reflect.ValueOf(d.take(v.Len())))
+	case reflect.Slice:
+		d.slice(v)
+	case reflect.Pointer:
+		if d.uint(1) == 1 {
+			v.Set(reflect.New(v.Type().Elem()))
+			d.value(v.Elem())
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			d.value(v.Field(i))
+		}
+	default:
+		panic(fmt.Sprintf("raftstore: %s has no encoding", v.Type()))
+	}
+}
+
+func (d *decoder) slice(v reflect.Value) {
+	if v.Type().Elem().Kind() == reflect.Uint8 {
+		v.SetBytes(append([]byte(nil), d.bytes()...))
+		return
+	}
+	element := reflect.New(v.Type().Elem()).Elem()
+	for n := d.uint(uint64(len(d.b))); n > 0 && d.err == nil; n-- {
+		element.SetZero()
+		d.value(element)
+		v.Set(reflect.Append(v, element))
+	}
 }
 
 func (d *decoder) fail(err error) {
@@ -46,8 +133,9 @@ func (d *decoder) fail(err error) {
 	d.b = nil
 }
 
+// take fails and returns nil if there are fewer than n bytes.
 func (d *decoder) take(n int) []byte {
-	if d.err != nil || n > len(d.b) {
+	if d.err != nil || n < 0 || n > len(d.b) {
 		d.fail(errShort)
 		return nil
 	}
@@ -56,27 +144,12 @@ func (d *decoder) take(n int) []byte {
 	return v
 }
 
-func (d *decoder) byte() byte {
-	if v := d.take(1); v != nil {
-		return v[0]
-	}
-	return 0
-}
-
-func (d *decoder) bool() bool {
-	v := d.byte()
-	if v > 1 {
-		d.fail(fmt.Errorf("%d is no boolean", v))
-	}
-	return v == 1
-}
+func (d *decoder) bytes() []byte { return d.take(int(d.uint(uint64(len(d.b))))) }
 
 func (d *decoder) uint(limit uint64) uint64 {
 	v, n := binary.Uvarint(d.b)
 	switch {
-	case d.err != nil:
-		return 0
-	case n <= 0:
+	case d.err != nil || n <= 0:
 		d.fail(errShort)
 		return 0
 	case v > limit:
@@ -85,51 +158,6 @@ func (d *decoder) uint(limit uint64) uint64 {
 	}
 	d.b = d.b[n:]
 	return v
-}
-
-func (d *decoder) int() int64 {
-	v, n := binary.Varint(d.b)
-	if d.err != nil || n <= 0 {
-		d.fail(errShort)
-		return 0
-	}
-	d.b = d.b[n:]
-	return v
-}
-
-func (d *decoder) uint64() uint64 {
-	if v := d.take(8); v != nil {
-		return binary.BigEndian.Uint64(v)
-	}
-	return 0
-}
-
-func (d *decoder) float() float64 { return math.Float64frombits(d.uint64()) }
-
-func (d *decoder) string(limit int) string {
-	return string(d.take(int(d.uint(uint64(limit)))))
-}
-
-// count reads a number of elements of at least size bytes.
-func (d *decoder) count(limit, size int) int {
-	n := int(d.uint(uint64(limit)))
-	if n*size > len(d.b) {
-		d.fail(errShort)
-		return 0
-	}
-	return n
-}
-
-func (d *decoder) strings(limit, each int) []string {
-	n := d.count(limit, 1)
-	if n == 0 {
-		return nil
-	}
-	list := make([]string, n)
-	for i := range list {
-		list[i] = d.string(each)
-	}
-	return list
 }
 
 func (d *decoder) done() error {

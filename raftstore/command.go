@@ -4,7 +4,6 @@ import "errors"
 
 // Command is a change of the state, applied or refused as a whole.
 type Command interface {
-	kind() commandKind
 	// validate runs only before a command is proposed, because it may depend on the standard
 	// library's version.
 	validate() error

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -26,22 +27,22 @@ type Config struct {
 	// Dir is the data directory, created if missing. Empty keeps everything in memory, for a fleet
 	// of one or a node that never votes.
 	Dir string
-	// The store owns Streams once Open is called. nil means no network and needs Expect <= 1 and no
-	// Join.
+	// The store owns Streams once Open is called. nil means no network, no Founders and no Join.
 	Streams Streams
-	// Expect is how many candidates found a group: 3 or 5. With 0 or 1 the node founds one alone,
-	// unless Join is set.
-	Expect int
-	// Join keeps the node from founding a group alone.
+	// Founders are the addresses of the nodes that found the group together, this one included: 1, 3
+	// or 5 as host:port for Streams.Dial, equal on each of them, in any order.
+	Founders []string
+	// Join keeps a node without Founders from founding a group alone.
 	Join bool
-	// Voters is the wanted number: 1, 3 or 5. 0 means max(3, Expect), which keeps all founders.
+	// Voters is the wanted number: 1, 3 or 5. 0 means 3, or 5 with 5 founders.
 	Voters int
 	// Server allows this node to vote, except with Join and without Dir.
 	Server bool
 	// Peers lists the other nodes that gossip knows; nil means none. It is called from one
 	// goroutine at a time and must not block.
 	Peers func() []Peer
-	// Met says whether gossip has met the fleet, for which recovered data waits. nil means always.
+	// Met says whether gossip has met the fleet, for which founders and recovered data wait. nil
+	// means always.
 	Met func() bool
 	// Constants are this node's; the first leader commits its own.
 	Constants Constants
@@ -74,7 +75,6 @@ type Peer struct {
 	ID     string // empty if unknown
 	Name   string
 	Addr   string // host:port for Streams.Dial
-	Expect int    // its Config.Expect; 0 if unknown
 	Server bool
 	Alive  bool
 	Left   bool
@@ -84,22 +84,21 @@ type Peer struct {
 func (c Config) normal() (Config, error) {
 	switch {
 	case c.Voters == 0:
-		c.Voters = max(3, c.Expect)
+		c.Voters = max(3, len(c.Founders))
 	case c.Voters != 1 && c.Voters != 3 && c.Voters != 5:
 		return c, fmt.Errorf("voters: %d is not 1, 3 or 5", c.Voters)
 	}
-	switch {
-	case c.Expect < 0 || c.Expect > maxExpect:
-		return c, fmt.Errorf("expect: %d is not between 0 and %d", c.Expect, maxExpect)
-	case c.Expect > 1 && c.Expect%2 == 0:
-		return c, fmt.Errorf("expect: %d is even, and no better than %d: use an odd number", c.Expect, c.Expect-1)
-	case c.Expect > 1 && c.Dir == "":
-		return c, errors.New("expect: a voter must not forget its vote, so it needs a data directory")
-	case c.Expect > 1 && !c.Server:
-		return c, errors.New("expect: a node that may not vote cannot help to found a group")
-	case c.Streams == nil && (c.Expect > 1 || c.Join):
+	switch n := len(c.Founders); {
+	case n != 0 && n != 1 && n != 3 && n != 5:
+		return c, fmt.Errorf("founders: %d are not 1, 3 or 5", n)
+	case n > 0 && c.Dir == "":
+		return c, errors.New("founders: a voter must not forget its vote, so it needs a data directory")
+	case n > 0 && !c.Server:
+		return c, errors.New("founders: a node that may not vote cannot help to found a group")
+	case c.Streams == nil && (n > 0 || c.Join):
 		return c, errors.New("a node that has a group with others needs streams to them")
 	}
+	c.Founders = slices.Sorted(slices.Values(c.Founders))
 	if c.Constants != (Constants{}) {
 		if err := (SetConstants{c.Constants}).validate(); err != nil {
 			return c, err
@@ -118,8 +117,6 @@ func (c Config) normal() (Config, error) {
 	err := c.Timers.normal()
 	return c, err
 }
-
-const maxExpect = 5
 
 func (t *Timers) normal() error {
 	defaults := Timers{

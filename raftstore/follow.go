@@ -62,13 +62,13 @@ func (s *Store) followOnce(ctx context.Context, addr string) bool {
 }
 
 func (s *Store) stateAfter(ctx context.Context, req stateRequest) answer {
-	l := s.current()
+	inst := s.current()
 	switch {
-	case l == nil:
+	case inst == nil:
 		return failedAnswer(answerFailed, errLinkClosed)
 	case req.Group != s.group():
 		return failedAnswer(answerRefused, fmt.Errorf("this node is not in group %s", req.Group))
-	case s.leader(l).ID != "":
+	case s.leader(inst).ID != "":
 		ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Poll)
 		defer cancel()
 		_, _ = s.await(ctx, req.Version+1) // or there is none
@@ -76,7 +76,7 @@ func (s *Store) stateAfter(ctx context.Context, req stateRequest) answer {
 	if s.State().Version <= req.Version {
 		return answer{status: answerDone}
 	}
-	snapshot, err := l.fsm.encoded()
+	snapshot, err := inst.fsm.encoded()
 	if err != nil {
 		return failedAnswer(answerFailed, err)
 	}

@@ -29,7 +29,6 @@ const (
 	askRead                            // budget in ms as uvarint -> version as uvarint
 	askTransfer                        // transferRequest -> nothing
 	askRemove                          // removeRequest -> nothing
-	askPromise                         // promiseRequest -> nothing
 	askJoin                            // joinRequest -> nothing
 	askState                           // stateRequest -> snapshot, or nothing if there is no newer state
 )
@@ -148,7 +147,7 @@ func (c *caller) get(ctx context.Context, addr string) (*conn, error) {
 		}
 		ic.conn.Close()
 	}
-	return c.port.dial(ctx, addr, hello{use: useRequests})
+	return c.port.dial(ctx, addr, hello{Use: useRequests})
 }
 
 // alive says whether an idle connection is open and has nothing to read.

@@ -92,9 +92,9 @@ type node struct {
 func (n *node) addr() string { return *n.at.Load() }
 
 type fleet struct {
-	t      testing.TB
-	expect int
-	nodes  []*node
+	t        testing.TB
+	founders []string
+	nodes    []*node
 
 	wire *wire // nil: loopback
 
@@ -132,9 +132,9 @@ func newRealFleet(t testing.TB, size int, edit func(*Config)) *fleet {
 }
 
 func makeFleet(t testing.TB, wire *wire, size int, edit func(*Config)) *fleet {
-	f := &fleet{t: t, expect: size, cuts: make(map[[2]string]bool), wire: wire}
+	f := &fleet{t: t, cuts: make(map[[2]string]bool), wire: wire}
 	for i := range size {
-		f.add(string(rune('a'+i)), edit)
+		f.founders = append(f.founders, f.add(string(rune('a'+i)), edit).addr())
 	}
 	t.Cleanup(f.stop)
 	return f
@@ -199,7 +199,6 @@ func (n *node) peers() []Peer {
 		}
 		if s := other.store.Load(); s != nil {
 			p.Alive = !p.Left && !n.fleet.severed(n.addr(), other.addr())
-			p.Expect = s.cfg.Expect
 		}
 		list = append(list, p)
 	}
@@ -237,7 +236,7 @@ func (f *fleet) heal() {
 
 func (n *node) config() Config {
 	cfg := Config{
-		Dir: n.dir, Expect: n.fleet.expect, Server: true, Timers: quickTimers(), Peers: n.peers,
+		Dir: n.dir, Founders: n.fleet.founders, Server: true, Timers: quickTimers(), Peers: n.peers,
 		Constants: Constants{KeyID: 7, BlockBytes: 1024, Cluster: "test"},
 		Faults: &Faults{
 			Cut:   func(addr string) bool { return n.fleet.severed(n.addr(), addr) },
@@ -349,10 +348,10 @@ func (n *node) kill() {
 	}
 	s.mu.Lock()
 	s.stopping = true
-	l := s.life
+	inst := s.instance
 	s.mu.Unlock()
-	if l != nil && l.disk != nil {
-		l.disk.fail(errKilled)
+	if inst != nil && inst.disk != nil {
+		inst.disk.fail(errKilled)
 	}
 	s.cancel()
 	<-s.stopped

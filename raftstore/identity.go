@@ -2,11 +2,15 @@ package raftstore
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
+	"github.com/hashicorp/raft"
 	"go.etcd.io/bbolt"
 )
 
@@ -41,13 +45,12 @@ func (g *groupID) UnmarshalText(text []byte) error {
 	return err
 }
 
+// identity is what the data file says about the node. The zero Group means none yet.
 type identity struct {
-	ID string `json:"id"`
-	// Group is joined or, while Founder is set, promised.
+	ID    string  `json:"id"`
 	Group groupID `json:"group"`
-	// Founder is the node that got the promise.
-	Founder     string `json:"founder,omitempty"`
-	FounderAddr string `json:"founder_addr,omitempty"`
+	// Founding holds the servers with which Group began, if this node founded it.
+	Founding []Server `json:"founding,omitempty"`
 	// Given lists the groups that were recovered into Group, oldest first.
 	Given []groupID `json:"given,omitempty"`
 	// Size is the number of servers of the recovery.
@@ -58,16 +61,21 @@ type identity struct {
 	Rival string `json:"rival,omitempty"`
 }
 
-func (i identity) member() bool { return i.Group != groupID{} && i.Founder == "" }
-
 func newID() string {
 	var b [8]byte
 	rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }
 
-func newGroup() (g groupID) {
-	rand.Read(g[:])
+// groupOf derives the id of a group that begins with these servers: equal on all of them.
+func groupOf(origin string, conf raft.Configuration) (g groupID) {
+	var lines []string
+	for _, s := range conf.Servers {
+		lines = append(lines, fmt.Sprintf("%s %s %s\n", s.ID, s.Address, s.Suffrage))
+	}
+	slices.Sort(lines)
+	sum := sha256.Sum256([]byte(origin + "\n" + strings.Join(lines, "")))
+	copy(g[:], sum[:])
 	return g
 }
 
@@ -86,19 +94,7 @@ func loadIdentity(d *disk) (identity, error) {
 		}
 		return nil
 	})
-	if err != nil || id.Founder != id.ID {
-		return id, err
-	}
-	// Founding keeps a promise to itself and leaves a log.
-	last, err := (&logStore{disk: d}).LastIndex()
-	if err != nil {
-		return id, err
-	}
-	id.Founder, id.FounderAddr = "", ""
-	if last == 0 {
-		id.Group = groupID{}
-	}
-	return id, nil
+	return id, err
 }
 
 func saveIdentity(d *disk, id identity) error {

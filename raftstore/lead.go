@@ -27,10 +27,10 @@ type serverHealth struct {
 	left    bool // according to gossip
 }
 
-func (s *Store) lead(ctx context.Context, l *life) {
-	if l.fsm.stopped() != nil {
+func (s *Store) lead(ctx context.Context, inst *raftInstance) {
+	if inst.fsm.stopped() != nil {
 		// A leader that cannot apply its log must not lead.
-		if a := transfer(l, ""); a.status != answerDone {
+		if a := transfer(inst, ""); a.status != answerDone {
 			s.log.Warn().Str("err", string(a.body)).Msg("leadership was not handed on")
 		}
 		return
@@ -39,11 +39,11 @@ func (s *Store) lead(ctx context.Context, l *life) {
 		s.commitConstants(ctx)
 		return
 	}
-	term := l.raft.CurrentTerm()
+	term := inst.raft.CurrentTerm()
 	peers := s.peers()
-	servers := l.servers()
+	servers := inst.servers()
 	answers := s.askAll(ctx, s.toAsk(peers, servers))
-	if ctx.Err() != nil || l.raft.CurrentTerm() != term {
+	if ctx.Err() != nil || inst.raft.CurrentTerm() != term {
 		return
 	}
 	why := yields(s.identity(), answers)
@@ -53,12 +53,12 @@ func (s *Store) lead(ctx context.Context, l *life) {
 	}
 	s.commitConstants(ctx)
 	answers = s.withoutClones(servers, answers)
-	s.examine(l, servers, answers)
-	if s.moveServers(l, servers, answers) {
+	s.examine(inst, servers, answers)
+	if s.moveServers(inst, servers, answers) {
 		return
 	}
-	s.takeIn(ctx, l, servers, answers)
-	s.seeToVoters(l)
+	s.takeIn(ctx, inst, servers, answers)
+	s.seeToVoters(inst)
 }
 
 func (s *Store) commitConstants(ctx context.Context) {
@@ -101,7 +101,7 @@ func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
 	return list
 }
 
-func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
+func (s *Store) examine(inst *raftInstance, servers []raft.Server, answers []answered) {
 	byID := make(map[string]answered, len(answers))
 	for _, a := range answers {
 		if a.err == nil {
@@ -110,10 +110,10 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 			byID[a.ID] = a
 		}
 	}
-	now, last, group := time.Now(), l.raft.LastIndex(), s.group()
+	now, last, group := time.Now(), inst.raft.LastIndex(), s.group()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if term := l.raft.CurrentTerm(); term != s.healthTerm {
+	if term := inst.raft.CurrentTerm(); term != s.healthTerm {
 		// Earlier observations are outdated.
 		clear(s.health)
 		s.healthTerm = term
@@ -162,9 +162,9 @@ func (s *Store) examine(l *life, servers []raft.Server, answers []answered) {
 
 // moveServers gives one server its new address, or removes one whose address another node has. It
 // reports a change.
-func (s *Store) moveServers(l *life, servers []raft.Server, answers []answered) bool {
+func (s *Store) moveServers(inst *raftInstance, servers []raft.Server, answers []answered) bool {
 	for _, a := range answers {
-		if a.err != nil || a.info.Group != s.group() && a.info.Member {
+		if a.err != nil || a.info.Group != s.group() && a.info.Group != (groupID{}) {
 			continue
 		}
 		for _, server := range servers {
@@ -174,12 +174,12 @@ func (s *Store) moveServers(l *life, servers []raft.Server, answers []answered) 
 				s.log.Info().Str("peer", a.info.ID).Str("addr", a.Addr).Msg("server has moved")
 				addr := raft.ServerAddress(a.Addr)
 				if server.Suffrage == raft.Voter {
-					return s.changed(l.raft.AddVoter(server.ID, addr, 0, s.cfg.Timers.Call))
+					return s.changed(inst.raft.AddVoter(server.ID, addr, 0, s.cfg.Timers.Call))
 				}
-				return s.changed(l.raft.AddNonvoter(server.ID, addr, 0, s.cfg.Timers.Call))
+				return s.changed(inst.raft.AddNonvoter(server.ID, addr, 0, s.cfg.Timers.Call))
 			case !same && there && string(server.ID) != s.id && s.canLose(servers, string(server.ID)):
 				s.log.Info().Str("peer", string(server.ID)).Str("by", a.info.ID).Msg("server was replaced at its address")
-				return s.changed(l.raft.RemoveServer(server.ID, 0, s.cfg.Timers.Call))
+				return s.changed(inst.raft.RemoveServer(server.ID, 0, s.cfg.Timers.Call))
 			}
 		}
 	}
@@ -221,16 +221,17 @@ func (s *Store) forgetUnwilling(answers []answered) {
 }
 
 // takeIn lets live nodes without a group join, and adds missing members to the configuration.
-func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answers []answered) {
+func (s *Store) takeIn(ctx context.Context, inst *raftInstance, servers []raft.Server, answers []answered) {
 	s.forgetUnwilling(answers)
 	added := 0
 	var foreign []string
 	for _, a := range answers {
+		// A founder that stopped early is known and has no group.
 		known := slices.ContainsFunc(servers, func(server raft.Server) bool { return string(server.ID) == a.info.ID })
 		switch {
-		case a.err != nil || known || a.Left || !a.Alive || a.info.Failed != "" || added == maxAdded:
+		case a.err != nil || known && a.info.Group != groupID{} || a.Left || !a.Alive || a.info.Failed != "" || added == maxAdded:
 			continue
-		case a.info.Member && a.info.Group != s.group():
+		case a.info.Group != groupID{} && a.info.Group != s.group():
 			foreign = append(foreign, fmt.Sprintf("%s (group %s)", a.Addr, a.info.Group))
 			continue
 		}
@@ -248,7 +249,7 @@ func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answ
 		}
 		delete(s.unwilling, a.Addr)
 		s.log.Info().Str("peer", a.info.ID).Str("addr", a.Addr).Msg("node is taken in")
-		if !s.changed(l.raft.AddNonvoter(raft.ServerID(a.info.ID), raft.ServerAddress(a.Addr), 0, s.cfg.Timers.Call)) {
+		if !known && !s.changed(inst.raft.AddNonvoter(raft.ServerID(a.info.ID), raft.ServerAddress(a.Addr), 0, s.cfg.Timers.Call)) {
 			return
 		}
 		added++
@@ -257,7 +258,7 @@ func (s *Store) takeIn(ctx context.Context, l *life, servers []raft.Server, answ
 	if len(foreign) > 0 {
 		slices.Sort(foreign)
 		text = "nodes of another group are in this fleet: " + strings.Join(foreign, ", ") +
-			"; one group has to be given up: stop its nodes, empty their data directories, start them with join"
+			": " + giveOneUp
 	}
 	s.foreign(text)
 }
@@ -278,7 +279,7 @@ const maxAsked = 3
 // lookAbroad asks random nodes for another group of the fleet, because after a recovery no message
 // announces one.
 func (s *Store) lookAbroad(ctx context.Context) {
-	peers := slices.DeleteFunc(s.peers(), func(p Peer) bool { return !p.Alive || p.Left })
+	peers := s.livePeers()
 	rand.Shuffle(len(peers), func(i, j int) { peers[i], peers[j] = peers[j], peers[i] })
 	own := s.identity()
 	remedy := giveUpSelf
@@ -287,7 +288,7 @@ func (s *Store) lookAbroad(ctx context.Context) {
 	}
 	for _, a := range s.askAll(ctx, peers[:min(len(peers), maxAsked)]) {
 		switch {
-		case a.err != nil || !a.info.Member || a.info.Group == own.Group:
+		case a.err != nil || a.info.Group == groupID{} || a.info.Group == own.Group:
 			continue
 		case a.info.Proven && own.relationTo(a.info) == heir:
 			s.foreign(fmt.Sprintf("this node's group (%s) was given up and recovered as %s: %s is in it; %s", own.Group, a.info.Group, a.where(), remedy))
@@ -301,11 +302,11 @@ func (s *Store) lookAbroad(ctx context.Context) {
 }
 
 // seeToVoters makes at most one change.
-func (s *Store) seeToVoters(l *life) {
+func (s *Store) seeToVoters(inst *raftInstance) {
 	var list []standing
 	s.mu.Lock()
 	now := time.Now()
-	for _, server := range l.servers() {
+	for _, server := range inst.servers() {
 		h := s.health[string(server.ID)]
 		if h == nil {
 			continue // just added
@@ -326,12 +327,12 @@ func (s *Store) seeToVoters(l *life) {
 	server := raft.ServerID(id)
 	switch c {
 	case changePromote:
-		if addr, ok := l.find(server); ok {
-			s.changed(l.raft.AddVoter(server, addr, 0, s.cfg.Timers.Call))
+		if addr, ok := inst.find(server); ok {
+			s.changed(inst.raft.AddVoter(server, addr, 0, s.cfg.Timers.Call))
 		}
 	case changeDemote:
-		s.changed(l.raft.DemoteVoter(server, 0, s.cfg.Timers.Call))
+		s.changed(inst.raft.DemoteVoter(server, 0, s.cfg.Timers.Call))
 	case changeRemove:
-		s.changed(l.raft.RemoveServer(server, 0, s.cfg.Timers.Call))
+		s.changed(inst.raft.RemoveServer(server, 0, s.cfg.Timers.Call))
 	}
 }

@@ -2,7 +2,6 @@ package raftstore
 
 import (
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,7 +19,9 @@ type removeRequest struct {
 	ID string `json:"id"`
 }
 
-func (s *Store) isLeader(l *life) bool { return l != nil && l.raft.State() == raft.Leader }
+func (s *Store) isLeader(inst *raftInstance) bool {
+	return inst != nil && inst.raft.State() == raft.Leader
+}
 
 // Leading says whether this node considers itself leader, wrongly for at most one lease. It is
 // cheaper than Status and safe for concurrent use.
@@ -32,8 +33,8 @@ const (
 	EventLeaderLost    = "leader_lost"
 )
 
-func (s *Store) noteLeader(l *life) {
-	now := s.leader(l)
+func (s *Store) noteLeader(inst *raftInstance) {
+	now := s.leader(inst)
 	if now.ID == s.led {
 		return
 	}
@@ -45,11 +46,11 @@ func (s *Store) noteLeader(l *life) {
 	s.log.Info().Str("event", EventLeaderChanged).Str("leader", now.ID).Str("addr", now.Addr).Msg("another leader")
 }
 
-func (s *Store) leader(l *life) hint {
-	if l == nil {
+func (s *Store) leader(inst *raftInstance) hint {
+	if inst == nil {
 		return hint{}
 	}
-	addr, id := l.raft.LeaderWithID()
+	addr, id := inst.raft.LeaderWithID()
 	return hint{ID: string(id), Addr: string(addr)}
 }
 
@@ -59,9 +60,9 @@ func failedAnswer(status answerStatus, err error) answer {
 
 // execute runs a request if this node leads.
 func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) answer {
-	l := s.current()
-	if !s.isLeader(l) {
-		body, err := json.Marshal(s.leader(l))
+	inst := s.current()
+	if !s.isLeader(inst) {
+		body, err := json.Marshal(s.leader(inst))
 		if err != nil {
 			return failedAnswer(answerFailed, err)
 		}
@@ -70,14 +71,14 @@ func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) a
 	if why := s.barred(); why != "" && (kind == askApply || kind == askRead) {
 		return answer{answerBarred, []byte(why)}
 	}
-	if !l.enter() {
+	if !inst.enter() {
 		return failedAnswer(answerFailed, ErrStopped)
 	}
 	// raft's futures cannot be cancelled.
 	result := make(chan answer, 1)
 	go func() {
-		defer l.pending.Done()
-		result <- s.carryOut(ctx, l, kind, payload)
+		defer inst.pending.Done()
+		result <- s.carryOut(ctx, inst, kind, payload)
 	}()
 	select {
 	case a := <-result:
@@ -89,7 +90,7 @@ func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) a
 	}
 }
 
-func (s *Store) carryOut(ctx context.Context, l *life, kind requestKind, payload []byte) answer {
+func (s *Store) carryOut(ctx context.Context, inst *raftInstance, kind requestKind, payload []byte) answer {
 	wait := s.cfg.Timers.Call
 	if deadline, ok := ctx.Deadline(); ok {
 		wait = time.Until(deadline)
@@ -99,29 +100,29 @@ func (s *Store) carryOut(ctx context.Context, l *life, kind requestKind, payload
 	}
 	switch kind {
 	case askApply:
-		return s.propose(l, payload, wait)
+		return s.propose(inst, payload, wait)
 	case askRead:
-		if err := l.raft.Barrier(wait).Error(); err != nil {
+		if err := inst.raft.Barrier(wait).Error(); err != nil {
 			return afterRaft(err)
 		}
-		return answer{answerDone, binary.AppendUvarint(nil, s.State().Version)}
+		return answer{answerDone, encode(nil, s.State().Version)}
 	case askTransfer:
 		var req transferRequest
 		if err := json.Unmarshal(payload, &req); err != nil {
 			return failedAnswer(answerRefused, err)
 		}
-		return transfer(l, req.To)
+		return transfer(inst, req.To)
 	case askRemove:
 		var req removeRequest
 		if err := json.Unmarshal(payload, &req); err != nil {
 			return failedAnswer(answerRefused, err)
 		}
-		return s.removeServer(l, req.ID, wait)
+		return s.removeServer(inst, req.ID, wait)
 	}
 	return failedAnswer(answerRefused, fmt.Errorf("request of the unknown kind %d", kind))
 }
 
-func (s *Store) propose(l *life, raw []byte, wait time.Duration) answer {
+func (s *Store) propose(inst *raftInstance, raw []byte, wait time.Duration) answer {
 	e, err := decodeEntry(raw)
 	if err == nil {
 		err = e.command.validate()
@@ -134,15 +135,15 @@ func (s *Store) propose(l *life, raw []byte, wait time.Duration) answer {
 		if !ok {
 			r = refuse(refusedInvalid, "%v", err)
 		}
-		return answer{answerDone, appendOutcome(nil, outcome{refuse: r})}
+		return answer{answerDone, encode(nil, outcome{Refuse: r})}
 	}
-	f := l.raft.Apply(raw, wait)
+	f := inst.raft.Apply(raw, wait)
 	if err := f.Error(); err != nil {
 		return afterRaft(err)
 	}
 	switch o := f.Response().(type) {
 	case outcome:
-		return answer{answerDone, appendOutcome(nil, o)}
+		return answer{answerDone, encode(nil, o)}
 	case error:
 		return failedAnswer(answerUncertain, o)
 	}
@@ -169,16 +170,16 @@ func afterRaft(err error) answer {
 	return failedAnswer(answerUncertain, err)
 }
 
-func transfer(l *life, to string) answer {
+func transfer(inst *raftInstance, to string) answer {
 	var f raft.Future
-	if _, leader := l.raft.LeaderWithID(); to != "" && to == string(leader) {
+	if _, leader := inst.raft.LeaderWithID(); to != "" && to == string(leader) {
 		return answer{status: answerDone}
 	}
 	if to == "" {
-		f = l.raft.LeadershipTransfer()
+		f = inst.raft.LeadershipTransfer()
 	} else {
 		addr, voter := raft.ServerAddress(""), false
-		for _, server := range l.servers() {
+		for _, server := range inst.servers() {
 			if string(server.ID) == to {
 				addr, voter = server.Address, server.Suffrage == raft.Voter
 			}
@@ -186,7 +187,7 @@ func transfer(l *life, to string) answer {
 		if !voter {
 			return failedAnswer(answerRefused, fmt.Errorf("%s is no voter of this group", to))
 		}
-		f = l.raft.LeadershipTransferToServer(raft.ServerID(to), addr)
+		f = inst.raft.LeadershipTransferToServer(raft.ServerID(to), addr)
 	}
 	if err := f.Error(); err != nil {
 		return failedAnswer(answerFailed, err)
@@ -194,9 +195,9 @@ func transfer(l *life, to string) answer {
 	return answer{status: answerDone}
 }
 
-func (s *Store) removeServer(l *life, id string, wait time.Duration) answer {
+func (s *Store) removeServer(inst *raftInstance, id string, wait time.Duration) answer {
 	voters, known := 0, false
-	for _, server := range l.servers() {
+	for _, server := range inst.servers() {
 		if server.Suffrage == raft.Voter {
 			voters++
 		}
@@ -208,29 +209,29 @@ func (s *Store) removeServer(l *life, id string, wait time.Duration) answer {
 	case id == s.id && voters == 1:
 		return failedAnswer(answerRefused, errors.New("the only voter cannot be removed"))
 	}
-	if err := l.raft.RemoveServer(raft.ServerID(id), 0, wait).Error(); err != nil {
+	if err := inst.raft.RemoveServer(raft.ServerID(id), 0, wait).Error(); err != nil {
 		return afterRaft(err)
 	}
 	return answer{status: answerDone}
 }
 
-func (s *Store) handOn(ctx context.Context, l *life) {
-	if !s.isLeader(l) {
+func (s *Store) handOn(ctx context.Context, inst *raftInstance) {
+	if !s.isLeader(inst) {
 		return
 	}
 	others := 0
-	for _, server := range l.servers() {
+	for _, server := range inst.servers() {
 		if server.Suffrage == raft.Voter && string(server.ID) != s.id {
 			others++
 		}
 	}
-	if others == 0 || !l.enter() {
+	if others == 0 || !inst.enter() {
 		return
 	}
 	done := make(chan answer, 1)
 	go func() {
-		defer l.pending.Done()
-		done <- transfer(l, "")
+		defer inst.pending.Done()
+		done <- transfer(inst, "")
 	}()
 	timer := time.NewTimer(s.cfg.Timers.Call)
 	defer timer.Stop()
@@ -274,18 +275,12 @@ func (s *Store) answer(kind requestKind, body []byte) answer {
 		return s.execute(ctx, kind, d.b)
 	case askInfo:
 		return jsonAnswer(s.info(), nil)
-	case askPromise:
-		var req promiseRequest
-		if err := json.Unmarshal(body, &req); err != nil {
-			return failedAnswer(answerRefused, err)
-		}
-		return jsonAnswer(nil, s.promise(ctx, req))
 	case askJoin:
 		var req joinRequest
 		if err := json.Unmarshal(body, &req); err != nil {
 			return failedAnswer(answerRefused, err)
 		}
-		return jsonAnswer(nil, s.join(ctx, req))
+		return jsonAnswer(nil, s.join(req))
 	case askState:
 		var req stateRequest
 		if err := json.Unmarshal(body, &req); err != nil {

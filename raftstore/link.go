@@ -130,7 +130,7 @@ func (l *link) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, err
 		case <-stop:
 		}
 	}()
-	c, err := l.port.dial(ctx, addr, hello{use: useRaft, group: l.group(), to: id})
+	c, err := l.port.dial(ctx, addr, hello{Use: useRaft, Group: l.group(), To: id})
 	if err != nil {
 		return nil, err
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"math"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -16,15 +15,8 @@ const logRecordFormat = 1
 
 var keyTerm = []byte("CurrentTerm")
 
-// logStore keeps raft's log, term and vote. A log record, under its index as 8 bytes big-endian:
-//
-//	format    1 byte, 1
-//	type      1 byte, raft's
-//	term      uvarint
-//	appended  varint, unix ns
-//	data      uvarint length, bytes
-//	extension uvarint length, bytes
-//	checksum  4 bytes, CRC-32C of the key and everything before
+// logStore keeps raft's log, term and vote. The log has a logRecord under its index as 8 bytes
+// big-endian, followed by the CRC-32C of both.
 type logStore struct {
 	disk *disk
 	// see SetUint64
@@ -38,19 +30,20 @@ var (
 
 func logKey(index uint64) []byte { return binary.BigEndian.AppendUint64(nil, index) }
 
+type logRecord struct {
+	Format           uint8
+	Type             uint8 // raft's
+	Term             uint64
+	Appended         int64 // unix ns, 0 if unknown
+	Data, Extensions []byte
+}
+
 func encodeLog(key []byte, l *raft.Log) []byte {
-	dst := make([]byte, 0, len(l.Data)+len(l.Extensions)+40)
-	dst = append(dst, logRecordFormat, byte(l.Type))
-	dst = binary.AppendUvarint(dst, l.Term)
-	var appended int64
+	r := logRecord{Format: logRecordFormat, Type: uint8(l.Type), Term: l.Term, Data: l.Data, Extensions: l.Extensions}
 	if !l.AppendedAt.IsZero() {
-		appended = l.AppendedAt.UnixNano()
+		r.Appended = l.AppendedAt.UnixNano()
 	}
-	dst = binary.AppendVarint(dst, appended)
-	dst = binary.AppendUvarint(dst, uint64(len(l.Data)))
-	dst = append(dst, l.Data...)
-	dst = binary.AppendUvarint(dst, uint64(len(l.Extensions)))
-	dst = append(dst, l.Extensions...)
+	dst := encode(make([]byte, 0, len(l.Data)+len(l.Extensions)+40), r)
 	return binary.BigEndian.AppendUint32(dst, logSum(key, dst))
 }
 
@@ -67,19 +60,18 @@ func decodeLog(key, record []byte, l *raft.Log) error {
 	if logSum(key, body) != binary.BigEndian.Uint32(record[len(body):]) {
 		return errors.New("the checksum differs")
 	}
-	d := &decoder{b: body}
-	if format := d.byte(); format != logRecordFormat {
-		return fmt.Errorf("format %d is unknown", format)
+	if body[0] != logRecordFormat {
+		return fmt.Errorf("format %d is unknown", body[0])
 	}
-	*l = raft.Log{Index: binary.BigEndian.Uint64(key), Type: raft.LogType(d.byte()), Term: d.uint(math.MaxUint64)}
-	if appended := d.int(); appended != 0 {
-		l.AppendedAt = time.Unix(0, appended)
+	var r logRecord
+	if err := decode(body, &r); err != nil {
+		return err
 	}
-	l.Data = append([]byte(nil), d.take(int(d.uint(uint64(len(body)))))...)
-	if n := int(d.uint(uint64(len(body)))); n > 0 {
-		l.Extensions = append([]byte(nil), d.take(n)...)
+	*l = raft.Log{Index: binary.BigEndian.Uint64(key), Type: raft.LogType(r.Type), Term: r.Term, Data: r.Data, Extensions: r.Extensions}
+	if r.Appended != 0 {
+		l.AppendedAt = time.Unix(0, r.Appended)
 	}
-	return d.done()
+	return nil
 }
 
 // check reads everything at opening, because raft panics over an unreadable entry.

@@ -29,9 +29,10 @@ type machine struct {
 	head     int
 }
 
+// outcome is what a command did, or why it did nothing.
 type outcome struct {
-	result Result
-	refuse *refusal
+	Result Result
+	Refuse *refusal
 }
 
 func newMachine() *machine {
@@ -122,8 +123,10 @@ func (m *machine) addBackends(index uint64, at int64, c AddBackends) (bool, *ref
 		names[b.Name], urls[b.URL] = true, b.Name
 	}
 	for _, b := range c.Backends {
-		b.Generation, b.Weight, b.Since, b.Version = m.retired+1, cmp.Or(b.Weight, 1), at, index
-		m.backends = append(m.backends, b)
+		m.backends = append(m.backends, Backend{
+			Name: b.Name, URL: b.URL, Models: b.Models, Weight: cmp.Or(b.Weight, 1), KVTokens: b.KVTokens, Source: b.Source,
+			Generation: m.retired + 1, Since: at, Version: index,
+		})
 		m.urls[b.URL] = b.Name
 	}
 	slices.SortFunc(m.backends, func(a, b Backend) int { return strings.Compare(a.Name, b.Name) })
@@ -173,6 +176,9 @@ func sameBackend(a, b Backend) bool {
 }
 
 func (m *machine) setBackendState(index uint64, at int64, c SetBackendState) (bool, *refusal) {
+	if n := len(c.IfVersions); n > 0 && n != len(c.Names) {
+		return false, refuse(refusedInvalid, "%d versions of %d backends", n, len(c.Names))
+	}
 	places := make([]int, len(c.Names))
 	for n, name := range c.Names {
 		i, found := m.find(name)

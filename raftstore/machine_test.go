@@ -24,8 +24,8 @@ func (m *machine) run(index uint64, c Command) outcome {
 
 func must(t testing.TB, m *machine, index uint64, c Command) {
 	t.Helper()
-	if o := m.run(index, c); o.refuse != nil {
-		t.Fatalf("%T: %v", c, o.refuse)
+	if o := m.run(index, c); o.Refuse != nil {
+		t.Fatalf("%T: %v", c, o.Refuse)
 	}
 }
 
@@ -110,10 +110,10 @@ func TestRefusals(t *testing.T) {
 		{SetConstants{Constants{KeyID: 1, BlockBytes: 128, Cluster: "one"}}, ErrConflict, "block bytes (fleet 64, this node 128)"},
 	} {
 		o := m.run(uint64(100+i), c.command)
-		if o.refuse == nil || !errors.Is(o.refuse, c.is) || !strings.Contains(o.refuse.text, c.text) {
-			t.Errorf("%+v: refusal is %v", c.command, o.refuse)
+		if o.Refuse == nil || !errors.Is(o.Refuse, c.is) || !strings.Contains(o.Refuse.Text, c.text) {
+			t.Errorf("%+v: refusal is %v", c.command, o.Refuse)
 		}
-		if o.result.Changed {
+		if o.Result.Changed {
 			t.Errorf("%+v: refused, and yet something changed", c.command)
 		}
 	}
@@ -197,7 +197,7 @@ func TestOperatorsWordStands(t *testing.T) {
 				t.Fatal(err)
 			}
 			a, _ := m.state().Backend("a")
-			if o.refuse != nil || o.result.Changed != s.changed || a.State != s.state || a.Reason != s.reason {
+			if o.Refuse != nil || o.Result.Changed != s.changed || a.State != s.state || a.Reason != s.reason {
 				t.Errorf("%s: step %d, %v by %v: %+v, %+v", name, i, s.action, s.by, o, a)
 			}
 			if (a.Since != before.Since) != (a.State != before.State) || (a.Version != before.Version) != s.changed {
@@ -213,7 +213,7 @@ func TestStateOfAVersion(t *testing.T) {
 	must(t, m, 1, add("a", "b"))
 	must(t, m, 2, UpdateBackend{Name: "a", URL: ptr("http://elsewhere.test:1")})
 	down := SetBackendState{Names: []string{"a", "b"}, Action: MarkDown, By: ByHealth, IfVersions: []uint64{1, 1}}
-	if o := m.run(3, down); o.refuse != nil || !o.result.Changed {
+	if o := m.run(3, down); o.Refuse != nil || !o.Result.Changed {
 		t.Fatalf("%+v", o)
 	}
 	if a, _ := m.state().Backend("a"); a.State != Active || a.Version != 2 {
@@ -222,7 +222,7 @@ func TestStateOfAVersion(t *testing.T) {
 	if b, _ := m.state().Backend("b"); b.State != Down || b.Version != 3 {
 		t.Errorf("%+v", b)
 	}
-	if o := m.run(4, down); o.refuse != nil || o.result.Changed {
+	if o := m.run(4, down); o.Refuse != nil || o.Result.Changed {
 		t.Errorf("%+v", o)
 	}
 }
@@ -330,8 +330,8 @@ func TestMachineAgainstModel(t *testing.T) {
 		apply := func(c Command, allowed bool) {
 			index++
 			o := m.run(index, c)
-			if (o.refuse == nil) != allowed {
-				t.Fatalf("%+v: refusal is %v, model allows it: %v", c, o.refuse, allowed)
+			if (o.Refuse == nil) != allowed {
+				t.Fatalf("%+v: refusal is %v, model allows it: %v", c, o.Refuse, allowed)
 			}
 		}
 		t.Repeat(map[string]func(*rapid.T){

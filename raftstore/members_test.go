@@ -26,7 +26,7 @@ func TestOneNodeGrows(t *testing.T) {
 		f := newFleet(t, 1, nil).start()
 		first := f.nodes[0].store.Load()
 		apply(t, first, add("alone"))
-		join := func(c *Config) { c.Expect, c.Join = 0, true }
+		join := func(c *Config) { c.Founders, c.Join = nil, true }
 		b := f.add("b", join)
 		b.start()
 		until(t, "b to follow", func() bool { return has(b.store.Load().State(), "alone") })
@@ -34,7 +34,7 @@ func TestOneNodeGrows(t *testing.T) {
 			t.Errorf("voters of two nodes are %v", got)
 		}
 		f.add("c", join).start()
-		d := f.add("d", func(c *Config) { c.Dir, c.Expect, c.Join = "", 0, true })
+		d := f.add("d", func(c *Config) { c.Dir, c.Founders, c.Join = "", nil, true })
 		d.start()
 		until(t, "three voters", func() bool { return len(voters(first)) == 3 })
 		until(t, "d to follow", func() bool { return has(d.store.Load().State(), "alone") })
@@ -55,7 +55,7 @@ func TestVoterLeaves(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
 		apply(t, f.running()[0], add("one"))
-		stand := f.add("stand-by", func(c *Config) { c.Expect, c.Join = 0, true })
+		stand := f.add("stand-by", func(c *Config) { c.Founders, c.Join = nil, true })
 		stand.start()
 		until(t, "the stand-by to follow", func() bool { return has(stand.store.Load().State(), "one") })
 		leaver := f.others(f.leader())[0]
@@ -80,7 +80,7 @@ func TestDeadVoterIsReplaced(t *testing.T) {
 		id := *dead.id.Load()
 		dead.kill()
 		stand := f.add("stand-by", func(c *Config) {
-			c.Expect, c.Join, c.Timers.Stable = 0, true, 300*time.Millisecond
+			c.Founders, c.Join, c.Timers.Stable = nil, true, 300*time.Millisecond
 		})
 		if got := voters(f.leader().store.Load()); len(got) != 3 || !slices.Contains(got, id) {
 			t.Errorf("voters are %v", got)
@@ -147,7 +147,7 @@ func TestVoterWithBrokenDiskIsReplaced(t *testing.T) {
 		broken.fail.Store(&cause)
 		apply(t, f.running()[0], add("two"))
 		until(t, "the disk to have failed", func() bool { return broken.store.Load().Status().Role == "failed" })
-		stand := f.add("stand-by", func(c *Config) { c.Expect, c.Join, c.Timers.Dead = 0, true, 300*time.Millisecond })
+		stand := f.add("stand-by", func(c *Config) { c.Founders, c.Join, c.Timers.Dead = nil, true, 300*time.Millisecond })
 		stand.start()
 		until(t, "the stand-by to vote in its place", func() bool {
 			got := voters(f.leader().store.Load())
@@ -158,9 +158,13 @@ func TestVoterWithBrokenDiskIsReplaced(t *testing.T) {
 
 func TestForeignGroup(t *testing.T) {
 	virtually(t, func(t *testing.T) {
-		f := newFleet(t, 2, func(c *Config) { c.Expect = 0 }).start()
-		for _, s := range f.running() {
+		f := newFleet(t, 2, func(c *Config) { c.Founders = nil })
+		f.isolate(f.nodes[0])
+		for _, s := range f.start().running() {
 			apply(t, s, add("mine-"+s.ID()))
+		}
+		f.heal()
+		for _, s := range f.running() {
 			until(t, "the other group to be reported", func() bool {
 				return strings.Contains(s.Status().Problem, "another group")
 			})
@@ -173,7 +177,7 @@ func TestForeignGroup(t *testing.T) {
 		if err := os.RemoveAll(f.nodes[1].dir); err != nil {
 			t.Fatal(err)
 		}
-		f.nodes[1].edit = func(c *Config) { c.Expect, c.Join = 0, true }
+		f.nodes[1].edit = func(c *Config) { c.Founders, c.Join = nil, true }
 		s := f.nodes[1].start()
 		until(t, "the other to follow", func() bool { return has(s.State(), "mine-"+a.ID()) })
 		until(t, "the problem to be gone", func() bool { return a.Status().Problem == "" })
@@ -187,10 +191,10 @@ func TestConstantsMustAgree(t *testing.T) {
 		f := newFleet(t, 1, nil).start()
 		a := f.nodes[0].store.Load()
 		until(t, "constants", func() bool { return a.State().Constants.BlockBytes == 1024 })
-		other := func(c *Config) { c.Expect, c.Join, c.Constants.BlockBytes = 0, true, 512 }
+		other := func(c *Config) { c.Founders, c.Join, c.Constants.BlockBytes = nil, true, 512 }
 		b := f.add("b", other)
 		s := b.start()
-		err := s.join(t.Context(), joinRequest{Group: a.group(), Constants: a.State().Constants})
+		err := s.join(joinRequest{Group: a.group(), Constants: a.State().Constants})
 		if err == nil || !strings.Contains(err.Error(), "block bytes (fleet 1024, this node 512)") {
 			t.Errorf("join: %v", err)
 		}
@@ -202,7 +206,7 @@ func TestConstantsMustAgree(t *testing.T) {
 			}
 		}
 		b.kill()
-		b.edit = func(c *Config) { c.Expect, c.Join = 0, true }
+		b.edit = func(c *Config) { c.Founders, c.Join = nil, true }
 		s = b.start()
 		until(t, "b to follow", func() bool { return s.State().Constants.BlockBytes == 1024 })
 		b.kill()

@@ -61,7 +61,7 @@ func (s *Store) roll(ctx context.Context) (voters int, missing []string) {
 			case err != nil:
 			case info.ID != v.ID && v.ID != "":
 				why = ", another node is there"
-			case info.Member && info.Group != group && group != groupID{}:
+			case info.Group != groupID{} && info.Group != group && group != groupID{}:
 				why = ", in another group"
 			case info.Failed != "":
 				why = ", " + info.Failed
@@ -101,15 +101,15 @@ func (s *Store) missing(c *census) string {
 	s.mu.Lock()
 	waiting, disk := s.waiting, s.problem.disk
 	s.mu.Unlock()
-	l := s.current()
+	inst := s.current()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case disk != "":
 		return "this node's " + disk
-	case len(l.servers()) == 0 && waiting != "" && len(c.missing) > 0:
+	case len(inst.servers()) == 0 && waiting != "" && len(c.missing) > 0:
 		return fmt.Sprintf("this node is in no group: %s; unreachable: %s", waiting, strings.Join(c.missing, ", "))
-	case len(l.servers()) == 0 && waiting != "":
+	case len(inst.servers()) == 0 && waiting != "":
 		return "this node is in no group: " + waiting
 	case !c.counted:
 		return ""

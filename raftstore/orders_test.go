@@ -1,10 +1,12 @@
 package raftstore
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,7 +31,8 @@ func TestSeedsMatter(t *testing.T) {
 	}
 }
 
-// Nodes started in any order and with different views form exactly one group.
+// Nodes started in any order form exactly one group, with restarts, partitions and the loss of one
+// founder's data in between, and no acknowledged change is lost.
 func TestOneGroupWhateverTheOrder(t *testing.T) {
 	t.Parallel()
 	rounds := 100
@@ -38,38 +41,26 @@ func TestOneGroupWhateverTheOrder(t *testing.T) {
 	}
 	r := seeded(t)
 	var took []time.Duration
-	orders, blinded, lates := make(map[string]int), 0, make(map[int]int)
+	what := make(map[string]int)
 	for round := range rounds {
-		// Every tenth round has more candidates than needed.
 		size := 3
 		if round%10 == 9 {
 			size = 5
 		}
-		order := r.Perm(size)
-		var waits []time.Duration
-		for range order {
-			waits = append(waits, time.Duration(r.IntN(30))*time.Millisecond)
-		}
-		late, hidden := r.IntN(size), r.IntN(size)
-		waits[late] += time.Duration(r.IntN(200)) * time.Millisecond
-		// In a third of the rounds, one node misses another for a while.
-		blind := r.IntN(3) == 0
-		if blind {
-			blinded++
-		}
-		orders[fmt.Sprint(order)]++
-		lates[late]++
+		seed := r.Uint64()
 		synctest.Test(t, func(t *testing.T) {
-			f := newFleet(t, size, func(c *Config) {
-				c.Expect = 3
+			quick := func(c *Config) {
 				c.Timers.Heartbeat, c.Timers.Lease, c.Timers.Poll = 250*time.Millisecond, 250*time.Millisecond, 25*time.Millisecond
-			})
-			if blind {
-				f.isolate(f.nodes[hidden])
+				c.Timers.Call = 2 * time.Second
 			}
+			f := newFleet(t, size, quick)
+			f.add("joiner", func(c *Config) {
+				quick(c)
+				c.Founders, c.Join = nil, true
+			})
 			began := time.Now()
-			if err := oneGroup(f, order, waits, blind); err != nil {
-				t.Errorf("round %d, order %v, waits %v: %v", round, order, waits, err)
+			if err := oneGroup(t, f, rand.New(rand.NewPCG(seed, 0)), what); err != nil {
+				t.Errorf("round %d: %v", round, err)
 				return
 			}
 			took = append(took, time.Since(began))
@@ -79,28 +70,63 @@ func TestOneGroupWhateverTheOrder(t *testing.T) {
 		t.Fatalf("%d of %d orders formed one group", len(took), rounds)
 	}
 	slices.Sort(took)
-	t.Logf("%d orders formed one group each: %d different ones, the late node by place in the order %v, %d with a node that is not seen at first; until all agree p50 %v, worst %v",
-		len(took), len(orders), lates, blinded, took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
+	t.Logf("%d orders formed one group each, with %v; until all agree p50 %v, worst %v",
+		len(took), what, took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
 }
 
-func oneGroup(f *fleet, order []int, waits []time.Duration, blind bool) error {
-	for i, n := range order {
-		time.Sleep(waits[i])
-		s, err := f.nodes[n].open()
-		if err != nil {
-			return err
-		}
-		id := s.ID()
-		f.nodes[n].id.Store(&id)
-		if err := s.Start(f.t.Context()); err != nil {
-			return err
-		}
-		f.nodes[n].store.Store(s)
+// disturb starts all nodes, and restarts, empties and isolates some meanwhile.
+func disturb(f *fleet, r *rand.Rand, what map[string]int) {
+	emptied := r.IntN(2) == 0
+	for _, i := range r.Perm(len(f.nodes)) {
+		time.Sleep(time.Duration(r.IntN(30)) * time.Millisecond)
+		f.nodes[i].start()
 	}
-	if blind {
-		time.Sleep(50 * time.Millisecond)
-		f.heal()
+	for range r.IntN(4) {
+		time.Sleep(time.Duration(r.IntN(400)) * time.Millisecond)
+		n := f.nodes[r.IntN(len(f.nodes))]
+		switch r.IntN(3) {
+		case 0:
+			what["restarts"]++
+			n.kill()
+		case 1:
+			what["partitions"]++
+			f.isolate(n)
+			time.Sleep(time.Duration(r.IntN(300)) * time.Millisecond)
+			f.heal()
+			continue
+		case 2:
+			if emptied {
+				continue // two would be the loss of the majority
+			}
+			emptied = true
+			what["losses of data"]++
+			n.empty()
+			time.Sleep(2 * askTimeout) // a disk is not replaced during a question
+		}
+		time.Sleep(time.Duration(r.IntN(500)) * time.Millisecond)
+		n.start()
 	}
+}
+
+func oneGroup(t *testing.T, f *fleet, r *rand.Rand, what map[string]int) error {
+	var writing sync.WaitGroup
+	ctx, cancel := context.WithCancel(t.Context())
+	var kept []string
+	writing.Go(func() {
+		for i := 0; ctx.Err() == nil; i++ {
+			name := fmt.Sprintf("b%d", i)
+			if s := f.nodes[i%len(f.nodes)].store.Load(); s != nil {
+				if _, err := s.Apply(context.Background(), add(name)); err == nil {
+					kept = append(kept, name)
+				}
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	})
+	disturb(f, r, what)
+	cancel()
+	writing.Wait()
+	what["acknowledged changes"] += len(kept)
 	var why error
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		groups, leaders := make(map[string]int), 0
@@ -111,8 +137,13 @@ func oneGroup(f *fleet, order []int, waits []time.Duration, blind bool) error {
 			if st.Role == "leader" {
 				leaders++
 			}
-			if len(st.Servers) != len(order) {
-				why = fmt.Errorf("%s knows %d servers and is %s, waiting %q", st.ID, len(st.Servers), st.Role, st.Waiting)
+			if len(st.Servers) != len(f.nodes) {
+				why = fmt.Errorf("%s knows %d servers and is %s, waiting %q, problem %q", st.ID, len(st.Servers), st.Role, st.Waiting, st.Problem)
+			}
+			for _, name := range kept {
+				if why == nil && !has(s.State(), name) {
+					why = fmt.Errorf("%s does not know %s", st.ID, name)
+				}
 			}
 		}
 		// Two groups never merge.
@@ -123,5 +154,5 @@ func oneGroup(f *fleet, order []int, waits []time.Duration, blind bool) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("no group in %v: %w", patience, why)
+	return fmt.Errorf("not one group in %v: %w", patience, why)
 }

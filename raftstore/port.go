@@ -26,59 +26,47 @@ const (
 	useRequests = 'Q' // see frames.go
 )
 
-// hello begins every connection, written by the dialer:
-//
-//	use     1 byte
-//	format  1 byte, 1
-//	length  2 bytes, of the rest
-//	group   16 bytes; zero with requests
-//	to      string: id of the node that is dialed; empty with requests
-//	id      string: the dialer
-//	addr    string: the dialer's address
+// hello begins every connection, written by the dialer: its length (2 bytes, big-endian), then the
+// fields as in codec.go.
 //
 // For raft the answer is a byte 0, or 1 and a reason. Naming the dialed node keeps a node that took
 // over an address from voting for the previous one.
 type hello struct {
-	use   byte
-	group groupID
-	to    string
-	id    string
-	addr  string
+	Use    uint8
+	Format uint8
+	Group  groupID // zero with requests
+	To     string  // id of the node that is dialed; empty with requests
+	ID     string  // the dialer
+	Addr   string  // the dialer's address
 }
 
 func (h hello) encode() []byte {
-	dst := []byte{h.use, helloFormat, 0, 0}
-	dst = append(dst, h.group[:]...)
-	dst = appendString(dst, h.to)
-	dst = appendString(dst, h.id)
-	dst = appendString(dst, h.addr)
-	binary.BigEndian.PutUint16(dst[2:], uint16(len(dst)-4))
+	h.Format = helloFormat
+	dst := encode([]byte{0, 0}, h)
+	binary.BigEndian.PutUint16(dst, uint16(len(dst)-2))
 	return dst
 }
 
-func readHello(r io.Reader) (hello, error) {
-	var head [4]byte
+func readHello(r io.Reader) (h hello, err error) {
+	var head [2]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return hello{}, err
+		return h, err
 	}
-	n := int(binary.BigEndian.Uint16(head[2:]))
-	switch {
-	case head[0] != useRaft && head[0] != useRequests:
-		return hello{}, fmt.Errorf("%q is no use of a connection", head[0])
-	case head[1] != helloFormat:
-		return hello{}, fmt.Errorf("hello of the unknown format %d", head[1])
-	case n > maxHelloBytes:
-		return hello{}, fmt.Errorf("hello of %d bytes", n)
+	n := int(binary.BigEndian.Uint16(head[:]))
+	if n < 2 || n > maxHelloBytes {
+		return h, fmt.Errorf("hello of %d bytes", n)
 	}
 	body := make([]byte, n)
 	if _, err := io.ReadFull(r, body); err != nil {
-		return hello{}, err
+		return h, err
 	}
-	d := &decoder{b: body}
-	h := hello{use: head[0]}
-	copy(h.group[:], d.take(len(h.group)))
-	h.to, h.id, h.addr = d.string(maxHelloBytes), d.string(maxHelloBytes), d.string(maxHelloBytes)
-	return h, d.done()
+	switch {
+	case body[0] != useRaft && body[0] != useRequests:
+		return h, fmt.Errorf("%q is no use of a connection", body[0])
+	case body[1] != helloFormat:
+		return h, fmt.Errorf("hello of the unknown format %d", body[1])
+	}
+	return h, decode(body, &h)
 }
 
 type port struct {
@@ -127,7 +115,7 @@ func (c *conn) limit(t time.Time) { _ = c.Conn.SetDeadline(t) }
 
 func (c *conn) interrupt() { c.limit(time.Now().Add(-time.Second)) }
 
-func (c *conn) turnAway(why string) { _, _ = c.Write(appendString([]byte{1}, why)) }
+func (c *conn) turnAway(why string) { _, _ = c.Write(append([]byte{1}, why...)) }
 
 // Write stays silent after a loss, as when packets are dropped.
 func (c *conn) Write(p []byte) (int, error) {
@@ -226,9 +214,9 @@ func (p *port) greet(c *conn) {
 	if err != nil {
 		return
 	}
-	c.hello, c.peer = h, h.addr
+	c.hello, c.peer = h, h.Addr
 	c.limit(time.Time{})
-	if h.use == useRequests {
+	if h.Use == useRequests {
 		p.requests(c)
 		return
 	}
@@ -237,7 +225,7 @@ func (p *port) greet(c *conn) {
 
 func (p *port) admit(c *conn) bool {
 	c.limit(time.Now().Add(greetTimeout))
-	if c.hello.to != p.id {
+	if c.hello.To != p.id {
 		c.turnAway("here is " + p.id)
 		return false
 	}
@@ -254,7 +242,7 @@ func (p *port) admit(c *conn) bool {
 }
 
 func (p *port) dial(ctx context.Context, addr string, h hello) (*conn, error) {
-	h.id, h.addr = p.id, p.addr
+	h.ID, h.Addr = p.id, p.addr
 	if p.faults != nil && p.faults.Cut != nil && p.faults.Cut(addr) {
 		<-ctx.Done() // dropped packets get no answer
 		return nil, fmt.Errorf("dial %s: %w", addr, ctx.Err())
@@ -289,7 +277,7 @@ func (p *port) introduce(ctx context.Context, c *conn) error {
 	if _, err := c.Write(c.hello.encode()); err != nil {
 		return err
 	}
-	if c.hello.use == useRequests {
+	if c.hello.Use == useRequests {
 		return nil
 	}
 	return readAdmission(c.Conn)
@@ -304,10 +292,5 @@ func readAdmission(r io.Reader) error {
 	if err != nil {
 		return err
 	}
-	d := &decoder{b: text}
-	why := d.string(maxHelloBytes)
-	if d.err != nil {
-		return d.err
-	}
-	return fmt.Errorf("refused: %s", why)
+	return fmt.Errorf("refused: %s", text)
 }

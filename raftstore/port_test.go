@@ -16,17 +16,17 @@ func TestNonsenseOnThePort(t *testing.T) {
 	s := n.store.Load()
 	apply(t, s, add("one"))
 	request := func(body string) string {
-		return string(hello{use: useRequests, id: "x", addr: "h:1"}.encode()) + body
+		return string(hello{Use: useRequests, ID: "x", Addr: "h:1"}.encode()) + body
 	}
 	raftHello := func(group groupID, to string) string {
-		return string(hello{use: useRaft, group: group, to: to, id: "x", addr: "h:1"}.encode())
+		return string(hello{Use: useRaft, Group: group, To: to, ID: "x", Addr: "h:1"}.encode())
 	}
 	for name, c := range map[string]struct{ say, want string }{
 		"nothing":              {"", ""},
 		"http":                 {"GET / HTTP/1.1\r\nHost: x\r\n\r\n", ""},
-		"a long hello":         {"Q\x01\xff\xff", ""},
-		"another format":       {"R\x02\x00\x00", ""},
-		"half a hello":         {"R\x01\x00\x20abc", ""},
+		"a long hello":         {"\xff\xff", ""},
+		"another format":       {"\x00\x02R\x09", ""},
+		"half a hello":         {"\x00\x20R\x01abc", ""},
 		"a huge frame":         {request("\x01\xff\xff\xff\xff"), ""},
 		"an unknown kind":      {request("\x63\x00\x00\x00\x00"), "unknown kind 99"},
 		"an empty command":     {request("\x02\x00\x00\x00\x02\x90\x4e"), "cut short"},
@@ -38,7 +38,7 @@ func TestNonsenseOnThePort(t *testing.T) {
 		"raft of another one":  {raftHello(groupID{1}, s.ID()), "another group"},
 		"raft, then nonsense":  {raftHello(s.group(), s.ID()) + "\xff\xff\xff", "\x00"},
 		"raft, then bad rpc":   {raftHello(s.group(), s.ID()) + "\x00\xc1\xc1\xc1", "\x00"},
-		"a join without group": {request("\x07\x00\x00\x00\x02{}"), "names no group"},
+		"a join without group": {request(string(rune(askJoin)) + "\x00\x00\x00\x02{}"), "names no group"},
 	} {
 		conn, err := net.Dial("tcp", n.addr())
 		if err != nil {
@@ -63,17 +63,16 @@ func TestNonsenseOnThePort(t *testing.T) {
 
 func TestConfigIsChecked(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
+	dir, three := t.TempDir(), []string{"a:1", "b:1", "c:1"}
 	for _, c := range []struct {
 		cfg  Config
 		text string
 	}{
 		{Config{Voters: 4}, "voters: 4"},
-		{Config{Dir: dir, Expect: 2, Server: true}, "expect: 2 is even"},
-		{Config{Dir: dir, Expect: 99, Server: true}, "expect: 99"},
-		{Config{Expect: 3, Server: true}, "data directory"},
-		{Config{Dir: dir, Expect: 3}, "may not vote"},
-		{Config{Dir: dir, Expect: 3, Server: true}, "needs streams"},
+		{Config{Dir: dir, Founders: three[:2], Server: true}, "founders: 2 are not"},
+		{Config{Founders: three, Server: true}, "data directory"},
+		{Config{Dir: dir, Founders: three}, "may not vote"},
+		{Config{Dir: dir, Founders: three, Server: true}, "needs streams"},
 		{Config{Join: true}, "needs streams"},
 		{Config{Constants: Constants{KeyID: 1}}, "block_bytes"},
 		{Config{Timers: Timers{Write: -1}}, "write is negative"},

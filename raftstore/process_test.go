@@ -44,11 +44,11 @@ func child(config string) error {
 		return err
 	}
 	s, err := Open(Config{
-		Dir: c.Dir, Streams: ln, Expect: len(c.Peers) + 1, Server: true, Timers: quickTimers(),
+		Dir: c.Dir, Streams: ln, Founders: append(c.Peers, c.Addr), Server: true, Timers: quickTimers(),
 		Peers: func() []Peer {
 			var list []Peer
 			for _, addr := range c.Peers {
-				list = append(list, Peer{Addr: addr, Expect: len(c.Peers) + 1, Server: true, Alive: true})
+				list = append(list, Peer{Addr: addr, Server: true, Alive: true})
 			}
 			return list
 		},

@@ -2,13 +2,11 @@ package raftstore
 
 import (
 	"cmp"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -53,10 +51,7 @@ func inspectDir(dir string) (Survivor, error) {
 	if err != nil {
 		return Survivor{}, err
 	}
-	sv := Survivor{ID: id.ID, Servers: []Server{}}
-	if id.member() {
-		sv.Group = id.Group.String()
-	}
+	sv := Survivor{ID: id.ID, Group: id.Group.String(), Servers: []Server{}}
 	state, err := replay(d)
 	if err != nil {
 		return Survivor{}, err
@@ -171,9 +166,11 @@ func recoveredIdentity(id identity, conf raft.Configuration) identity {
 	if !id.Unproven || len(given) == 0 {
 		given = append(slices.Clone(given), id.Group)
 	}
-	given = given[max(0, len(given)-maxGiven):]
+	if len(given) > maxGiven { // the first one stays: see Store.Origin
+		given = slices.Delete(given, 1, 1+len(given)-maxGiven)
+	}
 	return identity{
-		ID: id.ID, Group: recoveredGroup(given[len(given)-1], conf), Given: given, Size: len(conf.Servers), Unproven: true,
+		ID: id.ID, Group: groupOf(given[len(given)-1].String(), conf), Given: given, Size: len(conf.Servers), Unproven: true,
 	}
 }
 
@@ -202,16 +199,4 @@ func configurationOf(servers []Server) (raft.Configuration, error) {
 		return conf, errors.New("servers: none of them may vote")
 	}
 	return conf, nil
-}
-
-// recoveredGroup is equal for all survivors with the same servers.
-func recoveredGroup(old groupID, conf raft.Configuration) (g groupID) {
-	var lines []string
-	for _, s := range conf.Servers {
-		lines = append(lines, fmt.Sprintf("%s %s %s\n", s.ID, s.Address, s.Suffrage))
-	}
-	slices.Sort(lines)
-	sum := sha256.Sum256([]byte(old.String() + "\n" + strings.Join(lines, "")))
-	copy(g[:], sum[:])
-	return g
 }

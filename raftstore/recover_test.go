@@ -69,7 +69,7 @@ func TestRecover(t *testing.T) {
 			if err := os.RemoveAll(n.dir); err != nil {
 				t.Fatal(err)
 			}
-			n.edit = func(c *Config) { c.Expect, c.Join = 0, true }
+			n.edit = func(c *Config) { c.Founders, c.Join = nil, true }
 			n.start()
 		}
 		until(t, "three voters", func() bool { return len(voters(s)) == 3 })
@@ -88,7 +88,7 @@ func TestFollowerOfALostGroup(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
 		a, b, c := f.nodes[0], f.nodes[1], f.nodes[2]
-		d := f.add("d", func(c *Config) { c.Dir, c.Expect, c.Join = "", 0, true })
+		d := f.add("d", func(c *Config) { c.Dir, c.Founders, c.Join = "", nil, true })
 		follower := d.start()
 		apply(t, f.running()[0], add("one"))
 		for _, s := range []*Store{a.store.Load(), follower} {

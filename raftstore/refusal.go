@@ -36,13 +36,13 @@ func (c refusalCode) sentinel() error {
 
 // refusal is a code and a text, so that it can travel to the asking node.
 type refusal struct {
-	code refusalCode
-	text string
+	Code refusalCode
+	Text string
 }
 
-func (r *refusal) Error() string { return r.text }
+func (r *refusal) Error() string { return r.Text }
 
-func (r *refusal) Is(target error) bool { return target == r.code.sentinel() }
+func (r *refusal) Is(target error) bool { return target == r.Code.sentinel() }
 
 func refuse(code refusalCode, format string, args ...any) *refusal {
 	text := fmt.Sprintf(format, args...)

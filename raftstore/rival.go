@@ -26,7 +26,7 @@ const (
 
 func (i identity) relationTo(p info) relation {
 	switch {
-	case !i.member() || !p.Member || p.Group == i.Group:
+	case i.Group == groupID{} || p.Group == groupID{} || p.Group == i.Group:
 		return stranger
 	case slices.Contains(i.Given, p.Group):
 		return origin
@@ -47,6 +47,7 @@ func (p Peer) where() string {
 
 const (
 	giveUpSelf  = "stop this node, empty its data directory, start it with join"
+	giveOneUp   = "stop the nodes of one group, empty their data directories, start them with join"
 	giveUpOther = "if the other group is the one to give up: do that with its nodes, then run grapevine raft recover here once more"
 )
 
@@ -129,7 +130,7 @@ func (s *Store) Proven() (bool, error) {
 
 // prove reports whether recovered data may be used. The fleet's answers outweigh the operator's
 // claim that the other nodes are gone.
-func (s *Store) prove(ctx context.Context, l *life) bool {
+func (s *Store) prove(ctx context.Context, inst *raftInstance) bool {
 	id := s.identity()
 	if !id.Unproven {
 		return true
@@ -145,14 +146,11 @@ func (s *Store) prove(ctx context.Context, l *life) bool {
 		if s.clear.IsZero() {
 			s.clear = time.Now()
 		}
-		waiting = s.unsettled(l)
+		waiting = s.unsettled(inst)
 	} else {
 		s.clear = time.Time{}
 	}
-	if waiting != "" {
-		if s.waitFor(waiting) {
-			s.log.Info().Str("for", waiting).Msg("recovered data is not in service yet")
-		}
+	if s.waitFor(waiting, "recovered data is not in service yet"); waiting != "" {
 		return false
 	}
 	id.Unproven, id.Rival = rival != "", rival
@@ -161,7 +159,6 @@ func (s *Store) prove(ctx context.Context, l *life) bool {
 	if err := s.setIdentity(id); err != nil {
 		return false // tend sees the failure
 	}
-	s.waitFor("")
 	s.foreign(rival)
 	if rival == "" {
 		s.log.Info().Str("group", id.Group.String()).Msg("recovered group is in service")
@@ -177,7 +174,7 @@ func (s *Store) seekRivals(ctx context.Context, id identity) (waiting, rival str
 	if !s.cfg.Met() {
 		return "to meet the other nodes", ""
 	}
-	answers := s.askAll(ctx, slices.DeleteFunc(s.peers(), func(p Peer) bool { return !p.Alive || p.Left }))
+	answers := s.askAll(ctx, s.livePeers())
 	if rival := rivalOf(id, answers); rival != "" {
 		return "", rival
 	}
@@ -195,11 +192,11 @@ func (s *Store) seekRivals(ctx context.Context, id identity) (waiting, rival str
 
 // unsettled says what else a recovered group waits for. Without a leader the data stays unproven,
 // so that it can be recovered with other servers.
-func (s *Store) unsettled(l *life) string {
+func (s *Store) unsettled(inst *raftInstance) string {
 	switch {
 	case s.port != nil && time.Since(s.clear) < s.cfg.Timers.Settle:
 		return fmt.Sprintf("%v for a sign of another group", s.cfg.Timers.Settle)
-	case s.leader(l).ID == "":
+	case s.leader(inst).ID == "":
 		return "for a leader of the recovered group"
 	}
 	return ""

@@ -86,7 +86,7 @@ func TestRecoverApart(t *testing.T) {
 					if err := os.RemoveAll(b.dir); err != nil {
 						t.Fatal(err)
 					}
-					b.edit = func(c *Config) { c.Expect, c.Join = 0, true }
+					b.edit = func(c *Config) { c.Founders, c.Join = nil, true }
 					s = b.start()
 					until(t, "the second to follow", func() bool { return has(s.State(), "two") })
 					return

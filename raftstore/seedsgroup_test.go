@@ -47,13 +47,13 @@ func (g *virtualGroup) watch(ctx context.Context) {
 				g.t.Errorf("%s went back from version %d to %d", n.name, g.newest[s], version)
 			}
 			g.newest[s] = version
-			l := s.current()
-			if l == nil {
+			inst := s.current()
+			if inst == nil {
 				continue
 			}
 			// The term may change during the question.
-			term := l.raft.CurrentTerm()
-			if l.raft.State() != raft.Leader || l.raft.CurrentTerm() != term {
+			term := inst.raft.CurrentTerm()
+			if inst.raft.State() != raft.Leader || inst.raft.CurrentTerm() != term {
 				continue
 			}
 			if other, known := g.leaders[term]; known && other != s.ID() {

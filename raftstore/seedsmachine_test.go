@@ -411,8 +411,8 @@ func (m *machines) advance(i, most int) {
 		}
 		want := m.naive.apply(l.Index, e)
 		got := answers[n].(outcome)
-		if got.result != (Result{want.index, want.changed}) || (got.refuse == nil) != (want.refuse == nil) || want.refuse != nil && !errors.Is(got.refuse, want.refuse) {
-			m.t.Fatalf("entry %d, %+v: %+v refused %v, by the model %+v", l.Index, e.command, got.result, got.refuse, want)
+		if got.Result != (Result{want.index, want.changed}) || (got.Refuse == nil) != (want.refuse == nil) || want.refuse != nil && !errors.Is(got.Refuse, want.refuse) {
+			m.t.Fatalf("entry %d, %+v: %+v refused %v, by the model %+v", l.Index, e.command, got.Result, got.Refuse, want)
 		}
 	}
 	if st := m.replicas[0].published; st != nil && m.r.IntN(8) == 0 {

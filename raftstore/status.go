@@ -50,7 +50,7 @@ type WriteStats struct {
 
 // Status returns this node's view of the group. The result belongs to the caller.
 func (s *Store) Status() Status {
-	l := s.current()
+	inst := s.current()
 	names := make(map[string]Peer)
 	for _, p := range s.peers() {
 		names[p.ID] = p
@@ -58,30 +58,27 @@ func (s *Store) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := Status{
-		ID: s.id, Addr: s.addr, Role: "failed", Version: s.State().Version, Waiting: s.waiting, Servers: []ServerStatus{},
+		ID: s.id, Addr: s.addr, Group: s.ident.Group.String(), Role: "failed", Version: s.State().Version, Waiting: s.waiting, Servers: []ServerStatus{},
 		Problem: strings.Join(slices.DeleteFunc([]string{
 			s.problem.disk, s.problem.halted, s.problem.constants, s.problem.group, s.problem.clone.text(time.Now()),
 		}, func(text string) bool { return text == "" }), "; "),
 		DiskFailed: s.problem.disk != "", Writes: s.counts.stats(),
 	}
-	if s.ident.member() {
-		st.Group = s.ident.Group.String()
-	}
-	if l == nil {
+	if inst == nil {
 		if !s.started || s.stopping {
 			st.Role = "stopped"
 		}
 		return st
 	}
-	servers := l.servers()
-	st.Term = inOneTerm(l.raft.CurrentTerm, func() {
-		st.Role, st.Leader = strings.ToLower(l.raft.State().String()), s.leader(l).ID
+	servers := inst.servers()
+	st.Term = inOneTerm(inst.raft.CurrentTerm, func() {
+		st.Role, st.Leader = strings.ToLower(inst.raft.State().String()), s.leader(inst).ID
 	})
 	if len(servers) == 0 {
 		st.Role = "waiting"
 	}
-	st.LastIndex, st.Committed = l.raft.LastIndex(), l.raft.CommitIndex()
-	leads := s.isLeader(l)
+	st.LastIndex, st.Committed = inst.raft.LastIndex(), inst.raft.CommitIndex()
+	leads := s.isLeader(inst)
 	for _, server := range servers {
 		p := names[string(server.ID)]
 		one := ServerStatus{

@@ -5,6 +5,7 @@ package raftstore
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -51,11 +52,11 @@ type Store struct {
 	started  bool
 	stopping bool
 	ident    identity
-	life     *life // nil while no raft runs
-	first    *disk // until Start takes it
+	instance *raftInstance // nil while no raft runs
+	first    *disk         // until Start takes it
 	counts   writeCounts
 	problem  problems
-	waiting  string
+	waiting  string                   // what a node without a group, or with recovered data, waits for
 	bar      string                   // why a leader takes no changes
 	health   map[string]*serverHealth // by id, in healthTerm
 
@@ -66,6 +67,9 @@ type Store struct {
 	unwilling map[string]string
 	// led is the leader logged last. Only run uses it.
 	led string
+	// waitLogged is the last wait in the log. Only run uses it.
+	waitLogged   string
+	waitLoggedAt time.Time
 	// clear is when the search for rivals began to find none. Only run uses it.
 	clear time.Time
 }
@@ -189,14 +193,14 @@ func (s *Store) Start(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("raftstore: %w", err)
 		}
-		s.life = l
+		s.instance = l
 	}
 	s.first = nil
 	s.started = true
 	if s.port != nil {
 		s.port.start()
 	}
-	go s.run(s.life, d)
+	go s.run(s.instance, d)
 	return nil
 }
 
@@ -206,7 +210,7 @@ func (s *Store) Stop(ctx context.Context) error {
 	s.mu.Lock()
 	first := !s.stopping
 	s.stopping = true
-	started, l, d := s.started, s.life, s.first
+	started, l, d := s.started, s.instance, s.first
 	s.first = nil
 	s.mu.Unlock()
 	if !started {
@@ -303,29 +307,40 @@ func (s *Store) group() groupID {
 	return s.ident.Group
 }
 
+// Origin identifies the group in which this node's data began; 0 means that it has no group. A
+// recovered group keeps the origin of the one it was recovered from.
+func (s *Store) Origin() uint64 {
+	id := s.identity()
+	first := id.Group
+	if len(id.Given) > 0 {
+		first = id.Given[0]
+	}
+	return binary.BigEndian.Uint64(first[:])
+}
+
 func (s *Store) identity() identity {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ident
 }
 
-func (s *Store) current() *life {
+func (s *Store) current() *raftInstance {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.life
+	return s.instance
 }
 
 // run manages the group until Stop, one raft after another. l is nil if disk d failed before the
 // first.
-func (s *Store) run(l *life, d *disk) {
+func (s *Store) run(inst *raftInstance, d *disk) {
 	defer close(s.stopped)
 	for {
-		if l != nil {
-			s.tend(l)
+		if inst != nil {
+			s.tend(inst)
 			s.mu.Lock()
-			s.life = nil
+			s.instance = nil
 			s.mu.Unlock()
-			if !l.end() {
+			if !inst.end() {
 				s.log.Warn().Msg("raft did not end in time; the disk hangs, most likely")
 			}
 		} else {
@@ -335,10 +350,10 @@ func (s *Store) run(l *life, d *disk) {
 			break
 		}
 		s.report(d.failure())
-		if l = s.reopen(d); l == nil {
+		if inst = s.reopen(d); inst == nil {
 			break
 		}
-		d = l.disk
+		d = inst.disk
 	}
 	if s.port != nil {
 		s.caller.close()
@@ -357,6 +372,10 @@ func (s *Store) peers() []Peer {
 	})
 }
 
+func (s *Store) livePeers() []Peer {
+	return slices.DeleteFunc(s.peers(), func(p Peer) bool { return !p.Alive || p.Left })
+}
+
 func (s *Store) report(cause error) {
 	text := "disk failed: " + cause.Error()
 	if !mayReopen(cause) {
@@ -372,7 +391,7 @@ func (s *Store) report(cause error) {
 }
 
 // reopen waits until the failed disk works and begins another raft on it; nil after Stop.
-func (s *Store) reopen(failed *disk) *life {
+func (s *Store) reopen(failed *disk) *raftInstance {
 	ctx, cancel := context.WithCancel(s.ctx)
 	var following sync.WaitGroup
 	following.Go(func() { s.follow(ctx) })
@@ -395,9 +414,9 @@ func (s *Store) reopen(failed *disk) *life {
 			s.log.Warn().Err(err).Msg("disk still fails")
 			continue
 		}
-		var l *life
+		var inst *raftInstance
 		if err = d.tryRoom(); err == nil {
-			l, err = s.begin(d)
+			inst, err = s.begin(d)
 		}
 		if err != nil {
 			d.close(endWait)
@@ -405,22 +424,22 @@ func (s *Store) reopen(failed *disk) *life {
 			continue
 		}
 		s.mu.Lock()
-		s.life, s.problem.disk = l, ""
+		s.instance, s.problem.disk = inst, ""
 		s.mu.Unlock()
 		s.log.Info().Msg("disk works again")
-		return l
+		return inst
 	}
 }
 
-func (s *Store) tend(l *life) {
+func (s *Store) tend(inst *raftInstance) {
 	timer := time.NewTicker(s.cfg.Timers.Poll)
 	defer timer.Stop()
 	var failed <-chan struct{}
-	if l.disk != nil {
-		failed = l.disk.failed
+	if inst.disk != nil {
+		failed = inst.disk.failed
 	}
 	for {
-		s.look(l)
+		s.look(inst)
 		select {
 		case <-s.ctx.Done():
 			return
@@ -428,45 +447,50 @@ func (s *Store) tend(l *life) {
 			return
 		case <-timer.C:
 		case <-s.poke:
-		case <-l.raft.LeaderCh():
+		case <-inst.raft.LeaderCh():
 		}
 	}
 }
 
-func (s *Store) look(l *life) {
+// lookTimeout bounds one look with all its requests.
+const lookTimeout = 10 * time.Second
+
+func (s *Store) look(inst *raftInstance) {
 	ctx, cancel := context.WithTimeout(s.ctx, lookTimeout)
 	defer cancel()
-	stop := untilFailure(l, cancel)
+	stop := untilFailure(inst, cancel)
 	defer stop()
-	if err := l.note(s.cfg.Timers.Probe); err != nil {
+	if err := inst.note(s.cfg.Timers.Probe); err != nil {
 		return // tend sees the disk failure
 	}
-	s.settle(l)
-	s.noteLeader(l)
+	s.noteLeader(inst)
 	s.compare()
-	if !s.prove(ctx, l) {
+	if !s.prove(ctx, inst) {
 		return
 	}
+	if len(inst.servers()) == 0 {
+		s.found(ctx, inst)
+		return
+	}
+	s.waitFor("", "")
 	switch {
-	case s.isLeader(l):
-		s.lead(ctx, l)
-	case len(l.servers()) == 0:
-		s.found(ctx, l)
-	case s.leader(l).ID == "":
+	case s.isLeader(inst):
+		s.lead(ctx, inst)
+	case s.leader(inst).ID == "":
 		s.lookAbroad(ctx)
 	default:
 		s.foreign("") // only a leader asks all nodes
 	}
 }
 
-func untilFailure(l *life, cancel context.CancelFunc) (stop func()) {
-	if l.disk == nil {
+func untilFailure(inst *raftInstance, cancel context.CancelFunc) (stop func()) {
+	if inst.disk == nil {
 		return func() {}
 	}
 	done := make(chan struct{})
 	go func() {
 		select {
-		case <-l.disk.failed:
+		case <-inst.disk.failed:
 		case <-done:
 		}
 		cancel()

@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -14,6 +15,13 @@ type wire struct {
 
 	mu        sync.Mutex
 	listeners map[string]*wireListener
+	aliases   map[string]string
+}
+
+func (w *wire) alias(name, addr string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.aliases = map[string]string{name: addr}
 }
 
 type wireListener struct {
@@ -44,7 +52,7 @@ func (w *wire) listen(addr string) (Streams, error) {
 func (l *wireListener) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	w := l.wire
 	w.mu.Lock()
-	to := w.listeners[addr]
+	to := w.listeners[cmp.Or(w.aliases[addr], addr)]
 	w.mu.Unlock()
 	if to == nil {
 		return nil, syscall.ECONNREFUSED

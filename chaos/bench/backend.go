@@ -8,12 +8,8 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
-	"os/signal"
 	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"time"
 )
 
@@ -21,8 +17,8 @@ import (
 // connections and costs a few microseconds per request, because on two cores a slower one would be
 // the bottleneck and hide the differences. Its own process keeps its CPU time apart.
 const (
-	headerMode   = "x-bench-chunks" // number of chunks to stream; absent: one JSON answer
-	headerPeriod = "x-bench-period"
+	headerMode   = "X-Bench-Chunks" // number of chunks to stream; absent: one JSON answer
+	headerPeriod = "X-Bench-Period"
 	stampKey     = `"content":"` // precedes the time at which a chunk was written, nanoseconds since the epoch
 )
 
@@ -32,27 +28,16 @@ const (
 	maxBody = 64 << 20
 )
 
+// serveBackend serves until SIGTERM ends the process.
 func serveBackend(addrs []string) error {
-	var wg sync.WaitGroup
-	listeners := make([]net.Listener, 0, len(addrs))
 	for _, a := range addrs {
 		ln, err := net.Listen("tcp", a)
 		if err != nil {
 			return fmt.Errorf("backend: %w", err)
 		}
-		listeners = append(listeners, ln)
+		go acceptLoop(ln)
 	}
-	stop := make(chan os.Signal, 1)
-	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
-	for _, ln := range listeners {
-		wg.Go(func() { acceptLoop(ln) })
-	}
-	<-stop
-	for _, ln := range listeners {
-		ln.Close()
-	}
-	wg.Wait()
-	return nil
+	select {}
 }
 
 func acceptLoop(ln net.Listener) {
@@ -71,17 +56,16 @@ func acceptLoop(ln net.Listener) {
 }
 
 type backendConn struct {
-	c         net.Conn
-	r         *bufio.Reader
-	out, body []byte
+	c   net.Conn
+	r   *bufio.Reader
+	out []byte
 }
 
 type requestHead struct {
-	path    string
-	length  int
-	chunked bool
-	chunks  int
-	period  time.Duration
+	path   string
+	length int
+	chunks int
+	period time.Duration
 }
 
 func (b *backendConn) serveOne() error {
@@ -90,13 +74,13 @@ func (b *backendConn) serveOne() error {
 		return err
 	}
 	if h.chunks > 0 {
-		usage, err := b.readStreamBody(h)
-		if err != nil {
+		body := make([]byte, h.length)
+		if _, err := io.ReadFull(b.r, body); err != nil {
 			return err
 		}
-		return b.stream(h, usage)
+		return b.stream(h, bytes.Contains(body, []byte(`"include_usage"`)))
 	}
-	if err := b.discard(h); err != nil {
+	if _, err := b.r.Discard(h.length); err != nil {
 		return err
 	}
 	b.out = appendAnswer(b.out[:0], h)
@@ -104,19 +88,11 @@ func (b *backendConn) serveOne() error {
 	return err
 }
 
-// readHead reads a request line and header. It knows only headers that the tested proxies send and
-// skips the rest.
-func (b *backendConn) readHead() (requestHead, error) {
-	var h requestHead
-	line, err := b.r.ReadSlice('\n')
-	if err != nil {
-		return h, err
-	}
-	if f := bytes.Fields(line); len(f) >= 2 {
-		h.path = string(f[1])
-	}
-	for {
-		line, err = b.r.ReadSlice('\n')
+// readHead reads a request line and header. It knows only headers that the tested proxies send, all
+// of which send a length, and skips the rest.
+func (b *backendConn) readHead() (h requestHead, err error) {
+	for first := true; ; first = false {
+		line, err := b.r.ReadSlice('\n')
 		if err != nil {
 			return h, err
 		}
@@ -124,19 +100,21 @@ func (b *backendConn) readHead() (requestHead, error) {
 		if len(line) == 0 {
 			return h, nil
 		}
-		name, value, ok := bytes.Cut(line, []byte(":"))
-		if !ok {
-			return h, fmt.Errorf("bad header line %q", line)
+		if first {
+			_, path, _ := bytes.Cut(line, []byte(" "))
+			path, _, _ = bytes.Cut(path, []byte(" "))
+			h.path = string(path)
+			continue
 		}
+		name, value, _ := bytes.Cut(line, []byte(":"))
 		value = bytes.TrimSpace(value)
 		switch {
 		case equalFold(name, "content-length"):
-			h.length, err = strconv.Atoi(string(value))
-			if err != nil || h.length < 0 || h.length > maxBody {
+			if h.length, err = strconv.Atoi(string(value)); err != nil || h.length < 0 || h.length > maxBody {
 				return h, fmt.Errorf("bad content-length %q", value)
 			}
 		case equalFold(name, "transfer-encoding"):
-			h.chunked = true
+			return h, fmt.Errorf("chunked request body: the proxies under test are expected to send a length")
 		case equalFold(name, headerMode):
 			h.chunks, _ = strconv.Atoi(string(value))
 		case equalFold(name, headerPeriod):
@@ -145,30 +123,8 @@ func (b *backendConn) readHead() (requestHead, error) {
 	}
 }
 
-func equalFold(name []byte, lower string) bool {
-	return len(name) == len(lower) && strings.EqualFold(string(name), lower)
-}
-
-func (b *backendConn) discard(h requestHead) error {
-	if h.chunked {
-		return fmt.Errorf("chunked request body: the proxies under test are expected to send a length")
-	}
-	_, err := b.r.Discard(h.length)
-	return err
-}
-
-func (b *backendConn) readStreamBody(h requestHead) (usage bool, err error) {
-	if h.chunked {
-		return false, fmt.Errorf("chunked request body")
-	}
-	if cap(b.body) < h.length {
-		b.body = make([]byte, h.length)
-	}
-	b.body = b.body[:h.length]
-	if _, err := io.ReadFull(b.r, b.body); err != nil {
-		return false, err
-	}
-	return bytes.Contains(b.body, []byte(`"include_usage"`)), nil
+func equalFold(name []byte, known string) bool {
+	return len(name) == len(known) && strings.EqualFold(string(name), known)
 }
 
 func (b *backendConn) stream(h requestHead, usage bool) error {
@@ -180,9 +136,8 @@ func (b *backendConn) stream(h requestHead, usage bool) error {
 	var event []byte
 	for i := range h.chunks {
 		time.Sleep(time.Until(start.Add(time.Duration(i+1) * h.period)))
-		event = append(event[:0], `data: {"id":"chatcmpl-bench","object":"chat.completion.chunk","created":1,"model":"bench","choices":[{"index":0,"delta":{`+stampKey...)
-		event = strconv.AppendInt(event, time.Now().UnixNano(), 10)
-		event = append(event, `"},"finish_reason":null}]}`+"\n\n"...)
+		event = fmt.Appendf(event[:0], `data: {"id":"chatcmpl-bench","object":"chat.completion.chunk","created":1,"model":"bench","choices":[{"index":0,"delta":{`+
+			stampKey+`%d"},"finish_reason":null}]}`+"\n\n", time.Now().UnixNano())
 		if err := b.writeChunk(event); err != nil {
 			return err
 		}
@@ -202,10 +157,7 @@ func (b *backendConn) stream(h requestHead, usage bool) error {
 }
 
 func (b *backendConn) writeChunk(p []byte) error {
-	b.out = strconv.AppendInt(b.out[:0], int64(len(p)), 16)
-	b.out = append(b.out, "\r\n"...)
-	b.out = append(b.out, p...)
-	b.out = append(b.out, "\r\n"...)
+	b.out = fmt.Appendf(b.out[:0], "%x\r\n%s\r\n", len(p), p)
 	_, err := b.c.Write(b.out)
 	return err
 }
@@ -220,19 +172,12 @@ func appendAnswer(dst []byte, h requestHead) []byte {
 	case strings.HasPrefix(h.path, "/metrics"):
 		body = []byte("vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n")
 	case strings.HasPrefix(h.path, "/v1/"):
-		var buf [512]byte
-		body = append(buf[:0], `{"id":"chatcmpl-bench","object":"chat.completion","created":1,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},"finish_reason":"stop"}],"usage":{"prompt_tokens":`...)
-		body = strconv.AppendInt(body, int64(h.length/4), 10)
-		body = append(body, `,"completion_tokens":1,"total_tokens":`...)
-		body = strconv.AppendInt(body, int64(h.length/4+1), 10)
-		body = append(body, `,"prompt_tokens_details":{"cached_tokens":`...)
-		body = strconv.AppendInt(body, int64(h.length/4), 10)
-		body = append(body, `}}}`...)
+		n := h.length / 4
+		body = fmt.Appendf(make([]byte, 0, 512), `{"id":"chatcmpl-bench","object":"chat.completion","created":1,"model":"bench","choices":[{"index":0,"message":{"role":"assistant","content":"ok"},`+
+			`"finish_reason":"stop"}],"usage":{"prompt_tokens":%d,"completion_tokens":1,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}}`, n, n+1, n)
 	default:
 		body = []byte("ok")
 	}
-	dst = append(dst, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: "...)
-	dst = strconv.AppendInt(dst, int64(len(body)), 10)
-	dst = append(dst, "\r\n\r\n"...)
+	dst = fmt.Appendf(dst, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", len(body))
 	return append(dst, body...)
 }

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -13,7 +12,8 @@ import (
 // serveBare is the minimal proxy on grapevine's HTTP library: it reads a request whole, sends it to
 // the next backend, and returns the answer, without parsing, metrics or streaming. grapevine's cost
 // beyond it is grapevine's own; its cost beyond nginx is that of the library and the runtime.
-func serveBare(addr string, backends []string) error {
+func serveBare(args []string) error {
+	addr, backends := args[0], args[1:]
 	hosts := make([]*fasthttp.HostClient, len(backends))
 	for i, b := range backends {
 		hosts[i] = &fasthttp.HostClient{Addr: b, MaxConns: 4096, MaxIdleConnDuration: time.Minute, ReadBufferSize: 16 << 10, WriteBufferSize: 16 << 10,
@@ -30,18 +30,4 @@ func serveBare(addr string, backends []string) error {
 		},
 	}
 	return server.ListenAndServe(addr)
-}
-
-// startBare runs serveBare as a process. It has no streamAddr, because it cannot stream.
-func startBare(self string, backends []string) (*contender, error) {
-	addrs, err := freeAddrs(1)
-	if err != nil {
-		return nil, err
-	}
-	argv := append([]string{self, "bare", addrs[0]}, backends...)
-	p, err := startProcess("bare", argv...)
-	if err != nil {
-		return nil, err
-	}
-	return &contender{Name: "bare", Version: "what grapevine's HTTP library costs alone", Config: strings.Join(argv, " "), addr: addrs[0], proc: p}, nil
 }

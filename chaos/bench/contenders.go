@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -37,42 +38,116 @@ func (c *contender) pid() int {
 	return c.proc.cmd.Process.Pid
 }
 
+// stage is the backends of one kind and the contenders in front of them.
+type stage struct {
+	backend *process
+	field   []*contender
+	started []*process
+}
+
+func (st *stage) close() {
+	for _, p := range slices.Backward(st.started) {
+		p.stop()
+	}
+}
+
+// setStage starts the backends and the contenders and waits until each answers. The caller closes
+// the stage even after an error; it is never nil.
+func setStage(ctx context.Context, o options, dir, backend string) (*stage, error) {
+	st := &stage{}
+	if backendKinds[backend] == "" {
+		return st, errors.New("want engine or light")
+	}
+	backends, err := freeAddrs(backendCount)
+	if err != nil {
+		return st, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return st, err
+	}
+	mode := map[string]string{"engine": "engine", "light": "backend"}[backend]
+	if st.backend, err = st.start(ctx, dir, backends[0], append([]string{self, mode}, backends...)...); err != nil {
+		return st, err
+	}
+	st.field = []*contender{{Name: "direct", Version: "no proxy, one of the backends", addr: backends[0], streamAddr: backends[0]}}
+	for _, name := range []string{"nginx", "haproxy", "bare", "grapevine"} {
+		if !strings.Contains(","+o.only+",", ","+name+",") {
+			continue
+		}
+		addrs, err := freeAddrs(2)
+		if err != nil {
+			return st, err
+		}
+		c, argv := &contender{Name: name, addr: addrs[0], streamAddr: addrs[0]}, []string(nil)
+		switch name {
+		case "nginx":
+			c.streamAddr, c.Version, c.Config = addrs[1], version("nginx", "-v"), nginxConfig(dir, addrs, backends)
+			argv = []string{"nginx", "-c", dir + "/nginx.cfg", "-e", dir + "/nginx.err"}
+		case "haproxy":
+			c.Version, c.Config = version("haproxy", "-v"), haproxyConfig(addrs[0], backends)
+			argv = []string{"haproxy", "-db", "-f", dir + "/haproxy.cfg"}
+		case "bare":
+			c.streamAddr, c.Version = "", "what grapevine's HTTP library costs alone" // it cannot stream
+			argv = append([]string{self, "bare", addrs[0]}, backends...)
+		case "grapevine":
+			c.admin, c.Version = addrs[1], version(o.binary, "version")
+			argv = []string{o.binary, "serve", "--listen", addrs[0], "--admin", addrs[1], "--log-level", "warn", "--pprof"}
+			for _, b := range backends {
+				argv = append(argv, "--backend", "http://"+b)
+			}
+		}
+		if c.Config == "" {
+			c.Config = strings.Join(argv, " ")
+		} else if err := os.WriteFile(filepath.Join(dir, name+".cfg"), []byte(c.Config), 0o644); err != nil {
+			return st, err
+		}
+		if c.proc, err = st.start(ctx, dir, c.addr, argv...); err != nil {
+			return st, err
+		}
+		st.field = append(st.field, c)
+	}
+	return st, nil
+}
+
+func version(argv ...string) string {
+	out, _ := exec.Command(argv[0], argv[1:]...).CombinedOutput()
+	line, _, _ := bytes.Cut(bytes.TrimSpace(out), []byte("\n"))
+	return string(line)
+}
+
 type process struct {
-	name   string
 	cmd    *exec.Cmd
 	exited chan struct{}
-	output *tail
 }
 
-type tail struct{ b []byte }
-
-func (t *tail) Write(p []byte) (int, error) {
-	t.b = append(t.b, p...)
-	if len(t.b) > 8<<10 {
-		t.b = t.b[len(t.b)-4<<10:]
+// start runs a program until the stage closes, and waits until it answers at addr.
+func (st *stage) start(ctx context.Context, dir, addr string, argv ...string) (*process, error) {
+	output, err := os.CreateTemp(dir, "output")
+	if err != nil {
+		return nil, err
 	}
-	return len(p), nil
-}
-
-func startProcess(name string, argv ...string) (*process, error) {
-	p := &process{name: name, cmd: exec.Command(argv[0], argv[1:]...), exited: make(chan struct{}), output: &tail{}}
-	p.cmd.Stdout, p.cmd.Stderr = p.output, p.output
+	defer output.Close()
+	p := &process{cmd: exec.Command(argv[0], argv[1:]...), exited: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = output, output
 	// A killed bench must not leave servers behind.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, err
 	}
+	st.started = append(st.started, p)
 	go func() {
 		_ = p.cmd.Wait() // its output tells the reason, so the error is not needed
 		close(p.exited)
 	}()
+	if err := p.await(ctx, addr); err != nil {
+		said, _ := os.ReadFile(output.Name())
+		return nil, fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, said[max(0, len(said)-4<<10):])
+	}
 	return p, nil
 }
 
 func (p *process) stop() {
-	if p == nil {
-		return
-	}
 	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended already
 	select {
 	case <-p.exited:
@@ -98,13 +173,13 @@ func (p *process) await(ctx context.Context, addr string) error {
 		}
 		select {
 		case <-p.exited:
-			return fmt.Errorf("%s ended at once: %s", p.name, p.output.b)
+			return errors.New("it ended at once")
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(50 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s does not answer on %s: %w", p.name, addr, err)
+			return fmt.Errorf("no answer on %s: %w", addr, err)
 		}
 	}
 }
@@ -124,11 +199,8 @@ func freeAddrs(n int) ([]string, error) {
 	return addrs, nil
 }
 
-func startNginx(dir string, backends []string) (*contender, error) {
-	addrs, err := freeAddrs(2)
-	if err != nil {
-		return nil, err
-	}
+// nginxConfig has a second server without buffering, for streams.
+func nginxConfig(dir string, addrs, backends []string) string {
 	var servers strings.Builder
 	for _, b := range backends {
 		fmt.Fprintf(&servers, "    server %s;\n", b)
@@ -140,7 +212,7 @@ func startNginx(dir string, backends []string) (*contender, error) {
 	// client_body_buffer_size keeps bodies in memory, which is cheaper for nginx than its default
 	// file beyond 16 KiB.
 	location := "    location / {\n      proxy_pass http://engines;\n      proxy_http_version 1.1;\n      proxy_set_header Connection \"\";\n      proxy_read_timeout 600s;\n"
-	conf := fmt.Sprintf(`%sworker_processes 2;
+	return fmt.Sprintf(`%sworker_processes 2;
 daemon off;
 pid %s/nginx.pid;
 error_log %s/nginx.err warn;
@@ -172,27 +244,14 @@ http {
   }
 }
 `, user, dir, dir, dir, dir, dir, dir, dir, servers.String(), addrs[0], location, addrs[1], location)
-	path := filepath.Join(dir, "nginx.conf")
-	if err := os.WriteFile(path, []byte(conf), 0o644); err != nil {
-		return nil, err
-	}
-	p, err := startProcess("nginx", "nginx", "-c", path, "-e", filepath.Join(dir, "nginx.err"))
-	if err != nil {
-		return nil, err
-	}
-	return &contender{Name: "nginx", Version: programVersion("nginx", "-v"), Config: conf, addr: addrs[0], streamAddr: addrs[1], proc: p}, nil
 }
 
-func startHAProxy(dir string, backends []string) (*contender, error) {
-	addrs, err := freeAddrs(1)
-	if err != nil {
-		return nil, err
-	}
+func haproxyConfig(addr string, backends []string) string {
 	var servers strings.Builder
 	for i, b := range backends {
 		fmt.Fprintf(&servers, "  server e%d %s\n", i, b)
 	}
-	conf := fmt.Sprintf(`global
+	return fmt.Sprintf(`global
   nbthread 2
   maxconn 8000
 defaults
@@ -208,61 +267,5 @@ frontend in
   default_backend engines
 backend engines
   balance roundrobin
-%s`, addrs[0], servers.String())
-	path := filepath.Join(dir, "haproxy.cfg")
-	if err := os.WriteFile(path, []byte(conf), 0o644); err != nil {
-		return nil, err
-	}
-	p, err := startProcess("haproxy", "haproxy", "-db", "-f", path)
-	if err != nil {
-		return nil, err
-	}
-	return &contender{Name: "haproxy", Version: programVersion("haproxy", "-v"), Config: conf, addr: addrs[0], streamAddr: addrs[0], proc: p}, nil
-}
-
-func startGrapevine(binary string, backends, extra []string) (*contender, error) {
-	addrs, err := freeAddrs(2)
-	if err != nil {
-		return nil, err
-	}
-	argv := []string{binary, "serve", "--listen", addrs[0], "--admin", addrs[1], "--log-level", "warn", "--pprof"}
-	for _, b := range backends {
-		argv = append(argv, "--backend", "http://"+b)
-	}
-	argv = append(argv, extra...)
-	p, err := startProcess("grapevine", argv...)
-	if err != nil {
-		return nil, err
-	}
-	return &contender{Name: "grapevine", Version: programVersion(binary, "version"), Config: strings.Join(argv, " "),
-		addr: addrs[0], streamAddr: addrs[0], admin: addrs[1], proc: p}, nil
-}
-
-func programVersion(argv ...string) string {
-	out, _ := exec.Command(argv[0], argv[1:]...).CombinedOutput()
-	line, _, _ := bytes.Cut(bytes.TrimSpace(out), []byte("\n"))
-	return string(line)
-}
-
-func install(ctx context.Context, log io.Writer, programs ...string) error {
-	var missing []string
-	for _, p := range programs {
-		if _, err := exec.LookPath(p); err != nil {
-			missing = append(missing, p)
-		}
-	}
-	if len(missing) == 0 {
-		return nil
-	}
-	argv := append([]string{"apt-get", "install", "-y", "--no-install-recommends"}, missing...)
-	if os.Geteuid() != 0 {
-		argv = append([]string{"sudo", "-n"}, argv...)
-	}
-	fmt.Fprintf(log, "installing %s\n", strings.Join(missing, ", "))
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("%s: %w (install %s by hand)", strings.Join(argv, " "), err, strings.Join(missing, ", "))
-	}
-	return nil
+%s`, addr, servers.String())
 }

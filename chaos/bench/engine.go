@@ -3,39 +3,16 @@
 package main
 
 import (
-	"errors"
 	"fmt"
-	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"grapevine/chaos/engine"
 )
 
-type backendKind struct {
-	name   string
-	shows  string // meaning of its figures, for the heading of its tables
-	stamps bool   // its streams carry the time of every chunk, for measuring delays
-}
-
-var (
-	engineKind = backendKind{name: "engine",
-		shows: "the emulated engine, told to compute in no time: it reads the JSON, renders and hashes the prompt, as any engine must"}
-	lightKind = backendKind{name: "light", stamps: true,
-		shows: "a responder that skips the body and writes a fixed answer: no engine is as cheap, so the proxy is all that counts (the harder table)"}
-)
-
-func kindsOf(name string) ([]backendKind, error) {
-	switch name {
-	case "both":
-		return []backendKind{engineKind, lightKind}, nil
-	case engineKind.name:
-		return []backendKind{engineKind}, nil
-	case lightKind.name:
-		return []backendKind{lightKind}, nil
-	}
-	return nil, fmt.Errorf("-backend %q, want engine, light or both", name)
+// backendKinds says what the figures of each kind of backend mean.
+var backendKinds = map[string]string{
+	"engine": "the emulated engine, told to compute in no time: it reads the JSON, renders and hashes the prompt, as any engine must",
+	"light":  "a responder that skips the body and writes a fixed answer: no engine is as cheap, so the proxy is all that counts (the harder table)",
 }
 
 // engineConfig is an engine without emulated computing time, so that it costs only HTTP, parsing
@@ -51,19 +28,16 @@ func engineConfig() engine.ServerConfig {
 	}
 }
 
-func serveEngines(addrs []string) (err error) {
-	stop := make(chan os.Signal, 1)
-	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
+// serveEngines serves until SIGTERM ends the process.
+func serveEngines(addrs []string) error {
 	for _, a := range addrs {
 		s, err := engine.NewServer(engineConfig())
 		if err != nil {
 			return fmt.Errorf("engine: %w", err)
 		}
-		defer func() { err = errors.Join(err, s.Close()) }()
 		if err := s.Start(a); err != nil {
 			return fmt.Errorf("engine: %w", err)
 		}
 	}
-	<-stop
-	return nil
+	select {}
 }

@@ -25,47 +25,37 @@ func TestEngineBackend(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Limits suit a slow machine under the race detector; one stall affects one of three attempts.
-	var p50 time.Duration
 	for range 3 {
 		r, err := runPaced(context.Background(), bodies, s.Addr(), 4, 25, 2*time.Second)
-		if err != nil || r.errors > 0 || len(r.latencies) != 50 {
-			t.Fatalf("%d latencies, %d errors, %v", len(r.latencies), r.errors, err)
+		if err != nil || r.errors > 0 || r.units != 50 {
+			t.Fatalf("%+v, %v", r, err)
 		}
-		if p50 = r.quantile(0.5); p50 <= 500*time.Millisecond {
+		if r.values[p50] <= 500 {
 			return
 		}
 	}
-	t.Errorf("an engine that computes in no time answers in %v", p50)
-}
-
-func TestKindsOf(t *testing.T) {
-	for name, want := range map[string]string{"both": "engine light", "engine": "engine", "light": "light", "": "error", "heavy": "error"} {
-		kinds, err := kindsOf(name)
-		var got []string
-		for _, k := range kinds {
-			got = append(got, k.name)
-		}
-		if err != nil {
-			got = []string{"error"}
-		}
-		if strings.Join(got, " ") != want {
-			t.Errorf("%q: %v, want %s", name, got, want)
-		}
-	}
+	t.Error("an engine that computes in no time takes more than half a second")
 }
 
 func TestTables(t *testing.T) {
-	r := newReport()
-	for _, kind := range []backendKind{engineKind, lightKind} {
-		res := newResults(&stage{kind: kind, field: []*contender{{Name: "grapevine", proc: &process{}}, {Name: "nginx", proc: &process{}}}})
-		for _, name := range []string{"grapevine", "nginx"} {
-			res.addThroughput(name, 1<<10, wrkResult{Requests: 100, DurationUS: 1e6}, spent{proxy: time.Millisecond, backend: 2 * time.Millisecond, backendShare: 0.6})
+	r := &report{}
+	for _, backend := range []string{"engine", "light"} {
+		one := &run{Backend: backend, Contenders: []*contender{{Name: "grapevine"}, {Name: "nginx"}}, Others: []float64{0.1}}
+		ph, err := throughput(options{rounds: 1}, t.TempDir(), bodySizes[0], nil)
+		if err != nil {
+			t.Fatal(err)
 		}
-		res.judge()
-		r.Runs = append(r.Runs, res)
+		tab := &table{Title: ph.title, phase: ph, Series: make(map[string]*series)}
+		for i, c := range one.Contenders {
+			s := &series{Values: make(map[string][]float64)}
+			s.add(sample{values: map[string]float64{rate: float64(100 + 100*i), cpu: 20, backendShare: 60}})
+			tab.Series[c.Name] = s
+		}
+		one.Tables = append(one.Tables, tab)
+		r.Runs = append(r.Runs, one)
 	}
 	text := r.tables()
-	for _, want := range []string{"backend engine", "backend light", "20.0", "60 %", "sets the pace"} {
+	for _, want := range []string{"backend engine", "backend light", "20.0", "60 %", "sets the pace", "0.500", "MISSED", "took 10 %"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}

@@ -3,11 +3,10 @@
 package main
 
 import (
-	"bufio"
+	"bytes"
 	"context"
-	"fmt"
+	"errors"
 	"io"
-	"net"
 	"net/http"
 	"runtime"
 	"slices"
@@ -16,43 +15,41 @@ import (
 	"time"
 )
 
-type pacedResult struct {
-	latencies []time.Duration
-	errors    int
-}
-
-func (r pacedResult) quantile(q float64) time.Duration { return quantile(r.latencies, q) }
-
-func quantile(sorted []time.Duration, q float64) time.Duration {
+func quantile(sorted []time.Duration, q float64) float64 {
 	if len(sorted) == 0 {
 		return 0
 	}
-	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
+	return float64(sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]) / float64(time.Millisecond)
+}
+
+// sampleOf sorts the times.
+func sampleOf(times []time.Duration, errors int) sample {
+	slices.Sort(times)
+	return sample{units: len(times), errors: errors, values: map[string]float64{p50: quantile(times, 0.50), p99: quantile(times, 0.99)}}
 }
 
 // runPaced sends rate requests per second over conns keep-alive connections in an open loop.
 // Latency counts from the due time, so a stall shows in every request that it delays. It measures
 // added latency; at saturation (wrk) latency only restates throughput.
-func runPaced(ctx context.Context, bodies [][]byte, addr string, conns, rate int, d time.Duration) (pacedResult, error) {
+func runPaced(ctx context.Context, bodies [][]byte, addr string, conns, rate int, d time.Duration) (sample, error) {
 	total := int(d.Seconds() * float64(rate))
 	due := make(chan int, total)
-	perConn := make([]pacedResult, conns)
+	perConn := make([]struct {
+		latencies []time.Duration
+		errors    int
+	}, conns)
 	start := time.Now().Add(50 * time.Millisecond)
 	dueTime := func(i int) time.Time { return start.Add(time.Duration(i) * time.Second / time.Duration(rate)) }
 	var wg sync.WaitGroup
+	transport := &http.Transport{MaxIdleConnsPerHost: conns}
+	defer transport.CloseIdleConnections()
+	client := &http.Client{Transport: transport, Timeout: 10 * time.Second}
 	for k := range conns {
-		c, err := dialPaced(addr)
-		if err != nil {
-			close(due)
-			wg.Wait()
-			return pacedResult{}, err
-		}
 		wg.Go(func() {
-			defer c.Close()
 			for i := range due {
-				if err := c.roundTrip(bodies[i%len(bodies)]); err != nil {
+				if err := ask(ctx, client, addr, bodies[i%len(bodies)]); err != nil {
 					perConn[k].errors++
-					return
+					continue
 				}
 				perConn[k].latencies = append(perConn[k].latencies, time.Since(dueTime(i)))
 			}
@@ -61,19 +58,13 @@ func runPaced(ctx context.Context, bodies [][]byte, addr string, conns, rate int
 	pace(ctx, total, dueTime, due)
 	close(due)
 	wg.Wait()
-	var all pacedResult
+	var latencies []time.Duration
+	failed := 0
 	for _, r := range perConn {
-		all.latencies = append(all.latencies, r.latencies...)
-		all.errors += r.errors
+		latencies = append(latencies, r.latencies...)
+		failed += r.errors
 	}
-	slices.Sort(all.latencies)
-	if ctx.Err() != nil {
-		return all, ctx.Err()
-	}
-	if len(all.latencies)+all.errors < total {
-		return all, fmt.Errorf("%d of %d paced requests were never sent", total-len(all.latencies)-all.errors, total)
-	}
-	return all, nil
+	return sampleOf(latencies, failed), ctx.Err()
 }
 
 // pace sends 0 to total-1, each when due. It sleeps in the kernel on its own thread, because the
@@ -90,40 +81,30 @@ func pace(ctx context.Context, total int, dueTime func(int) time.Time, due chan<
 	}
 }
 
-type pacedConn struct {
-	net.Conn
-	r    *bufio.Reader
-	addr string
-	out  []byte
-}
-
-func dialPaced(addr string) (*pacedConn, error) {
-	c, err := net.Dial("tcp", addr)
-	if err != nil {
-		return nil, err
-	}
-	return &pacedConn{Conn: c, r: bufio.NewReader(c), addr: addr}, nil
-}
-
-func (c *pacedConn) roundTrip(body []byte) error {
-	c.out = fmt.Appendf(c.out[:0], "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", c.addr, len(body))
-	c.out = append(c.out, body...)
-	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
-		return err
-	}
-	if _, err := c.Write(c.out); err != nil {
-		return err
-	}
-	resp, err := http.ReadResponse(c.r, nil)
+func ask(ctx context.Context, client *http.Client, addr string, body []byte) error {
+	resp, err := post(ctx, client, addr, body, nil)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
-	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
-		return err
+	_, err = io.Copy(io.Discard, resp.Body)
+	return err
+}
+
+// post returns the answer to a chat request if its status is 200.
+func post(ctx context.Context, client *http.Client, addr string, body []byte, header http.Header) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+"/v1/chat/completions", bytes.NewReader(body))
+	if err != nil {
+		return nil, err
 	}
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("status %s", resp.Status)
+	if header != nil {
+		req.Header = header
 	}
-	return nil
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := client.Do(req)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		resp.Body.Close()
+		err = errors.New(resp.Status)
+	}
+	return resp, err
 }

@@ -4,9 +4,11 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -16,63 +18,81 @@ import (
 // architectures.
 const clockTick = 10 * time.Millisecond
 
-type usage struct {
-	cpu time.Duration
-	rss int64
+func cpuCount() int { return runtime.NumCPU() }
+
+// moment holds the CPU time spent until now: by a contender and the backend, by this program with
+// all it started, and by the whole machine.
+type moment struct {
+	at                             time.Time
+	contender, backend, ours, busy time.Duration
 }
 
-func processUsage(pid int) (usage, error) {
-	var u usage
-	pids, err := family(pid)
+// readMoment takes process ids; 0 stands for no process.
+func readMoment(contender, backend int) (m moment, err error) {
+	m.at = time.Now()
+	m.contender, _ = usageOf(contender)
+	m.backend, _ = usageOf(backend)
+	m.ours, _ = usageOf(os.Getpid())
+	ended, err := statTime(os.Getpid(), 13) // of children, like wrk
 	if err != nil {
-		return u, err
+		return m, err
 	}
-	for _, p := range pids {
-		cpu, err := cpuTime(p)
+	m.ours += ended
+	raw, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return m, err
+	}
+	line, _, _ := strings.Cut(string(raw), "\n")
+	f := strings.Fields(line) // cpu user nice system idle iowait irq softirq steal ...
+	if len(f) < 9 || f[0] != "cpu" {
+		return m, fmt.Errorf("bad /proc/stat")
+	}
+	for _, i := range []int{1, 2, 3, 6, 7, 8} {
+		ticks, err := strconv.ParseInt(f[i], 10, 64)
 		if err != nil {
-			continue
+			return m, fmt.Errorf("bad /proc/stat: %w", err)
 		}
-		u.cpu += cpu
-		u.rss += residentBytes(p)
+		m.busy += time.Duration(ticks) * clockTick
 	}
-	return u, nil
+	return m, nil
 }
 
-func cpuTime(pid int) (time.Duration, error) { return statTime(pid, 11) }
-
-func endedChildren(pid int) (time.Duration, error) { return statTime(pid, 13) }
-
-// statTime is the sum of two neighbouring stat fields, user and system time; at counts from the
-// field after the command.
-func statTime(pid, at int) (time.Duration, error) {
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
+// usageOf returns CPU time and resident bytes of a process with its descendants.
+func usageOf(pid int) (cpu time.Duration, rss int64) {
+	if pid == 0 {
+		return 0, 0
 	}
-	f, err := afterCommand(raw)
-	if err != nil {
-		return 0, err
+	for _, p := range family(pid) {
+		t, err := statTime(p, 11)
+		if err != nil {
+			continue // it has ended
+		}
+		cpu += t
+		rss += residentBytes(p)
+	}
+	return cpu, rss
+}
+
+// statTime is the sum of two neighbouring stat fields, user and system time.
+func statTime(pid, at int) (time.Duration, error) {
+	f := statOf(fmt.Sprintf("/proc/%d/stat", pid))
+	if f == nil {
+		return 0, fmt.Errorf("no stat of process %d", pid)
 	}
 	user, err1 := strconv.ParseInt(f[at], 10, 64)
 	system, err2 := strconv.ParseInt(f[at+1], 10, 64)
-	if err1 != nil || err2 != nil {
-		return 0, fmt.Errorf("bad stat of process %d", pid)
-	}
-	return time.Duration(user+system) * clockTick, nil
+	return time.Duration(user+system) * clockTick, errors.Join(err1, err2)
 }
 
-// afterCommand splits a stat line after "pid (command)", because a command may hold blanks and
-// parentheses. Field 0 is the state.
-func afterCommand(raw []byte) ([]string, error) {
-	i := bytes.LastIndexByte(raw, ')')
-	if i < 0 {
-		return nil, fmt.Errorf("bad stat line")
-	}
-	f := strings.Fields(string(raw[i+1:]))
+// statOf returns the fields behind "pid (command)", because a command may hold blanks and
+// parentheses, or nil if the process has ended. Field 0 is the state.
+func statOf(path string) []string {
+	raw, _ := os.ReadFile(path)
+	f := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
 	if len(f) < 22 {
-		return nil, fmt.Errorf("short stat line")
+		return nil
 	}
-	return f, nil
+	return f
 }
 
 func residentBytes(pid int) int64 {
@@ -88,52 +108,33 @@ func residentBytes(pid int) int64 {
 	return pages * int64(os.Getpagesize())
 }
 
-func family(pid int) ([]int, error) {
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		return nil, err
-	}
+// family returns the ids of a process and its descendants.
+func family(pid int) []int {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
 	children := map[int][]int{}
 	for _, path := range stats {
-		raw, err := os.ReadFile(path)
-		if err != nil {
-			continue
+		if f := statOf(path); f != nil {
+			child, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			parent, _ := strconv.Atoi(f[1])
+			children[parent] = append(children[parent], child)
 		}
-		f, err := afterCommand(raw)
-		if err != nil {
-			continue
-		}
-		p, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		parent, _ := strconv.Atoi(f[1])
-		children[parent] = append(children[parent], p)
 	}
 	all := []int{pid}
 	for i := 0; i < len(all); i++ {
 		all = append(all, children[all[i]]...)
 	}
-	return all, nil
+	return all
 }
 
 func machine() string {
 	model := "unknown CPU"
-	if raw, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		for line := range strings.Lines(string(raw)) {
-			if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
-				model = strings.TrimSpace(value)
-				break
-			}
+	cpuinfo, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(cpuinfo)) {
+		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			model = strings.TrimSpace(value)
+			break
 		}
 	}
-	kernel := ""
-	if raw, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
-		kernel = strings.TrimSpace(string(raw))
-	}
-	mem := ""
-	if raw, err := os.ReadFile("/proc/meminfo"); err == nil {
-		if f := strings.Fields(string(raw)); len(f) > 1 {
-			kb, _ := strconv.ParseInt(f[1], 10, 64)
-			mem = fmt.Sprintf("%d GiB", (kb+1<<19)>>20)
-		}
-	}
-	return fmt.Sprintf("%s, %d CPUs, %s, Linux %s", model, cpuCount(), mem, kernel)
+	kernel, _ := os.ReadFile("/proc/sys/kernel/osrelease")
+	return fmt.Sprintf("%s, %d CPUs, Linux %s", model, cpuCount(), strings.TrimSpace(string(kernel)))
 }

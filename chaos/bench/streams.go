@@ -6,10 +6,10 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
-	"net"
 	"net/http"
-	"slices"
+	"os"
 	"strconv"
 	"sync"
 	"time"
@@ -20,37 +20,32 @@ type streamLoad struct {
 	period        time.Duration
 }
 
-type streamResult struct {
-	delays    []time.Duration // from the backend's write to the client's read, per chunk, sorted
-	errors    int             // streams that failed or ended early
-	surplus   int
-	firstErr  error
-	peakBytes int64
-}
+// slowStreams take ten seconds.
+var slowStreams = streamLoad{count: 1000, chunks: 50, period: 200 * time.Millisecond}
 
 // runStreams opens all streams within one period, so that chunks spread evenly, and reads them to
-// the end. pid is the proxy's process, or 0. Backend and client share one clock, so stamps and
-// arrivals compare.
-func runStreams(ctx context.Context, load streamLoad, body []byte, addr string, pid int) streamResult {
+// the end. A time is that from the backend's write of a chunk to the client's read; both share one
+// clock. Streams that failed, ended early or brought usage that was not asked for are errors. pid is
+// the proxy's process, or 0.
+func runStreams(ctx context.Context, load streamLoad, body []byte, addr string, pid int) (sample, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(load.chunks)*load.period+30*time.Second)
 	defer cancel()
-	var mu sync.Mutex
-	var all streamResult
-	var wg sync.WaitGroup
+	var (
+		wg     sync.WaitGroup
+		mu     sync.Mutex // guards the next two
+		delays []time.Duration
+		failed []error
+	)
 	start := time.Now()
 	for i := range load.count {
 		wg.Go(func() {
-			sleepUntil(ctx, start.Add(load.period*time.Duration(i)/time.Duration(load.count)))
-			delays, surplus, err := readStream(ctx, load, body, addr)
+			time.Sleep(time.Until(start.Add(load.period * time.Duration(i) / time.Duration(load.count))))
+			d, err := readStream(ctx, load, body, addr)
 			mu.Lock()
 			defer mu.Unlock()
-			all.delays = append(all.delays, delays...)
-			all.surplus += surplus
+			delays = append(delays, d...)
 			if err != nil {
-				all.errors++
-				if all.firstErr == nil {
-					all.firstErr = err
-				}
+				failed = append(failed, err)
 			}
 		})
 	}
@@ -58,57 +53,31 @@ func runStreams(ctx context.Context, load streamLoad, body []byte, addr string, 
 	go func() { wg.Wait(); close(finished) }()
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
+	var peak int64
 	for running := true; running; {
 		select {
 		case <-finished:
 			running = false
 		case <-tick.C:
-			if u, err := usageOf(pid); err == nil {
-				all.peakBytes = max(all.peakBytes, u.rss)
-			}
+			_, rss := usageOf(pid)
+			peak = max(peak, rss)
 		}
 	}
-	slices.Sort(all.delays)
-	return all
-}
-
-func usageOf(pid int) (usage, error) {
-	if pid == 0 {
-		return usage{}, nil
+	if len(failed) > 0 {
+		fmt.Fprintf(os.Stderr, "%d streams failed, the first because: %v\n", len(failed), failed[0])
 	}
-	return processUsage(pid)
+	s := sampleOf(delays, len(failed))
+	s.values[memory] = float64(peak) / (1 << 20)
+	return s, nil
 }
 
-func sleepUntil(ctx context.Context, t time.Time) {
-	timer := time.NewTimer(time.Until(t))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
-
-func readStream(ctx context.Context, load streamLoad, body []byte, addr string) (delays []time.Duration, surplus int, err error) {
-	c, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+func readStream(ctx context.Context, load streamLoad, body []byte, addr string) (delays []time.Duration, err error) {
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := post(ctx, client, addr, body, http.Header{headerMode: {strconv.Itoa(load.chunks)}, headerPeriod: {load.period.String()}})
 	if err != nil {
-		return nil, 0, err
-	}
-	defer c.Close()
-	stop := context.AfterFunc(ctx, func() { c.Close() })
-	defer stop()
-	req := fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n%s: %d\r\n%s: %s\r\nContent-Length: %d\r\n\r\n",
-		addr, headerMode, load.chunks, headerPeriod, load.period, len(body))
-	if _, err := c.Write(append(req, body...)); err != nil {
-		return nil, 0, err
-	}
-	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return nil, 0, fmt.Errorf("status %s", resp.Status)
-	}
 	delays = make([]time.Duration, 0, load.chunks)
 	done := false
 	lines := bufio.NewScanner(resp.Body)
@@ -118,7 +87,7 @@ func readStream(ctx context.Context, load streamLoad, body []byte, addr string) 
 		case bytes.Equal(line, []byte("data: [DONE]")):
 			done = true
 		case bytes.Contains(line, []byte(`"usage":{`)):
-			surplus++
+			return delays, errors.New("usage that was not asked for")
 		default:
 			if sent, ok := stampOf(line); ok {
 				delays = append(delays, time.Duration(time.Now().UnixNano()-sent))
@@ -126,12 +95,12 @@ func readStream(ctx context.Context, load streamLoad, body []byte, addr string) 
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return delays, surplus, err
+		return delays, err
 	}
 	if !done || len(delays) != load.chunks {
-		return delays, surplus, fmt.Errorf("stream ended after %d of %d chunks, done %v", len(delays), load.chunks, done)
+		return delays, fmt.Errorf("stream ended after %d of %d chunks, done %v", len(delays), load.chunks, done)
 	}
-	return delays, surplus, nil
+	return delays, nil
 }
 
 func stampOf(line []byte) (int64, bool) {

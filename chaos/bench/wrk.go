@@ -39,33 +39,19 @@ function request()
   return requests[at]
 end
 function done(summary, latency, requests)
-  io.write(string.format('{"requests":%d,"duration_us":%d,"p50_us":%d,"p99_us":%d,"connect":%d,"read":%d,"write":%d,"status":%d,"timeout":%d}\n',
-    summary.requests, summary.duration, latency:percentile(50), latency:percentile(99),
-    summary.errors.connect, summary.errors.read, summary.errors.write, summary.errors.status, summary.errors.timeout))
+  local e = summary.errors
+  io.write(string.format('{"requests":%d,"duration_us":%d,"p50_us":%d,"p99_us":%d,"errors":%d}\n', summary.requests, summary.duration,
+    latency:percentile(50), latency:percentile(99), e.connect + e.read + e.write + e.status + e.timeout))
 end
 `
 
-type wrkResult struct {
-	Requests   int64 `json:"requests"`
-	DurationUS int64 `json:"duration_us"`
-	P50US      int64 `json:"p50_us"`
-	P99US      int64 `json:"p99_us"`
-	Connect    int64 `json:"connect"`
-	Read       int64 `json:"read"`
-	Write      int64 `json:"write"`
-	Status     int64 `json:"status"`
-	Timeout    int64 `json:"timeout"`
-}
-
-func (r wrkResult) errors() int64 { return r.Connect + r.Read + r.Write + r.Status + r.Timeout }
-
 type corpus struct {
 	dir, script string
-	n, size     int
+	n           int
 }
 
 func writeCorpus(dir string, bodies [][]byte, size int) (corpus, error) {
-	c := corpus{dir: filepath.Join(dir, fmt.Sprintf("bodies-%d", size)), n: len(bodies), size: size}
+	c := corpus{dir: filepath.Join(dir, fmt.Sprintf("bodies-%d", size)), script: filepath.Join(dir, "post.lua"), n: len(bodies)}
 	if err := os.MkdirAll(c.dir, 0o755); err != nil {
 		return c, err
 	}
@@ -74,28 +60,29 @@ func writeCorpus(dir string, bodies [][]byte, size int) (corpus, error) {
 			return c, err
 		}
 	}
-	c.script = filepath.Join(dir, "post.lua")
 	return c, os.WriteFile(c.script, []byte(postScript), 0o644)
 }
 
-func wrkCommand(c corpus, addr string, conns int, d time.Duration) []string {
-	return []string{"wrk", "-t2", "-c", strconv.Itoa(conns), "-d", fmt.Sprintf("%ds", int(d.Seconds())), "-s", c.script,
-		"http://" + addr + "/v1/chat/completions", "--", c.dir, strconv.Itoa(c.n)}
-}
-
-func runWrk(ctx context.Context, c corpus, addr string, conns int, d time.Duration) (wrkResult, error) {
-	var r wrkResult
-	args := wrkCommand(c, addr, conns, d)
-	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+func runWrk(ctx context.Context, c corpus, addr string, d time.Duration) (sample, error) {
+	cmd := exec.CommandContext(ctx, "wrk", "-t2", "-c", strconv.Itoa(connections), "-d", fmt.Sprintf("%ds", int(d.Seconds())), "-s", c.script,
+		"http://"+addr+"/v1/chat/completions", "--", c.dir, strconv.Itoa(c.n))
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return r, fmt.Errorf("wrk: %w: %s", err, stderr.Bytes())
+		return sample{}, fmt.Errorf("wrk: %w: %s", err, stderr.Bytes())
+	}
+	var r struct {
+		Requests int     `json:"requests"`
+		Duration float64 `json:"duration_us"`
+		P50      float64 `json:"p50_us"`
+		P99      float64 `json:"p99_us"`
+		Errors   int     `json:"errors"`
 	}
 	i := bytes.LastIndexByte(bytes.TrimRight(out, "\n"), '\n') + 1
 	if err := json.Unmarshal(out[i:], &r); err != nil {
-		return r, fmt.Errorf("wrk printed no summary: %w: %s", err, out)
+		return sample{}, fmt.Errorf("wrk printed no summary: %w: %s", err, out)
 	}
-	return r, nil
+	return sample{units: r.Requests, errors: r.Errors,
+		values: map[string]float64{rate: float64(r.Requests) / (r.Duration / 1e6), p50: r.P50 / 1e3, p99: r.P99 / 1e3}}, nil
 }

@@ -19,15 +19,13 @@ const (
 	services
 )
 
-// addresses gives every member of a fleet an address per service that stays reserved while the
-// fleet lives, so that a killed member can bind it again.
+// addresses reserves an address per member and service, so that a killed member can bind it again.
 type addresses interface {
 	of(member int, s service) string
 	Close() error
 }
 
-// maxMembers bounds nodes, engines and balancer of one fleet, because one byte of an address
-// numbers them.
+// maxMembers bounds the members of one fleet: one byte of an address numbers them.
 const maxMembers = 200
 
 // loopback leases addresses on this machine. On Linux all of 127.0.0.0/8 is local, so a fleet takes
@@ -61,10 +59,9 @@ func lease(members int) (*loopback, error) {
 	return nil, errNoAddresses
 }
 
-// tryLease draws a random block, independent of any seed, because fleets with equal seeds would
-// collide.
+// tryLease draws a block independent of any seed, because fleets with equal seeds would collide.
 func tryLease(members int) *loopback {
-	l := &loopback{net: [3]byte{127, byte(64 + rand.IntN(128)), byte(rand.IntN(256))}, base: servicePort}
+	l := &loopback{net: [3]byte{127, byte(64 + rand.IntN(128)), byte(rand.IntN(256))}, base: servicePort + 10*rand.IntN(64)}
 	guard := leasePort
 	if l.block = runtime.GOOS != "linux"; l.block {
 		l.net = [3]byte{127, 0, 0}
@@ -76,18 +73,12 @@ func tryLease(members int) *loopback {
 		return nil
 	}
 	l.guard = ln
-	// A service on all addresses of the machine may hold one of these ports; then try others.
-	for range tries {
-		if l.free(members) {
-			return l
-		}
-		if l.block {
-			break
-		}
-		l.base += 10
+	// A service on all addresses of the machine may hold one of these ports.
+	if !l.free(members) {
+		_ = ln.Close()
+		return nil
 	}
-	_ = ln.Close()
-	return nil
+	return l
 }
 
 func (l *loopback) free(members int) bool {

@@ -123,7 +123,7 @@ func (w *writes) write(ctx context.Context, n *fleet.Node) (took time.Duration, 
 	name := fmt.Sprintf("idle-%d", w.count)
 	w.mu.Unlock()
 	began := time.Now()
-	_, err = n.Client().AddBackends(ctx, []node.NewBackend{{Name: name, URL: w.url + "/" + name, Models: []string{"idle"}}}, false)
+	_, err = n.AddBackends(ctx, []node.NewBackend{{Name: name, URL: w.url + "/" + name, Models: []string{"idle"}}}, false)
 	took = time.Since(began)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -153,12 +153,12 @@ func (w *writes) until(ctx context.Context, t *testing.T, n *fleet.Node) (failed
 func (w *writes) check(ctx context.Context, t *testing.T, f *fleet.Fleet) {
 	t.Helper()
 	for _, n := range running(f) {
-		list, err := n.Client().CurrentBackends(ctx)
+		list, err := n.CurrentBackends(ctx)
 		for err != nil {
 			if sleep(ctx, 20*time.Millisecond) != nil {
 				t.Fatalf("%s cannot tell its backends: %v", n.Name(), err)
 			}
-			list, err = n.Client().CurrentBackends(ctx)
+			list, err = n.CurrentBackends(ctx)
 		}
 		has := make(map[string]bool)
 		for _, b := range list.Backends {

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 	"net"
 	"net/http"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -21,45 +21,26 @@ type BalancerConfig struct {
 	Seed uint64 // of the random choice of a target per connection
 
 	// Every Interval (default 250 ms) a target must answer GET /readyz on its data port with 200
-	// within Timeout (default 1 s). Unhealthy failures in a row (default 2) take it out, Healthy
-	// successes (default 2) bring it back. Cloud balancers use tens of seconds.
-	Interval, Timeout  time.Duration
-	Healthy, Unhealthy int
+	// within Timeout (default 1 s). Two failures in a row take it out, two successes bring it back.
+	// Cloud balancers use tens of seconds.
+	Interval, Timeout time.Duration
 
-	DialTimeout time.Duration // for a connection to a target; default 3 s
-	Log         zerolog.Logger
+	Log zerolog.Logger
 }
 
-func (c BalancerConfig) withDefaults() BalancerConfig {
-	if c.Interval == 0 {
-		c.Interval = 250 * time.Millisecond
-	}
-	if c.Timeout == 0 {
-		c.Timeout = time.Second
-	}
-	if c.Healthy == 0 {
-		c.Healthy = 2
-	}
-	if c.Unhealthy == 0 {
-		c.Unhealthy = 2
-	}
-	if c.DialTimeout == 0 {
-		c.DialTimeout = 3 * time.Second
-	}
-	return c
-}
+const (
+	streak      = 2               // checks in a row that change a target's health
+	dialTimeout = 3 * time.Second // for a connection to a target
+)
 
 // Target is one node behind a balancer.
 type Target struct {
 	Name, Addr string
 }
 
-// Balancer is a layer-4 balancer: a new connection goes to a random healthy target and stays there,
-// or to any target if none is healthy, as in a cloud. It passes on an end as an end and a reset as
-// a reset, and resets a connection that the target refuses, as a machine does whose process has
-// ended.
-//
-// Safe for concurrent use.
+// Balancer is a layer-4 balancer: a new connection goes to a random healthy target, or to any
+// if none is healthy, as in a cloud. It passes on ends and resets, and resets a connection
+// that the target refuses. Safe for concurrent use.
 type Balancer struct {
 	cfg  BalancerConfig
 	at   where
@@ -77,31 +58,15 @@ type Balancer struct {
 type target struct {
 	Target
 	healthy bool
-	streak  int
-
-	connections, refused, broken int64
+	against int // checks in a row that contradict healthy
 }
 
-// TargetStats counts a balancer's connections to one target.
-type TargetStats struct {
-	Target
-	Healthy     bool
-	Connections int64 // established
-	Refused     int64 // not accepted by the target; the client was reset
-	Broken      int64 // established, then reset by the target
-}
-
-// NewBalancer listens on addr and serves in the background until Close. All targets start as
-// healthy, because callers wait for them first.
-func NewBalancer(addr string, targets []Target, cfg BalancerConfig) (*Balancer, error) {
-	return newBalancer(here{}, addr, targets, cfg)
-}
-
+// newBalancer listens on addr and serves until Close. All targets start as healthy.
 func newBalancer(at where, addr string, targets []Target, cfg BalancerConfig) (*Balancer, error) {
 	if len(targets) == 0 {
 		return nil, errors.New("fleet: a balancer needs targets")
 	}
-	cfg = cfg.withDefaults()
+	cfg.Interval, cfg.Timeout = cmp.Or(cfg.Interval, 250*time.Millisecond), cmp.Or(cfg.Timeout, time.Second)
 	ln, err := at.listen(addr)
 	if err != nil {
 		return nil, err
@@ -139,33 +104,18 @@ func (b *Balancer) Close() error {
 	return err
 }
 
-// Stats returns a row for each target, in the order given.
-func (b *Balancer) Stats() []TargetStats {
+func (b *Balancer) healthy(_ context.Context, name string) (bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	out := make([]TargetStats, len(b.targets))
-	for i, t := range b.targets {
-		out[i] = TargetStats{t.Target, t.healthy, t.connections, t.refused, t.broken}
+	for _, t := range b.targets {
+		if t.Name == name {
+			return t.healthy, nil
+		}
 	}
-	return out
+	return false, fmt.Errorf("balancer: no target %s", name)
 }
 
-// WaitHealthy returns when the balancer's view of the target's health equals healthy, or when ctx
-// ends.
-func (b *Balancer) WaitHealthy(ctx context.Context, name string, healthy bool) error {
-	err := poll(ctx, 5*time.Millisecond, func() bool {
-		for _, t := range b.Stats() {
-			if t.Name == name {
-				return t.Healthy == healthy
-			}
-		}
-		return false
-	})
-	if err != nil {
-		return fmt.Errorf("balancer: %s did not become healthy=%v: %w", name, healthy, err)
-	}
-	return nil
-}
+func (b *Balancer) died() error { return nil }
 
 func (b *Balancer) watch(ctx context.Context, t *target) {
 	ticker := time.NewTicker(b.cfg.Interval)
@@ -184,9 +134,7 @@ func (b *Balancer) watch(ctx context.Context, t *target) {
 	}
 }
 
-// ask makes one check over a new connection, so that a process that only serves old ones fails.
-// Unlike http.Transport it leaves nothing behind when it returns; a transport may still be
-// connecting.
+// ask makes one check over a new connection. Unlike http.Transport it leaves nothing behind.
 func (b *Balancer) ask(ctx context.Context, addr string) bool {
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.Timeout)
 	defer cancel()
@@ -216,14 +164,13 @@ func (b *Balancer) note(t *target, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if ok == t.healthy {
-		t.streak = 0
+		t.against = 0
 		return
 	}
-	t.streak++
-	if limit := map[bool]int{true: b.cfg.Healthy, false: b.cfg.Unhealthy}[ok]; t.streak < limit {
+	if t.against++; t.against < streak {
 		return
 	}
-	t.healthy, t.streak = ok, 0
+	t.healthy, t.against = ok, 0
 	b.cfg.Log.Info().Str("component", "balancer").Str("node", t.Name).Bool("healthy", ok).Msg("target changed")
 }
 
@@ -287,19 +234,12 @@ func (b *Balancer) release(c net.Conn) {
 	b.mu.Unlock()
 }
 
-func (b *Balancer) count(n *int64) {
-	b.mu.Lock()
-	*n++
-	b.mu.Unlock()
-}
-
 func (b *Balancer) carry(ctx context.Context, client net.Conn, t *target) {
 	defer b.release(client)
-	dialing, cancel := context.WithTimeout(ctx, b.cfg.DialTimeout)
+	dialing, cancel := context.WithTimeout(ctx, dialTimeout)
 	server, err := b.at.dial(dialing, "tcp", t.Addr)
 	cancel()
 	if err != nil {
-		b.count(&t.refused)
 		reset(client)
 		return
 	}
@@ -307,18 +247,15 @@ func (b *Balancer) carry(ctx context.Context, client net.Conn, t *target) {
 		return
 	}
 	defer b.release(server)
-	b.count(&t.connections)
 	var up sync.WaitGroup
-	up.Go(func() { _ = pass(server, client) })
-	if errors.Is(pass(client, server), syscall.ECONNRESET) {
-		b.count(&t.broken)
-	}
+	up.Go(func() { pass(server, client) })
+	pass(client, server)
 	up.Wait()
 }
 
-// pass copies from one connection to the other. It passes on an end as an end; any error resets
-// both, so that neither side takes a broken message for a complete one.
-func pass(to, from net.Conn) error {
+// pass copies between connections and passes on an end. Any error resets both, so that neither side
+// takes a broken message for a complete one.
+func pass(to, from net.Conn) {
 	_, err := io.Copy(to, from)
 	if err == nil {
 		err = to.(*net.TCPConn).CloseWrite()
@@ -327,7 +264,6 @@ func pass(to, from net.Conn) error {
 		reset(to)
 		reset(from)
 	}
-	return err
 }
 
 // reset closes a connection so that the peer sees a reset.

@@ -153,9 +153,6 @@ func TestBalancerRefused(t *testing.T) {
 	if !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("reading from a refused connection: %v", err)
 	}
-	if s := bal.Stats()[0]; s.Refused != 1 || s.Connections != 0 {
-		t.Errorf("%+v", s)
-	}
 }
 
 func rawBalancer(t *testing.T) (bal *fleet.Balancer, pair func() (client, server net.Conn)) {
@@ -235,8 +232,5 @@ func TestBalancerPassesOnEnds(t *testing.T) {
 	}
 	if _, err := client.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
 		t.Errorf("client after Close: %v", err)
-	}
-	if s := bal.Stats()[0]; s.Connections != 3 || s.Broken < 1 {
-		t.Errorf("%+v", s)
 	}
 }

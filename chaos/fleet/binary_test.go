@@ -40,8 +40,8 @@ const orphanEnv = "GRAPEVINE_TEST_ORPHAN"
 func orphan(path string) int {
 	cfg := fleet.Config{Binary: os.Getenv("GRAPEVINE"), Nodes: 3, Engines: 1, NoBalancer: true}
 	if fleet.Isolated() {
-		cfg.Switched = fleet.Supports(fleet.FaultLinks) == nil
-		cfg.HAProxy = fleet.Supports(fleet.FaultHAProxy) == nil
+		cfg.Switched = fleet.Supports(fleet.FaultLinks, "") == nil
+		cfg.HAProxy = fleet.Supports(fleet.FaultHAProxy, "") == nil
 		cfg.NoBalancer = !cfg.HAProxy
 	}
 	f, err := fleet.Start(context.Background(), cfg)

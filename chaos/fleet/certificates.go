@@ -8,7 +8,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
-	"fmt"
 	"math/big"
 	"net"
 	"os"
@@ -23,7 +22,8 @@ type authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-const renewed = 24 * time.Hour
+// CertificateLife is how long a certificate is valid unless a fault shortens it.
+const CertificateLife = 24 * time.Hour
 
 func newAuthority(dir string) (*authority, error) {
 	a := &authority{file: filepath.Join(dir, "ca.pem")}
@@ -31,22 +31,23 @@ func newAuthority(dir string) (*authority, error) {
 	if a.key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
 		return nil, err
 	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "fleet"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(10 * renewed),
+	a.cert = &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "fleet"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(10 * CertificateLife),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, a.key.Public(), a.key)
-	if err != nil {
-		return nil, err
-	}
-	if a.cert, err = x509.ParseCertificate(der); err != nil {
-		return nil, err
-	}
-	return a, writePEM(a.file, "CERTIFICATE", der)
+	return a, a.sign(a.file, a.cert, a.key)
 }
 
-// certificate is a node's certificate file and the data to issue it again with the same key. Not
-// safe for concurrent use.
+// sign writes a certificate for a key to a file.
+func (a *authority) sign(file string, cert *x509.Certificate, key *ecdsa.PrivateKey) error {
+	der, err := x509.CreateCertificate(rand.Reader, cert, a.cert, key.Public(), a.key)
+	if err != nil {
+		return err
+	}
+	return writePEM(file, "CERTIFICATE", der)
+}
+
+// certificate is a node's certificate and what renews it. Not safe for concurrent use.
 type certificate struct {
 	by         *authority
 	file       string
@@ -69,7 +70,7 @@ func (a *authority) issue(dir, name, addr string) (*certificate, map[string]any,
 	}
 	keyFile := filepath.Join(dir, name+".crt.key")
 	settings := map[string]any{"gossip_cert": c.file, "gossip_cert_key": keyFile, "gossip_ca": a.file}
-	return c, settings, errors.Join(writePEM(keyFile, "PRIVATE KEY", der), c.renew(renewed))
+	return c, settings, errors.Join(writePEM(keyFile, "PRIVATE KEY", der), c.renew(CertificateLife))
 }
 
 func (c *certificate) renew(good time.Duration) error {
@@ -82,11 +83,7 @@ func (c *certificate) renew(good time.Duration) error {
 		DNSNames: []string{c.name}, IPAddresses: []net.IP{net.ParseIP(c.host)},
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, c.by.cert, c.key.Public(), c.by.key)
-	if err != nil {
-		return err
-	}
-	return writePEM(c.file, "CERTIFICATE", der)
+	return c.by.sign(c.file, template, c.key)
 }
 
 // writePEM replaces a file atomically, because nodes read it at any time.
@@ -98,21 +95,13 @@ func writePEM(path, kind string, der []byte) error {
 	return os.Rename(path+".new", path)
 }
 
-// ExpireCertificate replaces the node's certificate by one that expires after in, or has expired if
-// in is negative. Nodes check it on new connections only. It needs Config.Certificates.
-func (n *Node) ExpireCertificate(in time.Duration) error { return n.newCertificate(in) }
-
-// RenewCertificate replaces the node's certificate by one that is valid for a day.
-func (n *Node) RenewCertificate() error { return n.newCertificate(renewed) }
-
-func (n *Node) newCertificate(good time.Duration) error {
+// IssueCertificate replaces the node's certificate by one that is valid for that long, or has
+// expired if it is negative. Nodes check it on new connections only. It needs Config.Certificates.
+func (n *Node) IssueCertificate(valid time.Duration) error {
 	if n.cert == nil {
-		return fmt.Errorf("%s: has no certificate of its own", n.name)
+		return n.named(errors.New("has no certificate of its own"))
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if err := n.cert.renew(good); err != nil {
-		return fmt.Errorf("%s: certificate: %w", n.name, err)
-	}
-	return nil
+	return n.named(n.cert.renew(valid))
 }

@@ -16,7 +16,7 @@ func TestCertificates(t *testing.T) {
 	defer cancel()
 	a, b := f.Node("node-0"), f.Node("node-1")
 	served(t, f)
-	if err := b.ExpireCertificate(-time.Minute); err != nil {
+	if err := b.IssueCertificate(-time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	// Established connections are not checked again.
@@ -32,7 +32,7 @@ func TestCertificates(t *testing.T) {
 	}
 	awaitPeer(ctx, t, a, "node-1", false)
 	served(t, f)
-	if err := b.RenewCertificate(); err != nil {
+	if err := b.IssueCertificate(fleet.CertificateLife); err != nil {
 		t.Fatal(err)
 	}
 	if err := f.WaitMesh(ctx); err != nil {
@@ -40,7 +40,7 @@ func TestCertificates(t *testing.T) {
 	}
 	served(t, f)
 	plain := start(t, fleet.Config{Nodes: 1, NoBalancer: true})
-	if plain.Nodes()[0].ExpireCertificate(0) == nil {
+	if plain.Nodes()[0].IssueCertificate(0) == nil {
 		t.Error("expired a certificate that is derived from the key")
 	}
 }

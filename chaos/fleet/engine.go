@@ -7,8 +7,7 @@ import (
 	"grapevine/chaos/engine"
 )
 
-// Engine is one emulated engine in this process. It keeps its address over restarts. Safe for
-// concurrent use.
+// Engine is one emulated engine in this process. Safe for concurrent use.
 type Engine struct {
 	name, addr string
 	cfg        engine.ServerConfig
@@ -51,8 +50,7 @@ func (e *Engine) Start() error {
 	return nil
 }
 
-// Stop ends it as a crash would: connections break, jobs and cache are lost. It is no error if the
-// engine is stopped.
+// Stop ends it as a crash would: connections break, jobs and cache are lost. Idempotent.
 func (e *Engine) Stop() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -5,23 +5,21 @@ import (
 	"fmt"
 	"os/exec"
 	"runtime"
+	"syscall"
 )
 
-// Faults that some machines cannot produce. Supports tests all but FaultInstrumented, for which
-// Instrumented tests the program.
+// Faults that some machines or programs cannot produce.
 const (
-	FaultLinks   = "links"
-	FaultHAProxy = "haproxy"
-
-	FaultCertificates = "certificates"
-	FaultInstrumented = "instrumented" // StepClock, FillDisk, HangDisk, SlowDisk: depend on the program, see Instrumented
+	FaultLinks        = "links"
+	FaultHAProxy      = "haproxy"
+	FaultInstrumented = "instrumented" // StepClock, FillDisk, HangDisk, SlowDisk
 )
 
 // Pause stops the process with SIGSTOP. Its connections stay open and peers get no notice.
-func (n *Node) Pause() error { return n.Signal(stopSignal) }
+func (n *Node) Pause() error { return n.signal(syscall.SIGSTOP) }
 
 // Resume continues a paused process.
-func (n *Node) Resume() error { return n.Signal(continueSignal) }
+func (n *Node) Resume() error { return n.signal(syscall.SIGCONT) }
 
 // UseBinary makes path the program of the node's next process.
 func (n *Node) UseBinary(path string) {
@@ -30,19 +28,20 @@ func (n *Node) UseBinary(path string) {
 	n.binary = path
 }
 
-// Supports tries whether a fault works here and returns nil or the reason. Links need a process of
-// Isolate. Callers must report faults that they leave out.
-func Supports(fault string) error {
+// Supports tries whether a fault works on this machine with that program as router and returns nil,
+// or the reason and, where there is one, the remedy. Links need a process of Isolate. Callers must
+// report faults that they leave out.
+func Supports(fault, program string) error {
 	switch fault {
 	case FaultLinks:
 		return errors.Join(linkable(), isolatable())
-	case FaultCertificates:
-		return nil
 	case FaultHAProxy:
 		_, err := findHAProxy()
 		return err
+	case FaultInstrumented:
+		return instrumented(program)
 	}
-	return fmt.Errorf("fleet: %s: no such fault", fault)
+	return fmt.Errorf("fleet: no fault is called %q", fault)
 }
 
 func isolatable() error {

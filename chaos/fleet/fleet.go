@@ -7,6 +7,7 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/base64"
@@ -37,8 +38,7 @@ type Config struct {
 
 	// Alone turns gossip off: every node knows only what it observes.
 	Alone bool
-	// Guests is the number of gossip addresses reserved for members that this process runs; see
-	// Guest.
+	// Guests is the number of gossip addresses reserved for members that this process runs.
 	Guests int
 	// Founders is how many nodes, the first ones, found the raft group as voters, 3 or 5. The
 	// default is 3, and none in a smaller fleet, where every node uses its own list. Spares is how
@@ -53,11 +53,9 @@ type Config struct {
 	// their own. A switch joins them, and SetLink breaks its links one by one and per direction. It
 	// works only in a process started by Isolate.
 	Switched bool
-	// HAProxy uses HAProxy in TCP mode, configured as in deploy/example, instead of the balancer of
-	// this package.
+	// HAProxy uses HAProxy, configured as in deploy/example, instead of this package's balancer.
 	HAProxy bool
-	// Certificates gives each node a certificate from one authority instead of one derived from the
-	// gossip key.
+	// Certificates gives each node a certificate from one authority instead of a derived one.
 	Certificates bool
 
 	NoBalancer bool
@@ -78,14 +76,13 @@ type Fleet struct {
 	temp    bool
 	janitor *janitor // removes a temporary directory
 	addrs   addresses
-	wires   wires // nil unless switched
-	threads []*thread
+	wires   wires   // nil unless switched
+	thread  *thread // of all processes, unless switched
 
 	authority *authority // nil: nodes derive their certificates
 	nodes     []*Node
 	engines   []*Engine
-	balancer  *Balancer // nil without, and with HAProxy
-	haproxy   *haproxy
+	front     front // nil without
 	http      *http.Client
 
 	once     sync.Once
@@ -95,7 +92,7 @@ type Fleet struct {
 // Start starts engines and nodes, waits until all nodes are ready, and starts the balancer. ctx
 // bounds the start only. On error it stops everything and includes the nodes' logs.
 func Start(ctx context.Context, cfg Config) (*Fleet, error) {
-	f := &Fleet{cfg: cfg, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8, IdleConnTimeout: 30 * time.Second}}}
+	f := &Fleet{cfg: cfg, http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 	if err := f.start(ctx); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
@@ -112,18 +109,15 @@ func (f *Fleet) start(ctx context.Context) error {
 	if c := &f.cfg; c.Founders+c.Spares > c.Nodes || c.Later > c.Nodes || min(c.Founders, c.Spares, c.Later) < 0 {
 		return fmt.Errorf("fleet: %d founders and %d spares, %d nodes later, of %d", c.Founders, c.Spares, c.Later, c.Nodes)
 	}
-	if err := f.makeDir(); err != nil {
-		return err
+	for _, step := range []func(context.Context) error{f.makeDir, f.makeAddresses, f.startEngines, f.makeNodes, f.startNodes, f.WaitMesh, f.startBalancer} {
+		if err := step(ctx); err != nil {
+			return err
+		}
 	}
-	if err := f.makeAddresses(); err != nil {
-		return err
-	}
-	if err := f.startEngines(); err != nil {
-		return err
-	}
-	if err := f.makeNodes(); err != nil {
-		return err
-	}
+	return nil
+}
+
+func (f *Fleet) startNodes(ctx context.Context) error {
 	now := f.nodes[:len(f.nodes)-f.cfg.Later]
 	for _, n := range now {
 		if err := n.Start(); err != nil {
@@ -135,16 +129,10 @@ func (f *Fleet) start(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := f.WaitMesh(ctx); err != nil {
-		return err
-	}
-	if f.cfg.NoBalancer {
-		return nil
-	}
-	return f.startBalancer(ctx)
+	return nil
 }
 
-func (f *Fleet) makeDir() (err error) {
+func (f *Fleet) makeDir(context.Context) (err error) {
 	if f.dir = f.cfg.Dir; f.dir != "" {
 		return os.MkdirAll(f.dir, 0o700)
 	}
@@ -155,15 +143,31 @@ func (f *Fleet) makeDir() (err error) {
 	return err
 }
 
+// write makes a file of the fleet with one line and returns its path.
+func (f *Fleet) write(name, line string) (string, error) {
+	path := filepath.Join(f.dir, name)
+	return path, os.WriteFile(path, []byte(line+"\n"), 0o600)
+}
+
+// threadOf returns the thread that starts a member's processes.
+func (f *Fleet) threadOf(name string) (_ *thread, err error) {
+	if f.wires != nil {
+		return f.wires.thread(name), nil
+	}
+	if f.thread == nil {
+		f.thread, err = newThread(nil)
+	}
+	return f.thread, err
+}
+
 func nodeName(i int) string   { return fmt.Sprintf("node-%d", i) }
 func engineName(i int) string { return fmt.Sprintf("engine-%d", i) }
 
-func (f *Fleet) makeAddresses() error {
-	members := f.cfg.Nodes + f.cfg.Engines + 1 + f.cfg.Guests
-	switch {
-	case f.cfg.Switched && f.cfg.Guests > 0:
-		return errors.New("fleet: this process has no place in a switched fleet for guests")
-	case f.cfg.Switched:
+func (f *Fleet) makeAddresses(context.Context) error {
+	if f.cfg.Switched {
+		if f.cfg.Guests > 0 {
+			return errors.New("fleet: this process has no place in a switched fleet for guests")
+		}
 		var names []string
 		for i := range f.cfg.Nodes {
 			names = append(names, nodeName(i))
@@ -172,24 +176,22 @@ func (f *Fleet) makeAddresses() error {
 			names = append(names, engineName(i))
 		}
 		w, err := newWires(f.cfg.Seed, append(names, BalancerName, ClientsName))
-		if err != nil {
-			return err
+		if err == nil {
+			f.wires, f.addrs = w, w
 		}
-		f.wires, f.addrs = w, w
-		return nil
+		return err
 	}
 	if err := raiseLoopback(); err != nil {
 		return err
 	}
-	l, err := lease(members)
-	if err != nil {
-		return err
+	l, err := lease(f.cfg.Nodes + f.cfg.Engines + 1 + f.cfg.Guests)
+	if err == nil {
+		f.addrs = l
 	}
-	f.addrs = l
-	return nil
+	return err
 }
 
-func (f *Fleet) startEngines() error {
+func (f *Fleet) startEngines(context.Context) error {
 	for i := range f.cfg.Engines {
 		cfg := f.cfg.Engine
 		cfg.Log = f.cfg.Log
@@ -203,34 +205,27 @@ func (f *Fleet) startEngines() error {
 	return nil
 }
 
-func (f *Fleet) makeNodes() error {
+func (f *Fleet) makeNodes(context.Context) (err error) {
 	common := map[string]any{"backends": f.backends(), "log_format": "json"}
 	if !f.cfg.Alone {
-		var random [32]byte
+		var random [64]byte
 		_, _ = rand.Read(random[:])
-		f.secret = hex.EncodeToString(random[:])
-		f.key = make([]byte, 32)
-		_, _ = rand.Read(f.key)
-		path := filepath.Join(f.dir, "secret")
-		if err := os.WriteFile(path, []byte(f.secret+"\n"), 0o600); err != nil {
+		f.secret, f.key = hex.EncodeToString(random[:32]), random[32:]
+		common["join"] = f.GossipAddrs()
+		if common["secret_file"], err = f.write("secret", f.secret); err != nil {
 			return err
 		}
-		common["secret_file"], common["join"] = path, f.GossipAddrs()
 		if f.cfg.Certificates {
-			a, err := newAuthority(f.dir)
-			if err != nil {
+			if f.authority, err = newAuthority(f.dir); err != nil {
 				return err
 			}
-			f.authority = a
 		}
 	}
 	if f.wires != nil {
 		f.token = rand.Text()
-		path := filepath.Join(f.dir, "admin-token")
-		if err := os.WriteFile(path, []byte(f.token+"\n"), 0o600); err != nil {
+		if common["admin_token_file"], err = f.write("admin-token", f.token); err != nil {
 			return err
 		}
-		common["admin_token_file"] = path
 	}
 	maps.Copy(common, f.cfg.Settings)
 	for i := range f.cfg.Nodes {
@@ -250,44 +245,34 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 		name: nodeName(i), data: f.addrs.of(i, dataPort), admin: f.addrs.of(i, adminPort), gossip: f.addrs.of(i, gossipPort),
 		binary: f.cfg.Binary, env: f.cfg.Env, http: f.http, token: f.token,
 	}
+	n.Client = node.NewClient(n.admin).WithToken(f.token, "")
 	n.files(f.dir)
 	var err error
-	switch {
-	case f.wires != nil:
-		n.thread = f.wires.thread(n.name)
-	case i > 0:
-		n.thread = f.threads[0]
-	default:
-		n.thread, err = newThread(nil)
-	}
-	if err != nil {
+	if n.thread, err = f.threadOf(n.name); err != nil {
 		return nil, err
-	}
-	if !slices.Contains(f.threads, n.thread) {
-		f.threads = append(f.threads, n.thread)
 	}
 	settings := map[string]any{"listen": n.data, "admin": n.admin, "node_name": n.name, "response_headers": "all"}
 	if !f.cfg.Alone {
 		// One file per node, because a node rewrites its own when keys rotate.
 		settings["gossip"], settings["gossip_key_file"] = n.gossip, n.key
 		if f.authority != nil {
-			cert, files, err := f.authority.issue(f.dir, n.name, n.gossip)
-			if err != nil {
+			var files map[string]any
+			if n.cert, files, err = f.authority.issue(f.dir, n.name, n.gossip); err != nil {
 				return nil, err
 			}
-			n.cert = cert
 			maps.Copy(settings, files)
 		}
 		if i < f.cfg.Founders || i >= f.cfg.Nodes-f.cfg.Spares {
 			n.dataDir = filepath.Join(f.dir, n.name+".data")
 			settings["data_dir"] = n.dataDir
 		}
-		if i < f.cfg.Founders {
-			settings["bootstrap_expect"], settings["voters"] = f.cfg.Founders, f.cfg.Founders
-		} else if f.cfg.Founders > 0 {
+		if f.cfg.Founders > 0 {
 			settings["voters"] = f.cfg.Founders
 		}
-		if err := os.WriteFile(n.key, []byte(base64.StdEncoding.EncodeToString(f.key)+"\n"), 0o600); err != nil {
+		if i < f.cfg.Founders {
+			settings["founders"] = f.GossipAddrs()[:f.cfg.Founders]
+		}
+		if _, err := f.write(filepath.Base(n.key), base64.StdEncoding.EncodeToString(f.key)); err != nil {
 			return nil, err
 		}
 	}
@@ -307,26 +292,32 @@ func (f *Fleet) backends() []map[string]any {
 	return out
 }
 
-func (f *Fleet) startBalancer(ctx context.Context) (err error) {
+func (f *Fleet) startBalancer(ctx context.Context) error {
+	if f.cfg.NoBalancer {
+		return nil
+	}
 	targets := make([]Target, len(f.nodes))
 	for i, n := range f.nodes {
 		targets[i] = Target{n.Name(), n.Addr()}
 	}
-	cfg := f.cfg.Balancer
-	cfg.Log = f.cfg.Log
-	if cfg.Seed == 0 {
-		cfg.Seed = f.cfg.Seed
-	}
 	addr := f.addrs.of(f.cfg.Nodes+f.cfg.Engines, dataPort)
 	if f.cfg.HAProxy {
-		t := f.threads[0]
-		if f.wires != nil {
-			t = f.wires.thread(BalancerName)
+		t, err := f.threadOf(BalancerName)
+		if err != nil {
+			return err
 		}
-		f.haproxy, err = startHAProxy(ctx, t, f.dir, addr, targets)
+		h, err := startHAProxy(ctx, t, f.dir, addr, targets)
+		if err == nil {
+			f.front = h
+		}
 		return err
 	}
-	f.balancer, err = newBalancer(f.at(BalancerName), addr, targets, cfg)
+	cfg := f.cfg.Balancer
+	cfg.Log, cfg.Seed = f.cfg.Log, cmp.Or(cfg.Seed, f.cfg.Seed)
+	b, err := newBalancer(f.at(BalancerName), addr, targets, cfg)
+	if err == nil {
+		f.front = b
+	}
 	return err
 }
 
@@ -335,12 +326,19 @@ func (f *Fleet) Nodes() []*Node { return slices.Clone(f.nodes) }
 
 // Node returns a node by name, or nil.
 func (f *Fleet) Node(name string) *Node {
-	for _, n := range f.nodes {
-		if n.name == name {
-			return n
+	return named(f.nodes, name)
+}
+
+// Engine returns an engine by name, or nil.
+func (f *Fleet) Engine(name string) *Engine { return named(f.engines, name) }
+
+func named[T interface{ Name() string }](list []T, name string) (none T) {
+	for _, x := range list {
+		if x.Name() == name {
+			return x
 		}
 	}
-	return nil
+	return none
 }
 
 // Engines returns all engines, running or not. The caller owns the slice.
@@ -355,42 +353,38 @@ func (f *Fleet) EngineNames() []string {
 	return out
 }
 
-// Balancer returns the balancer of this package, or nil.
-func (f *Fleet) Balancer() *Balancer { return f.balancer }
-
 // URL is the balancer's base URL, which clients use.
-func (f *Fleet) URL() string {
-	if f.haproxy != nil {
-		return "http://" + f.haproxy.addr
-	}
-	return "http://" + f.balancer.Addr()
+func (f *Fleet) URL() string { return "http://" + f.front.Addr() }
+
+// front is the balancer before the routers: that of this package, or HAProxy.
+type front interface {
+	Addr() string
+	Close() error
+	healthy(ctx context.Context, name string) (bool, error)
+	died() error
 }
 
-// Targets returns the balancer's counts per node.
-func (f *Fleet) Targets(ctx context.Context) ([]TargetStats, error) {
-	if f.haproxy != nil {
-		return f.haproxy.stats(ctx)
-	}
-	return f.balancer.Stats(), nil
-}
-
-// WaitHealthy returns when the balancer's view of the node's health equals healthy, or when ctx
-// ends.
+// WaitHealthy returns when the balancer's view of the node's health equals healthy, or ctx ends.
 func (f *Fleet) WaitHealthy(ctx context.Context, node string, healthy bool) error {
-	if f.haproxy != nil {
-		return f.haproxy.waitHealthy(ctx, node, healthy)
-	}
-	return f.balancer.WaitHealthy(ctx, node, healthy)
+	return waitHealthy(ctx, f.front, node, healthy)
 }
 
-// Dir is the directory of configurations, keys and logs.
-func (f *Fleet) Dir() string { return f.dir }
-
-// Secret is the nodes' common secret of the prompt hashes, empty if they are alone.
-func (f *Fleet) Secret() string { return f.secret }
-
-// Key is the gossip key at the start. The caller must not change it.
-func (f *Fleet) Key() []byte { return f.key }
+func waitHealthy(ctx context.Context, b front, name string, healthy bool) error {
+	var last error
+	err := poll(ctx, 5*time.Millisecond, func() bool {
+		var is bool
+		if is, last = b.healthy(ctx, name); last == nil && is == healthy {
+			return true
+		}
+		died := b.died()
+		last = cmp.Or(died, last)
+		return died != nil
+	})
+	if err = errors.Join(err, last); err != nil {
+		return fmt.Errorf("the balancer does not take %s for healthy=%v: %w", name, healthy, err)
+	}
+	return nil
+}
 
 // GossipAddrs returns the gossip addresses of all nodes.
 func (f *Fleet) GossipAddrs() []string {
@@ -401,23 +395,19 @@ func (f *Fleet) GossipAddrs() []string {
 	return out
 }
 
-// Guest returns the i-th gossip address that Config.Guests reserves.
-func (f *Fleet) Guest(i int) string { return f.addrs.of(f.cfg.Nodes+f.cfg.Engines+1+i, gossipPort) }
-
 // Check returns an error if a node or HAProxy ended without being asked to.
 func (f *Fleet) Check() error {
 	var errs []error
 	for _, n := range f.nodes {
 		errs = append(errs, n.died())
 	}
-	if f.haproxy != nil {
-		errs = append(errs, f.haproxy.died())
+	if f.front != nil {
+		errs = append(errs, f.front.died())
 	}
 	return errors.Join(errs...)
 }
 
-// WaitMesh returns when every running node receives the gossip of every other, which is later than
-// their discovery; at once if the nodes are alone.
+// WaitMesh returns when every running node receives the gossip of every other; at once if alone.
 func (f *Fleet) WaitMesh(ctx context.Context) error {
 	if f.cfg.Alone {
 		return nil
@@ -441,7 +431,7 @@ func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
 	if !n.Running() {
 		return nil
 	}
-	list, err := n.Fleet(ctx)
+	list, err := n.Nodes(ctx)
 	if err != nil {
 		return err
 	}
@@ -459,9 +449,8 @@ func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
 	return nil
 }
 
-// Partition drops all packets between two groups of nodes, in both directions. Engines, balancer
-// and admin APIs stay reachable. It adds to existing cuts and overrides SetLink on these links. It
-// needs Config.Switched.
+// Partition drops all packets between two groups of members, in both directions, in addition to
+// existing faults of links. It needs Config.Switched.
 func (f *Fleet) Partition(a, b []string) (err error) {
 	if f.wires == nil {
 		return errNotSwitched
@@ -483,11 +472,8 @@ func (f *Fleet) Close() error {
 
 func (f *Fleet) close() error {
 	errs := []error{f.Check()}
-	if f.balancer != nil {
-		errs = append(errs, f.balancer.Close())
-	}
-	if f.haproxy != nil {
-		errs = append(errs, f.haproxy.Close())
+	if f.front != nil {
+		errs = append(errs, f.front.Close())
 	}
 	for _, n := range f.nodes {
 		errs = append(errs, n.Kill())
@@ -495,12 +481,11 @@ func (f *Fleet) close() error {
 	for _, e := range f.engines {
 		errs = append(errs, e.Stop())
 	}
-	f.http.CloseIdleConnections()
 	if f.addrs != nil {
 		errs = append(errs, f.addrs.Close())
 	}
-	for _, t := range f.threads {
-		t.close()
+	if f.thread != nil {
+		f.thread.close()
 	}
 	if f.temp {
 		errs = append(errs, os.RemoveAll(f.dir))

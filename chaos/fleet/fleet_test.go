@@ -84,7 +84,7 @@ func served(t *testing.T, f *fleet.Fleet) {
 func awaitPeer(ctx context.Context, t *testing.T, n *fleet.Node, peer string, heard bool) {
 	t.Helper()
 	for {
-		list, err := n.Fleet(ctx)
+		list, err := n.Nodes(ctx)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -126,7 +126,7 @@ func TestLife(t *testing.T) {
 	if err := n.Kill(); err != nil || n.Running() || alive(n.PID()) {
 		t.Fatalf("after Kill: %v, running %v", err, n.Running())
 	}
-	if err := f.Balancer().WaitHealthy(ctx, "node-1", false); err != nil {
+	if err := f.WaitHealthy(ctx, "node-1", false); err != nil {
 		t.Fatal(err)
 	}
 	for range 10 {
@@ -139,7 +139,7 @@ func TestLife(t *testing.T) {
 		t.Error("the same process")
 	}
 	pids = append(pids, n.PID())
-	if err := f.Balancer().WaitHealthy(ctx, "node-1", true); err != nil {
+	if err := f.WaitHealthy(ctx, "node-1", true); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.Terminate(ctx); err != nil || n.Running() {
@@ -170,7 +170,7 @@ func leavesNothing(t *testing.T, f *fleet.Fleet, pids []int) {
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("directory: %v", err)
 	}
-	for _, addr := range []string{n.Addr(), n.AdminAddr(), f.Engines()[0].Addr(), f.Balancer().Addr()} {
+	for _, addr := range []string{n.Addr(), n.AdminAddr(), f.Engines()[0].Addr(), strings.TrimPrefix(f.URL(), "http://")} {
 		ln, err := net.Listen("tcp", addr)
 		if err != nil {
 			t.Errorf("something is left: %v", err)

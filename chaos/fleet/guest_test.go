@@ -155,7 +155,7 @@ func meet(ctx context.Context, t *testing.T, guests []*guest, nodes ...*fleet.No
 			}
 		}
 		for _, n := range nodes {
-			list, err := n.Fleet(ctx)
+			list, err := n.Nodes(ctx)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -15,7 +15,7 @@ import (
 
 func TestHAProxy(t *testing.T) {
 	t.Parallel()
-	if err := fleet.Supports(fleet.FaultHAProxy); err != nil {
+	if err := fleet.Supports(fleet.FaultHAProxy, ""); err != nil {
 		t.Skip(err)
 	}
 	f := start(t, fleet.Config{Nodes: 2, Engines: 1, Alone: true, HAProxy: true, Dir: t.TempDir(), Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
@@ -43,10 +43,6 @@ func TestHAProxy(t *testing.T) {
 		}
 	}
 	answeredBy("node-0", "node-1")
-	targets, err := f.Targets(ctx)
-	if err != nil || len(targets) != 2 || targets[0].Connections < 1 || targets[1].Connections < 1 {
-		t.Errorf("%+v, %v", targets, err)
-	}
 	n := f.Node("node-1")
 	if err := n.Kill(); err != nil {
 		t.Fatal(err)

@@ -2,7 +2,6 @@ package fleet_test
 
 import (
 	"context"
-	"net/http"
 	"slices"
 	"testing"
 	"time"
@@ -52,8 +51,8 @@ func playHot(ctx context.Context, t *testing.T, f *fleet.Fleet, w *workload.Sess
 }
 
 func prefixesAt(ctx context.Context, n *fleet.Node) (list []node.PrefixStatus) {
-	var all node.PrefixList
-	if n.Ask(ctx, http.MethodGet, "/prefixes", nil, &all) != nil {
+	all, err := n.Prefixes(ctx)
+	if err != nil {
 		return nil
 	}
 	for _, p := range all.Prefixes {
@@ -136,9 +135,9 @@ func TestLiveHotPrefix(t *testing.T) {
 	}
 	playHot(ctx, t, f, hotTraffic(rate, 100*time.Second, 1e-9), 5)
 	if left := prefixesAt(ctx, f.Nodes()[0]); len(left) > 0 {
-		t.Errorf("nobody has asked for them for 100 s, and there are %+v", left)
+		t.Errorf("100 s without requests for them there are %+v", left)
 	}
-	client := f.Nodes()[0].Client()
+	client := f.Nodes()[0]
 	if _, err := client.SwitchPrefixes(ctx, false); err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,7 @@ const (
 	diskHangs = 2
 )
 
-var errNotInstrumented = errors.New("its program is not instrumented for clock and disk faults (make build-chaos makes one that is)")
+var errNotInstrumented = errors.New("this program has no clock and disk faults: make build-chaos builds one that has: give --router bin/grapevine-chaos")
 
 // instrumentedWithin bounds how long a program may take to print its version.
 const instrumentedWithin = 30 * time.Second
@@ -74,7 +74,7 @@ func (c control) looked() error {
 }
 
 // StepClock moves the node's wall clock by d, in addition to earlier steps. Monotonic time does not
-// change. The step survives restarts. It needs an instrumented program; see Instrumented.
+// change. The step survives restarts. It needs an instrumented program (FaultInstrumented).
 func (n *Node) StepClock(d time.Duration) error {
 	return n.instruct(stepWord, func(was int64) int64 { return was + int64(d) })
 }
@@ -103,7 +103,7 @@ func (n *Node) instruct(word int, change func(was int64) int64) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	err := errNotRunning
-	if n.proc != nil && n.proc.running() {
+	if n.proc.running() {
 		err = n.control.looked()
 	}
 	if err == nil {
@@ -112,17 +112,14 @@ func (n *Node) instruct(word int, change func(was int64) int64) error {
 			err = n.control.write(word, change(was))
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", n.name, err)
-	}
-	return nil
+	return n.named(err)
 }
 
-// Instrumented returns nil if a program supports clock and disk faults, else why not. It runs the
+// instrumented returns nil if a program supports clock and disk faults, else why not. It runs the
 // program with the argument version, except a test program, which would run its tests.
-func Instrumented(program string) (err error) {
+func instrumented(program string) (err error) {
 	if info, err := buildinfo.ReadFile(program); err == nil && strings.HasSuffix(info.Path, ".test") {
-		return fmt.Errorf("%s: a test program: %w", program, errNotInstrumented)
+		return fmt.Errorf("%s is a test: %w", program, errNotInstrumented)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), instrumentedWithin)
 	defer cancel()

@@ -13,8 +13,10 @@ import (
 
 func TestOrdinaryProgram(t *testing.T) {
 	f := start(t, fleet.Config{Nodes: 1, Alone: true, NoBalancer: true})
-	for what, err := range map[string]error{"StepClock": f.Nodes()[0].StepClock(time.Hour), "FillDisk": f.Nodes()[0].FillDisk(), "Instrumented": fleet.Instrumented(grapevine(t))} {
-		if err == nil || !strings.Contains(err.Error(), "make build-chaos") {
+	for what, err := range map[string]error{
+		"StepClock": f.Nodes()[0].StepClock(time.Hour), "FillDisk": f.Nodes()[0].FillDisk(), "Supports": fleet.Supports(fleet.FaultInstrumented, grapevine(t)),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "make build-chaos") || !strings.Contains(err.Error(), "--router bin/grapevine-chaos") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -26,7 +28,7 @@ func instrumented(t *testing.T) string {
 	if program == "" || runtime.GOOS != "linux" {
 		t.Skip("GRAPEVINE_INSTRUMENTED names no instrumented program (make build-chaos)")
 	}
-	if err := fleet.Instrumented(program); err != nil {
+	if err := fleet.Supports(fleet.FaultInstrumented, program); err != nil {
 		t.Fatal(err)
 	}
 	return program

@@ -67,3 +67,12 @@ func hostOf(last int) string {
 func memberHost(m int) string { return hostOf(10 + m) }
 
 var errNotIsolated = errors.New("fleet: this process was not started by Isolate")
+
+// tie makes the kernel kill the process when the thread that starts it ends, which is at the latest
+// when this process dies. Its own process group leaves a Ctrl-C to the harness, which ends it in
+// order.
+func tie(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+}
+
+func onMainThread() bool { return unix.Gettid() == unix.Getpid() }

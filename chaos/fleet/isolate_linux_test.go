@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -112,8 +111,8 @@ func TestPartition(t *testing.T) {
 		}
 		restart(ctx, t, b)
 		check("restarted", true)
-		if err := f.Partition([]string{"node-0"}, []string{"nobody"}); err == nil {
-			t.Error("cut off from nobody")
+		if err := f.Partition([]string{"node-0"}, []string{"missing"}); err == nil {
+			t.Error("cut off a member that does not exist")
 		}
 		cancel()
 		if err := f.Close(); err != nil {
@@ -208,7 +207,7 @@ func TestUsage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := n.Signal(syscall.SIGSTOP); err != nil {
+	if err := n.Pause(); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.Kill(); err != nil {

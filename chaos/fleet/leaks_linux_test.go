@@ -50,7 +50,7 @@ func TestNothingIsHeld(t *testing.T) {
 	path := grapevine(t)
 	t.Setenv("TMPDIR", t.TempDir())
 	whole := fleet.Config{Binary: path, Nodes: 3, Engines: 1, Switched: true, Certificates: true,
-		HAProxy: fleet.Supports(fleet.FaultHAProxy) == nil, Engine: engine.ServerConfig{Models: []string{model}}}
+		HAProxy: fleet.Supports(fleet.FaultHAProxy, "") == nil, Engine: engine.ServerConfig{Models: []string{model}}}
 	failing := func(edit func(*fleet.Config)) func(context.Context) error {
 		return func(ctx context.Context) error {
 			cfg := whole

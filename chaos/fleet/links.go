@@ -55,9 +55,8 @@ func (f *Fleet) at(name string) where {
 
 var errNotSwitched = errors.New("fleet: only a switched fleet has links")
 
-// SetLink sets the faults of the link from one member to another, in that direction, from the next
-// packet on. Names are those of nodes and engines, BalancerName, ClientsName, and Everybody. The
-// harness's own requests to nodes and engines (admin APIs, readiness) always pass.
+// SetLink sets the faults of packets from one member to another, from the next packet on. Names are
+// those of nodes and engines, and the constants. The harness's own requests always pass.
 func (f *Fleet) SetLink(from, to string, l Link) error {
 	if f.wires == nil {
 		return errNotSwitched
@@ -81,8 +80,7 @@ func (f *Fleet) Heal() error {
 	return f.wires.heal()
 }
 
-// DialClient connects to a literal address from the clients' place in a switched fleet, else from
-// this process. It fits http.Transport.
+// DialClient connects to a literal address from the clients' place. It fits http.Transport.
 func (f *Fleet) DialClient(ctx context.Context, network, address string) (net.Conn, error) {
 	return f.at(ClientsName).dial(ctx, network, address)
 }

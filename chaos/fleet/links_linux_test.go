@@ -30,7 +30,7 @@ const testPort = "19000"
 func need(t *testing.T, faults ...string) {
 	t.Helper()
 	for _, fault := range faults {
-		if err := fleet.Supports(fault); err != nil {
+		if err := fleet.Supports(fault, ""); err != nil {
 			t.Skip(err)
 		}
 	}
@@ -247,8 +247,8 @@ func TestLinks(t *testing.T) {
 			t.Errorf("taken: %+v", wrong)
 		}
 	}
-	if f.SetLink("node-0", "nobody", fleet.Link{}) == nil || f.SetLink("harness", "node-0", fleet.Link{}) == nil {
-		t.Error("a link to nobody, or to the harness, was broken")
+	if f.SetLink("node-0", "missing", fleet.Link{}) == nil || f.SetLink("harness", "node-0", fleet.Link{}) == nil {
+		t.Error("a link to no member, or to the harness, was broken")
 	}
 	served(t, f)
 }
@@ -413,10 +413,10 @@ func TestPlaces(t *testing.T) {
 	stop()
 	waitWithoutThreads(t, f)
 	setLink(t, f, fleet.BalancerName, "node-0", fleet.Link{Loss: 1})
-	if err := f.Balancer().WaitHealthy(ctx, "node-0", false); err != nil {
+	if err := f.WaitHealthy(ctx, "node-0", false); err != nil {
 		t.Fatal(err)
 	}
-	if !f.Node("node-0").Ready(ctx) {
+	if f.Node("node-0").Ready(ctx) != nil {
 		t.Error("node-0 does not ask for traffic")
 	}
 	setLink(t, f, fleet.ClientsName, fleet.BalancerName, fleet.Link{})
@@ -426,7 +426,7 @@ func TestPlaces(t *testing.T) {
 		}
 	}
 	heal(t, f)
-	if err := f.Balancer().WaitHealthy(ctx, "node-0", true); err != nil {
+	if err := f.WaitHealthy(ctx, "node-0", true); err != nil {
 		t.Fatal(err)
 	}
 	before := f.Engines()[0].Server().Stats().Requests

@@ -188,7 +188,7 @@ func (c *conversation) send(ctx context.Context, client *http.Client, base strin
 // known asks a router where it would send the next turn. It returns how many blocks the router
 // believes the last engine to hold, and whether it would choose that engine because of them.
 func (c *conversation) known(ctx context.Context, n *fleet.Node) (blocks int, follows bool, err error) {
-	r, err := n.Explain(ctx, "/v1/chat/completions", c.body())
+	r, err := n.Explain(ctx, "/v1/chat/completions", nil, c.body())
 	if err != nil {
 		return 0, false, err
 	}

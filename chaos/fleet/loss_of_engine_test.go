@@ -118,8 +118,8 @@ func watchFor(ctx context.Context, f *fleet.Fleet, engine string, wanted ...stri
 }
 
 func stateAt(ctx context.Context, n *fleet.Node, engine string) string {
-	var list node.BackendList
-	if n.Ask(ctx, http.MethodGet, "/backends", nil, &list) != nil {
+	list, err := n.Backends(ctx)
+	if err != nil {
 		return ""
 	}
 	for _, b := range list.Backends {
@@ -132,7 +132,7 @@ func stateAt(ctx context.Context, n *fleet.Node, engine string) string {
 
 func join(ctx context.Context, t *testing.T, f *fleet.Fleet, name, url string) {
 	t.Helper()
-	client := f.Nodes()[0].Client()
+	client := f.Nodes()[0]
 	if _, err := client.AddBackends(ctx, []node.NewBackend{{Name: name, URL: url, Models: []string{model}}}, false); err != nil {
 		t.Fatal(err)
 	}

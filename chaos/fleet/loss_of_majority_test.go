@@ -26,7 +26,7 @@ func TestLiveMajority(t *testing.T) {
 	defer cancel()
 	fresh := f.Nodes()[voters+followers:]
 	for _, n := range fresh {
-		if err := f.Balancer().WaitHealthy(ctx, n.Name(), false); err != nil {
+		if err := f.WaitHealthy(ctx, n.Name(), false); err != nil {
 			t.Fatal(err)
 		}
 	}

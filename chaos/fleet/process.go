@@ -1,10 +1,10 @@
 package fleet
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// process is one running program, waited for and ended by its id alone. Safe for concurrent use.
+// process is one program, ended by its id alone; a nil one never started. Safe for concurrent use.
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -55,9 +55,17 @@ func startProcess(t *thread, log, path string, args, env []string) (*process, er
 	return p, nil
 }
 
-func (p *process) pid() int { return p.cmd.Process.Pid }
+func (p *process) pid() int {
+	if p == nil {
+		return 0
+	}
+	return p.cmd.Process.Pid
+}
 
 func (p *process) running() bool {
+	if p == nil {
+		return false
+	}
 	select {
 	case <-p.done:
 		return false
@@ -67,6 +75,9 @@ func (p *process) running() bool {
 }
 
 func (p *process) signal(sig os.Signal) error {
+	if p == nil {
+		return errNotRunning
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.reaped {
@@ -80,6 +91,9 @@ func (p *process) signal(sig os.Signal) error {
 
 // kill ends the process at once and returns when it has ended. It is no error if it already had.
 func (p *process) kill() error {
+	if p == nil {
+		return nil
+	}
 	if err := p.signal(syscall.SIGKILL); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
@@ -90,6 +104,9 @@ func (p *process) kill() error {
 // terminate asks the process to end and waits. If ctx ends first, it kills the process and returns
 // the context's error; otherwise the error is nil for exit code 0.
 func (p *process) terminate(ctx context.Context) error {
+	if p == nil {
+		return nil
+	}
 	if err := p.signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
@@ -102,7 +119,7 @@ func (p *process) terminate(ctx context.Context) error {
 }
 
 func (p *process) died() error {
-	if p.running() {
+	if p == nil || p.running() {
 		return nil
 	}
 	p.mu.Lock()
@@ -117,29 +134,21 @@ func (p *process) died() error {
 }
 
 // tail returns the last max bytes of the file from the start of a line, or the read error.
-func tail(path string, max int64) string {
-	f, err := os.Open(path)
+func tail(path string, max int) string {
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return err.Error()
 	}
-	defer func() { _ = f.Close() }()
-	cut := false
-	if end, err := f.Seek(0, io.SeekEnd); err == nil {
-		cut = end > max
-		_, _ = f.Seek(-min(end, max), io.SeekEnd) // cannot be before the beginning
-	}
-	text, err := io.ReadAll(io.LimitReader(f, max))
-	if err != nil {
-		return err.Error()
-	}
-	if _, rest, ok := strings.Cut(string(text), "\n"); cut && ok {
-		return rest
+	if cut := len(text) - max; cut > 0 {
+		text = text[cut:]
+		if _, rest, ok := bytes.Cut(text, []byte("\n")); ok {
+			text = rest
+		}
 	}
 	return string(text)
 }
 
-// poll calls ok at that interval until it returns true or ctx ends; then it returns the context's
-// error.
+// poll calls ok at that interval until it returns true or ctx ends, whose error it returns.
 func poll(ctx context.Context, every time.Duration, ok func() bool) error {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()

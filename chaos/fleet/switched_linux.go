@@ -16,9 +16,8 @@ import (
 	"grapevine/chaos/netswitch"
 )
 
-// switched is the network of an isolated process. Every member has a network namespace with one
-// interface, which leads to a port of a switch in this process. The process's own namespace has a
-// port that no fault reaches.
+// switched is the network of an isolated process: a namespace per member, whose interface leads to
+// a port of a switch in this process. No fault reaches the process's own port.
 type switched struct {
 	sw     *netswitch.Switch
 	home   int
@@ -26,8 +25,7 @@ type switched struct {
 	end    context.CancelFunc
 }
 
-// place is a member's network namespace. It lives as long as its thread, its descriptor, or a
-// process started from the thread.
+// place is a member's network namespace, alive as long as its thread, descriptor or processes.
 type place struct {
 	thread *thread
 	ns     int
@@ -150,14 +148,12 @@ func openNetwork() (int, error) {
 	return fd, nil
 }
 
-// enter runs f on a thread in the place's network. Sockets that f itself opens, not in another
-// goroutine, belong to the place. Calls run concurrently.
+// enter runs f on a thread in the place: sockets that f itself opens belong to the place.
 func (p *place) enter(f func() error) error {
 	return p.visit(func(func()) error { return f() })
 }
 
-// visit is enter with a leave function, which f calls from its own goroutine once it no longer
-// needs the place.
+// visit is enter with a function that f calls when it no longer needs the place.
 func (p *place) visit(f func(leave func()) error) error {
 	result := make(chan error, 1)
 	go func() {
@@ -181,14 +177,11 @@ func (p *place) visit(f func(leave func()) error) error {
 	return <-result
 }
 
-// errOneSocket is returned if a connection would need a second socket, which would be opened
-// outside of the place.
+// errOneSocket refuses a second socket for a connection, which would open outside of the place.
 var errOneSocket = errors.New("fleet: dial from a place: no address to connect from")
 
 // dial connects from the place to a literal address; a name would be resolved on another thread. It
-// stays in the place only while it opens the socket, so that waiting connections hold no thread.
-// The connection attempt ends with the place, because an http.Transport keeps connecting for
-// minutes.
+// stays in the place only to open the socket, and ends with the place.
 func (p *place) dial(ctx context.Context, network, address string) (c net.Conn, err error) {
 	if _, perr := netip.ParseAddrPort(address); perr != nil {
 		return nil, fmt.Errorf("fleet: dial from a place: %w", perr)

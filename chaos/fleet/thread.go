@@ -6,11 +6,9 @@ import (
 	"sync"
 )
 
-// thread is one operating-system thread that runs functions for other goroutines. In Linux a child
-// gets its parent-death signal when the thread that forked it ends, so processes need a thread that
-// outlives them; and a network namespace belongs to a thread, whose children inherit it.
-//
-// Safe for concurrent use.
+// thread is an operating-system thread that runs functions for other goroutines. In Linux a child
+// gets its parent-death signal when the thread that forked it ends, and a network namespace belongs to a
+// thread, whose children inherit it. Safe for concurrent use.
 type thread struct {
 	calls chan func()
 	quit  chan struct{}
@@ -30,8 +28,7 @@ func newThread(setup func() error) (*thread, error) {
 	return t, nil
 }
 
-// run never unlocks its thread, so that the runtime ends the thread, and its namespace, with the
-// goroutine.
+// run never unlocks its thread, so that the thread and its namespace end with the goroutine.
 func (t *thread) run(setup func() error, ready chan<- error) {
 	runtime.LockOSThread()
 	if onMainThread() {

@@ -60,7 +60,7 @@ func TestHotReplicasFixedAndOff(t *testing.T) {
 	}
 }
 
-func TestNobodyDecidesWithoutNews(t *testing.T) {
+func TestNoDecisionWithoutNews(t *testing.T) {
 	cfg := hotFleet(0.5)
 	cfg.Options.Duration = 25 * time.Second
 	cfg.Share = []Share{ShareNone}

@@ -6,7 +6,9 @@ package history
 import (
 	"fmt"
 	"io"
+	"maps"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -47,8 +49,7 @@ type Output struct {
 	Drained bool
 }
 
-// Operation is an input and its output with the span of its execution, in nanoseconds since a
-// common zero. An unknown output has no end.
+// Operation has its span in nanoseconds since a common zero; an unknown output has no end.
 type Operation = porcupine.Operation
 
 type backend struct{ exists, drained bool }
@@ -60,11 +61,7 @@ var model = porcupine.Model{
 			name := op.Input.(Input).Backend
 			byName[name] = append(byName[name], op)
 		}
-		var parts [][]porcupine.Operation
-		for _, part := range byName {
-			parts = append(parts, part)
-		}
-		return parts
+		return slices.Collect(maps.Values(byName))
 	},
 	Init: func() any { return backend{} },
 	Step: func(state, input, output any) (bool, any) {
@@ -126,7 +123,7 @@ func (l *Log) Add(client int, in Input, called int64, out Output) {
 func (l *Log) Operations() []Operation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return append([]Operation(nil), l.ops...)
+	return slices.Clone(l.ops)
 }
 
 // Verdict is a judgement of a history.

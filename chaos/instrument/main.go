@@ -68,8 +68,7 @@ func main() {
 	}
 }
 
-// overlay is the input of go build -overlay: replaced or added files, by paths of texts in one
-// directory.
+// overlay is the input of go build -overlay: files by the paths of texts in one directory.
 type overlay struct {
 	dir     string
 	Replace map[string]string

@@ -8,8 +8,7 @@ import (
 
 type flowKey struct{ a, b netip.AddrPort }
 
-// flow is the state of one TCP connection by side: 0 is flowKey.a, 1 is flowKey.b. Guarded by
-// Switch.mu.
+// flow is the state of one TCP connection by side: 0 is flowKey.a, 1 is flowKey.b.
 type flow struct {
 	end    [2]uint32 // sequence number after the last segment of this side
 	ack    [2]uint32
@@ -21,8 +20,7 @@ type flow struct {
 const (
 	// maxFlows bounds the remembered connections: more than a process has descriptors.
 	maxFlows = 1 << 15
-	// doomTime is how long packets of a reset connection are answered by resets: longer than either
-	// side stays silent.
+	// doomTime is how long packets of a reset connection are answered by resets.
 	doomTime = time.Minute
 )
 
@@ -37,8 +35,7 @@ func keyOf(p packet, s segment) (key flowKey, side int) {
 	return flowKey{dst, src}, 1
 }
 
-// note records a segment. If its connection was reset, pass is false and answer, unless nil, goes
-// to the sender.
+// note records a segment. If its connection was reset, the answer, unless nil, goes to the sender.
 func (f flows) note(p packet, s segment, now time.Time) (pass bool, answer packet) {
 	key, side := keyOf(p, s)
 	c := f[key]

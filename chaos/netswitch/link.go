@@ -35,30 +35,18 @@ func (l Link) check() error {
 }
 
 const (
-	// heldBack is the delay of a reordered packet: long against the gaps within a burst, short
-	// against any timeout.
+	// heldBack is the delay of a reordered packet: longer than gaps in bursts, shorter than timeouts.
 	heldBack = 10 * time.Millisecond
-	// rateQueue bounds the queue of a rate as time, leastQueue in bytes: about an initial receive
-	// window.
+	// rateQueue bounds the queue of a rate as time, leastQueue in bytes.
 	rateQueue  = 250 * time.Millisecond
 	leastQueue = 64 << 10
 	// maxFlight bounds the bytes on their way on one link, copies included.
 	maxFlight = 16 << 20
 )
 
-// LinkStats counts the packets of one direction since the switch started.
-type LinkStats struct {
-	Packets, Bytes int64 // offered to the link
-	Lost           int64 // by Loss
-	Overflowed     int64 // by a full queue
-	Duplicated     int64
-	Reordered      int64
-}
-
 type line struct {
-	link  Link
-	draw  draws
-	stats LinkStats
+	link Link
+	draw draws
 
 	pending int
 	flight  int
@@ -68,35 +56,30 @@ type line struct {
 
 type draws interface{ Float64() float64 }
 
-// set changes the link from the next packet on, which does not queue behind packets of the old
-// link.
+func later(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return b
+	}
+	return a
+}
+
+// set changes the link from the next packet on, which does not queue behind earlier ones.
 func (n *line) set(l Link) { n.link, n.free, n.last = l, time.Time{}, time.Time{} }
 
-// fate returns when a packet of size bytes that is sent now arrives: never, once or twice. It draws
-// the same numbers for every link, so that one fault's decisions do not depend on the other faults.
+// fate returns when a packet that is sent now arrives: never, once or twice. It always draws the
+// same numbers, so that the decisions of one fault do not depend on the others.
 func (n *line) fate(now time.Time, size int) (arrivals [2]time.Time, copies int) {
 	lose, double, hold, jitter := n.draw.Float64(), n.draw.Float64(), n.draw.Float64(), n.draw.Float64()
-	n.stats.Packets++
-	n.stats.Bytes += int64(size)
 	l := &n.link
-	if lose < l.Loss {
-		n.stats.Lost++
-		return arrivals, 0
-	}
-	if n.flight+size > maxFlight {
-		n.stats.Overflowed++
+	if lose < l.Loss || n.flight+size > maxFlight {
 		return arrivals, 0
 	}
 	sent := now
 	if l.Rate > 0 {
-		begin := now
-		if n.free.After(now) {
-			begin = n.free
-		}
+		begin := later(now, n.free)
 		takes := time.Duration(float64(size) / float64(l.Rate) * float64(time.Second))
 		queue := max(rateQueue, time.Duration(float64(leastQueue)/float64(l.Rate)*float64(time.Second)))
 		if begin.Add(takes).Sub(now) > queue {
-			n.stats.Overflowed++
 			return arrivals, 0
 		}
 		sent = begin.Add(takes)
@@ -104,17 +87,13 @@ func (n *line) fate(now time.Time, size int) (arrivals [2]time.Time, copies int)
 	}
 	at := sent.Add(l.Delay + time.Duration(jitter*float64(l.Jitter)))
 	if hold < l.Reorder {
-		n.stats.Reordered++
 		at = at.Add(heldBack)
 	} else {
-		if at.Before(n.last) {
-			at = n.last
-		}
+		at = later(at, n.last)
 		n.last = at
 	}
 	arrivals[0], copies = at, 1
 	if double < l.Duplicate {
-		n.stats.Duplicated++
 		arrivals[1], copies = at, 2
 	}
 	return arrivals, copies

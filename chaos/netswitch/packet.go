@@ -33,8 +33,7 @@ func parse(b []byte) (p packet, ok bool) {
 func (p packet) src() netip.Addr { return netip.AddrFrom4([4]byte(p[12:16])) }
 func (p packet) dst() netip.Addr { return netip.AddrFrom4([4]byte(p[16:20])) }
 
-// tcp returns the TCP segment of the packet; ok is false for anything else, and for all but the
-// first fragment.
+// tcp returns the TCP segment, not ok for anything else and all but the first fragment.
 func (p packet) tcp() (s segment, ok bool) {
 	header := int(p[0]&0xf) * 4
 	offset := binary.BigEndian.Uint16(p[6:]) & 0x1fff

@@ -5,7 +5,6 @@
 package netswitch
 
 import (
-	"container/heap"
 	"errors"
 	"fmt"
 	"io"
@@ -19,8 +18,7 @@ import (
 // Everybody is the wildcard for all ports in names of links.
 const Everybody = "*"
 
-// Port is one place on the switch. Each call of Device reads or writes one packet; Read returns
-// when the device is closed.
+// Port is a place on the switch. A call of Device moves one packet; Read ends when it is closed.
 type Port struct {
 	Name   string
 	Addr   netip.Addr // IPv4; packets from another address are lost
@@ -39,7 +37,6 @@ type Switch struct {
 	addrs  map[netip.Addr]*port
 	lines  map[[2]*port]*line
 	flows  flows
-	seq    uint64
 	closed bool
 	errs   []error
 }
@@ -49,11 +46,10 @@ type port struct {
 	index int
 	wake  chan struct{} // capacity 1: the queue has a new first packet
 	done  chan struct{}
-	queue queue // guarded by Switch.mu
+	queue []queued // guarded by Switch.mu
 }
 
-// New returns a switch without ports. The faults of its links follow from the seed, the ports'
-// names in order of attachment, and the packets.
+// New returns a switch without ports. Faults follow from seed, order of ports, and packets.
 func New(seed uint64) *Switch {
 	return &Switch{seed: seed, addrs: map[netip.Addr]*port{}, lines: map[[2]*port]*line{}, flows: flows{}}
 }
@@ -122,8 +118,7 @@ func (s *Switch) pairs(from, to string, f func(a, b *port)) error {
 	return nil
 }
 
-// SetLink changes the link from one port to another, or Everybody attached so far, in that
-// direction, from the next packet on. Packets on their way keep their time.
+// SetLink changes the link from one port to another, or Everybody, from the next packet on.
 func (s *Switch) SetLink(from, to string, l Link) error {
 	if err := l.check(); err != nil {
 		return err
@@ -142,8 +137,7 @@ func (s *Switch) Heal() {
 	}
 }
 
-// Reset resets all TCP connections between two ports, or Everybody, at both ends, and returns their
-// number.
+// Reset resets all TCP connections between two ports, or Everybody, and returns their number.
 func (s *Switch) Reset(a, b string) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,17 +159,6 @@ func (s *Switch) Reset(a, b string) (int, error) {
 		}
 	}
 	return n, nil
-}
-
-// Stats returns the counts from one port to another, in that direction.
-func (s *Switch) Stats(from, to string) (LinkStats, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	a, b := s.find(from), s.find(to)
-	if a == nil || b == nil {
-		return LinkStats{}, fmt.Errorf("netswitch: no link from %q to %q", from, to)
-	}
-	return s.line(a, b).stats, nil
 }
 
 // Close closes all devices and returns when all goroutines have ended; packets on their way are
@@ -223,8 +206,7 @@ func (s *Switch) read(p *port) {
 	}
 }
 
-// pass decides about a packet. It returns the port to write to at once, or nil if the packet is
-// lost or queued.
+// pass returns the port to write a packet to at once, or nil if it is lost or queued.
 func (s *Switch) pass(from *port, pkt packet) *port {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -258,9 +240,14 @@ func (s *Switch) push(to *port, n *line, at time.Time, pkt packet) {
 		n.pending++
 		n.flight += len(pkt)
 	}
-	s.seq++
-	heap.Push(&to.queue, &queued{at: at, seq: s.seq, line: n, packet: pkt})
-	if to.queue[0].seq == s.seq {
+	i, _ := slices.BinarySearchFunc(to.queue, at, func(q queued, at time.Time) int {
+		if q.at.After(at) {
+			return 1
+		}
+		return -1
+	})
+	to.queue = slices.Insert(to.queue, i, queued{at, n, pkt})
+	if i == 0 {
 		select {
 		case to.wake <- struct{}{}:
 		default:
@@ -273,7 +260,7 @@ func (s *Switch) deliver(p *port) {
 	defer timer.Stop()
 	for {
 		q, wait := s.due(p)
-		if q != nil {
+		if q.packet != nil {
 			s.write(p, q.packet)
 			s.landed(q)
 			continue
@@ -288,23 +275,22 @@ func (s *Switch) deliver(p *port) {
 	}
 }
 
-// due removes the first packet of a port's queue if its time has come; else it returns the time to
-// wait.
-func (s *Switch) due(p *port) (*queued, time.Duration) {
+// due removes the first packet of a port's queue if its time has come, or returns the time to wait.
+func (s *Switch) due(p *port) (q queued, wait time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(p.queue) == 0 || s.closed {
-		return nil, time.Hour
+		return q, time.Hour
 	}
-	if wait := time.Until(p.queue[0].at); wait > 0 {
-		return nil, wait
+	if wait = time.Until(p.queue[0].at); wait <= 0 {
+		q, p.queue[0] = p.queue[0], queued{}
+		p.queue = p.queue[1:]
 	}
-	return heap.Pop(&p.queue).(*queued), 0
+	return q, wait
 }
 
-// landed takes a packet off its link after the write, because the next one must not overtake it by
-// the short way.
-func (s *Switch) landed(q *queued) {
+// landed takes a packet off its link after the write, so that the next one does not overtake it.
+func (s *Switch) landed(q queued) {
 	if q.line == nil {
 		return
 	}
@@ -328,32 +314,9 @@ func (s *Switch) failed(p *port, err error) {
 	}
 }
 
+// queued is a packet on its way. Queues are in order of time, equal times in order of arrival.
 type queued struct {
 	at     time.Time
-	seq    uint64
 	line   *line
 	packet packet
-}
-
-type queue []*queued
-
-func (q queue) Len() int { return len(q) }
-func (q queue) Less(i, j int) bool {
-	if !q[i].at.Equal(q[j].at) {
-		return q[i].at.Before(q[j].at)
-	}
-	return q[i].seq < q[j].seq
-}
-func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-
-// Push implements heap.Interface.
-func (q *queue) Push(x any) { *q = append(*q, x.(*queued)) }
-
-// Pop implements heap.Interface.
-func (q *queue) Pop() any {
-	last := len(*q) - 1
-	x := (*q)[last]
-	(*q)[last] = nil
-	*q = (*q)[:last]
-	return x
 }

@@ -116,16 +116,16 @@ func TestFates(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		link  Link
-		check func(t *testing.T, sent []time.Time, got []arrival, st LinkStats)
+		check func(t *testing.T, sent []time.Time, got []arrival)
 	}{
-		{"delay", Link{Delay: 70 * time.Millisecond}, func(t *testing.T, sent []time.Time, got []arrival, _ LinkStats) {
+		{"delay", Link{Delay: 70 * time.Millisecond}, func(t *testing.T, sent []time.Time, got []arrival) {
 			for i, a := range got {
 				if numberOf(a.packet) != i || a.at.Sub(sent[i]) != 70*time.Millisecond {
 					t.Fatalf("packet %d was %d, after %v", i, numberOf(a.packet), a.at.Sub(sent[i]))
 				}
 			}
 		}},
-		{"jitter", Link{Delay: 10 * time.Millisecond, Jitter: 50 * time.Millisecond}, func(t *testing.T, sent []time.Time, got []arrival, _ LinkStats) {
+		{"jitter", Link{Delay: 10 * time.Millisecond, Jitter: 50 * time.Millisecond}, func(t *testing.T, sent []time.Time, got []arrival) {
 			var least, most time.Duration = time.Hour, 0
 			for i, a := range got {
 				if numberOf(a.packet) != i {
@@ -137,23 +137,23 @@ func TestFates(t *testing.T) {
 				t.Errorf("delays of %v to %v", least, most)
 			}
 		}},
-		{"loss", Link{Loss: 0.3}, func(t *testing.T, _ []time.Time, got []arrival, st LinkStats) {
-			if len(got) < count*6/10 || len(got) > count*8/10 || st.Lost != int64(count-len(got)) {
-				t.Errorf("%d of %d came, %+v", len(got), count, st)
+		{"loss", Link{Loss: 0.3}, func(t *testing.T, _ []time.Time, got []arrival) {
+			if len(got) < count*6/10 || len(got) > count*8/10 {
+				t.Errorf("%d of %d came", len(got), count)
 			}
 		}},
-		{"nothing passes", Link{Loss: 1}, func(t *testing.T, _ []time.Time, got []arrival, st LinkStats) {
-			if len(got) != 0 || st.Lost != count {
-				t.Errorf("%d came, %+v", len(got), st)
+		{"nothing passes", Link{Loss: 1}, func(t *testing.T, _ []time.Time, got []arrival) {
+			if len(got) != 0 {
+				t.Errorf("%d came", len(got))
 			}
 		}},
-		{"duplicate", Link{Duplicate: 0.2}, func(t *testing.T, _ []time.Time, got []arrival, st LinkStats) {
-			if len(got) < count*11/10 || len(got) > count*13/10 || st.Duplicated != int64(len(got)-count) {
-				t.Errorf("%d of %d came, %+v", len(got), count, st)
+		{"duplicate", Link{Duplicate: 0.2}, func(t *testing.T, _ []time.Time, got []arrival) {
+			if len(got) < count*11/10 || len(got) > count*13/10 {
+				t.Errorf("%d of %d came", len(got), count)
 			}
 		}},
-		{"reorder", Link{Reorder: 0.1}, func(t *testing.T, sent []time.Time, got []arrival, st LinkStats) {
-			late := int64(0)
+		{"reorder", Link{Reorder: 0.1}, func(t *testing.T, sent []time.Time, got []arrival) {
+			late := 0
 			for _, a := range got {
 				switch d := a.at.Sub(sent[numberOf(a.packet)]); d {
 				case 0:
@@ -163,8 +163,8 @@ func TestFates(t *testing.T) {
 					t.Fatalf("packet %d came after %v", numberOf(a.packet), d)
 				}
 			}
-			if late < count/20 || late > count/5 || late != st.Reordered || len(got) != count {
-				t.Errorf("%d of %d were late, %+v", late, len(got), st)
+			if late < count/20 || late > count/5 || len(got) != count {
+				t.Errorf("%d of %d were late", late, len(got))
 			}
 		}},
 	} {
@@ -173,11 +173,7 @@ func TestFates(t *testing.T) {
 				set(t, s, "a", "b", test.link)
 				sent := send(wires[1], 1, 2, time.Millisecond)
 				got := arrivals(wires[2])
-				st, err := s.Stats("a", "b")
-				if err != nil || st.Packets != count || st.Bytes != 100*count || st.Overflowed != 0 {
-					t.Errorf("%+v, %v", st, err)
-				}
-				test.check(t, sent, got, st)
+				test.check(t, sent, got)
 				for _, other := range [][2]int{{2, 1}, {1, 3}, {1, 4}} {
 					send(wires[other[0]], other[0], other[1], 0)
 					if got := arrivals(wires[other[1]]); len(got) != count {
@@ -217,9 +213,6 @@ func TestRate(t *testing.T) {
 				t.Fatalf("packet %d came after %v, want %v", i, a.at.Sub(began), want)
 			}
 		}
-		if st, err := s.Stats("a", "b"); err != nil || st.Overflowed != count-250 {
-			t.Errorf("%+v, %v", st, err)
-		}
 	})
 }
 
@@ -233,9 +226,6 @@ func TestFlightIsBounded(t *testing.T) {
 			}
 			if got, want := len(arrivals(wires[2])), maxFlight/size; got != want {
 				t.Errorf("%+v: %d packets came, want %d", l, got, want)
-			}
-			if st, err := s.Stats("a", "b"); err != nil || st.Overflowed != count-maxFlight/size {
-				t.Errorf("%+v: %+v, %v", l, st, err)
 			}
 			wires[1].out <- datagram(1, 2, 0, size)
 			if got := len(arrivals(wires[2])); got != 1 {
@@ -316,16 +306,13 @@ func TestAttach(t *testing.T) {
 				t.Errorf("taken: %+v", p)
 			}
 		}
-		for _, wrong := range [][2]string{{"a", "nobody"}, {"nobody", "a"}, {"d", "a"}, {"a", "d"}} {
+		for _, wrong := range [][2]string{{"a", "missing"}, {"missing", "a"}, {"d", "a"}, {"a", "d"}} {
 			if s.SetLink(wrong[0], wrong[1], Link{}) == nil {
 				t.Errorf("link set: %v", wrong)
 			}
 			if _, err := s.Reset(wrong[0], wrong[1]); err == nil {
 				t.Errorf("reset: %v", wrong)
 			}
-		}
-		if _, err := s.Stats("a", "nobody"); err == nil {
-			t.Error("counted")
 		}
 		if err := s.Close(); err != nil {
 			t.Error(err)

@@ -21,8 +21,7 @@ const (
 	portQueue = 10_000
 )
 
-// Available returns nil if this process may open ports, else why not. It needs a network namespace
-// of its own.
+// Available returns nil if this process may open ports in its own network namespace, else why not.
 func Available() error {
 	f, err := os.OpenFile(tunPath, os.O_RDWR, 0)
 	if err != nil {
@@ -108,8 +107,7 @@ func RaiseLoopback() error {
 	return errors.Join(order(s, "lo", unix.SIOCSIFFLAGS, up), unix.Close(s))
 }
 
-// lengthen sets the length of an interface's queue by netlink, because the older ioctl refuses root
-// of a user namespace.
+// lengthen sets an interface's queue by netlink: the older ioctl refuses root of a user namespace.
 func lengthen(name string, packets uint32) error {
 	link, err := net.InterfaceByName(name)
 	if err != nil {

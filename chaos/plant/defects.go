@@ -16,7 +16,7 @@ var defects = []Defect{
 		Wrong: "every request is sent on a second connection, too, to have the answer of whichever is first, and the other one is not called off",
 		Edits: []Edit{{
 			File: "proxy/forward.go",
-			Old:  `	if err := up.send(e.pieces, e.sent); err != nil {`,
+			Old:  `	if err := up.send(e.pieces); err != nil {`,
 			New: `	if planted("asks-twice") {
 		request := append([]byte(nil), up.head...)
 		for _, p := range e.pieces {
@@ -32,7 +32,7 @@ var defects = []Defect{
 			}()
 		}
 	}
-	if err := up.send(e.pieces, e.sent); err != nil {`,
+	if err := up.send(e.pieces); err != nil {`,
 		}},
 	},
 	{
@@ -43,7 +43,7 @@ var defects = []Defect{
 				File: "proxy/relay.go",
 				Old: `		case err != nil:
 			return e.rec.ResponseBytes, e.breakOff(w)`,
-				New: `		case err != nil && planted("retried-midway") && e.sse && !e.told && e.conn.cause() == undisturbed && e.askAgain():
+				New: `		case err != nil && planted("retried-midway") && e.sse && !e.ended && e.conn.cause() == undisturbed && e.askAgain():
 		case err != nil:
 			return e.rec.ResponseBytes, e.breakOff(w)`,
 			},
@@ -171,8 +171,11 @@ func (e *exchange) askAgain() bool {
 		Wrong: "a node that is to found a group does not ask the others, and founds one of its own",
 		Edits: []Edit{{
 			File: "raftstore/found.go",
-			Old:  `	case s.cfg.Expect <= 1:`,
-			New:  `	case s.cfg.Expect <= 1 || planted("founds-alone"):`,
+			Old:  `	group, servers, waiting := s.founding(s.askFounders(ctx))`,
+			New: `	if planted("founds-alone") {
+		return "", s.bootstrap(l, groupOf(s.id, raft.Configuration{}), []Server{{ID: s.id, Addr: s.addr, Voter: true}})
+	}
+	group, servers, waiting := s.founding(s.askFounders(ctx))`,
 		}},
 	},
 	{

@@ -27,8 +27,7 @@ type Defect struct {
 	Edits  []Edit
 }
 
-// Edit is a defect's change in one place. New calls planted(Name) and behaves as Old where that is
-// false.
+// Edit is a change in one place. New calls planted(Name) and behaves as Old where that is false.
 type Edit struct {
 	File string // below the module's root, with slashes
 	Old  string // occurs there once
@@ -51,8 +50,7 @@ const hookFile = "chaos_planted.go"
 // All lists the defects in the order of the promises. The caller owns the slice.
 func All() []Defect { return slices.Clone(defects) }
 
-// Overlay returns the text of each file that the defects change or add in the module at root, by
-// path below root.
+// Overlay returns the files that the defects change or add in the module at root, by path below it.
 func Overlay(root string) (map[string]string, error) {
 	out := make(map[string]string)
 	for _, d := range defects {

@@ -9,8 +9,7 @@ import (
 	"strings"
 )
 
-// Palette is Okabe and Ito's for the colour-blind, extended for longer lists. The first is for the
-// main line.
+// Palette is Okabe and Ito's for the colour-blind, extended. The first is for the main line.
 var Palette = []string{
 	"#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5230", "#808080", "#6a3d9a", "#1b1b1b", "#6ba532", "#fb9a99",
 }
@@ -18,8 +17,7 @@ var Palette = []string{
 // Colour is the i-th of the palette, which repeats.
 func Colour(i int) string { return Palette[i%len(Palette)] }
 
-// Picture collects drawn elements. Lengths are in its own units, from its upper left corner. Not
-// safe for concurrent use.
+// Picture collects drawn elements in its own units, from its upper left corner.
 type Picture struct {
 	width, height float64
 	body          strings.Builder
@@ -34,8 +32,7 @@ func (p *Picture) SVG() string {
 		p.width, p.height, p.body.String())
 }
 
-// Text writes s at a point of its base line. style has more attributes: text-anchor, font-size,
-// fill.
+// Text writes s at a point of its base line. style has more attributes, such as text-anchor.
 func (p *Picture) Text(x, y float64, style, s string) {
 	fmt.Fprintf(&p.body, `<text x="%.1f" y="%.1f" %s>%s</text>`+"\n", x, y, style, html.EscapeString(s))
 }

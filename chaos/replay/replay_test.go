@@ -189,7 +189,7 @@ func TestFailureClasses(t *testing.T) {
 		{"not JSON", Malformed, func(w http.ResponseWriter, _ *http.Request) { stream(w); event(w, `{"choices":`) }},
 		{"not a stream", Malformed, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "hello") }},
 		{"silent", Timeout, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }},
-		{"nobody there", Connect, nil},
+		{"nothing listens", Connect, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			target := "http://" + closed

@@ -30,8 +30,7 @@ const (
 
 var dashes = []string{"", "6 2", "2 2", "8 2 2 2"}
 
-// WriteSVG draws hit rate, median and 99th percentile of TTFT over the run, and the load of the
-// engines. It fails with [ErrPlot] if there is nothing to draw.
+// WriteSVG draws hit rate and TTFT over the run and the engines' load, or fails with [ErrPlot].
 func WriteSVG(w io.Writer, runs ...Report) error {
 	if len(runs) == 0 {
 		return fmt.Errorf("%w: no runs", ErrPlot)
@@ -153,8 +152,7 @@ func seconds(s float64) string {
 	return strconv.FormatFloat(s, 'f', 0, 64) + " s"
 }
 
-// loads draws the requests of each engine: bars if they are few, else a column of dots for each
-// run.
+// loads draws the requests of each engine: bars if they are few, else a column of dots per run.
 func loads(f plot.Panel, runs []Report) {
 	n, most := 0, 0
 	for i := range runs {

@@ -28,13 +28,11 @@ type Sample struct {
 	Overhead time.Duration // time in the router; negative: not measured
 	Rung     string        // "": unknown
 	Failed   bool
-	// Cut is a failure that the run caused and no router could prevent: an answer in progress on a
-	// killed node. It is no error.
+	// Cut is a failure that no router could prevent: an answer on a killed node. It is no error.
 	Cut bool
 }
 
-// Recorder keeps all samples of one run (about 140 bytes each), so that quantiles are exact. Safe
-// for concurrent use. The zero value is ready.
+// Recorder keeps all samples, about 140 bytes each, for exact quantiles. Safe for concurrent use.
 type Recorder struct {
 	mu      sync.Mutex
 	samples []Sample
@@ -139,6 +137,18 @@ func (rep *Report) count(measured []Sample, set Setting) {
 
 func (s *Sample) counted() bool { return !s.Failed && s.PromptTokens >= 0 }
 
+// tally sums tokens of counted samples.
+type tally struct{ prompt, cached int64 }
+
+func (t *tally) add(s *Sample) {
+	if s.counted() {
+		t.prompt += int64(s.PromptTokens)
+		t.cached += int64(max(0, s.CachedTokens))
+	}
+}
+
+func (t tally) hitRate() float64 { return ratio(float64(t.cached), float64(t.prompt)) }
+
 func loadCov(bs []Backend) float64 {
 	if len(bs) == 0 {
 		return 0
@@ -163,7 +173,7 @@ func (rep *Report) follow(all []Sample, warmup time.Duration) {
 			backend[place{s.Session, s.Turn}] = s.Backend
 		}
 	}
-	var cached, prompt float64
+	var tokens tally
 	var same, known int
 	for i := range all {
 		s := &all[i]
@@ -171,10 +181,7 @@ func (rep *Report) follow(all []Sample, warmup time.Duration) {
 			continue
 		}
 		rep.FollowupRequests++
-		if s.counted() {
-			prompt += float64(s.PromptTokens)
-			cached += float64(max(0, s.CachedTokens))
-		}
+		tokens.add(s)
 		if s.Session < 0 || s.Backend < 0 {
 			continue
 		}
@@ -185,7 +192,7 @@ func (rep *Report) follow(all []Sample, warmup time.Duration) {
 			}
 		}
 	}
-	rep.FollowupCached = ratio(cached, prompt)
+	rep.FollowupCached = tokens.hitRate()
 	rep.FollowupSameBackend = ratio(float64(same), float64(known))
 }
 
@@ -205,8 +212,8 @@ func (rep *Report) latencies(measured []Sample) {
 		}
 		e2e = append(e2e, milliseconds(s.End-s.At))
 	}
-	rep.TTFT, rep.E2E = quantiles(ttft), quantiles(e2e)
-	rep.Queue, rep.RouterOverhead = quantiles(queue), quantiles(overhead)
+	rep.TTFT, rep.E2E = Summarise(ttft), Summarise(e2e)
+	rep.Queue, rep.RouterOverhead = Summarise(queue), Summarise(overhead)
 }
 
 func (rep *Report) predictions(measured []Sample, warm time.Duration) {
@@ -244,28 +251,23 @@ func (rep *Report) series(all []Sample) {
 		b := &rep.Series[n]
 		b.From, b.To = float64(n)*width, float64(n+1)*width
 		var ttft []float64
-		var prompt, cached float64
+		var tokens tally
 		for ; i < len(all) && (all[i].At.Seconds() < b.To || n == buckets-1); i++ {
 			s := &all[i]
 			b.Requests++
-			if s.counted() {
-				prompt += float64(s.PromptTokens)
-				cached += float64(max(0, s.CachedTokens))
-			}
+			tokens.add(s)
 			if !s.Failed && s.TTFT >= 0 {
 				ttft = append(ttft, milliseconds(s.TTFT))
 			}
 		}
-		b.HitRate, b.TTFT = ratio(cached, prompt), quantiles(ttft)
+		b.HitRate, b.TTFT = tokens.hitRate(), Summarise(ttft)
 	}
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // Summarise sorts v and summarises it.
-func Summarise(v []float64) Quantiles { return quantiles(v) }
-
-func quantiles(v []float64) Quantiles {
+func Summarise(v []float64) Quantiles {
 	if len(v) == 0 {
 		return Quantiles{}
 	}

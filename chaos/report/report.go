@@ -13,8 +13,7 @@ import (
 // section 9); fields may be added, never changed. Unless noted, figures exclude the warm-up, and
 // shares lie in [0, 1].
 type Report struct {
-	// Requests counts what ended, Errors the failures among them. Latencies and tokens exclude
-	// failures.
+	// Requests counts what ended, Errors the failures, which have no latencies and tokens.
 	Requests     int     `json:"requests"`
 	Errors       int     `json:"errors"`
 	DurationS    float64 `json:"duration_s"` // from the first arrival (or the end of warm-up) to the last end
@@ -26,8 +25,7 @@ type Report struct {
 	// them at the engine of the turn before.
 	FollowupCached      float64 `json:"followup_cached"`
 	FollowupSameBackend float64 `json:"followup_same_backend"`
-	// LoadCov is the population standard deviation of requests per backend over their mean,
-	// including idle backends.
+	// LoadCov is the standard deviation of requests per backend (idle too) over their mean.
 	LoadCov        float64           `json:"load_cov"`
 	Rungs          map[string]int    `json:"rungs"`
 	TTFT           Quantiles         `json:"ttft_ms"`
@@ -45,13 +43,11 @@ type Report struct {
 	*Sharing // nil: not a simulation
 
 	Label string `json:"label,omitempty"`
-	// Queue is the waiting part of TTFT, from arrival until an engine begins with the prompt; zero
-	// if not measured.
+	// Queue is the part of TTFT until an engine begins with the prompt; zero if not measured.
 	Queue        Quantiles `json:"queue_ms"`
 	Workload     string    `json:"workload,omitempty"`
 	OutputTokens int64     `json:"output_tokens"`
-	// Utilization is the backends' mean share of time with prompt tokens to compute, during
-	// arrivals; 0 if not measured.
+	// Utilization is the backends' mean share of time with prompt tokens to compute; 0: not measured.
 	Utilization float64 `json:"utilization"`
 	// Hot is nil without replication of hot prefixes.
 	Hot *Hot `json:"hot,omitempty"`
@@ -68,8 +64,7 @@ type Report struct {
 	Series []Bucket `json:"-"`
 }
 
-// Quantiles summarises a distribution, exactly, by nearest rank. The containing field's name has
-// the unit. All zero if nothing was measured.
+// Quantiles summarises a distribution by nearest rank, in the unit of its field; zero without any.
 type Quantiles struct {
 	Mean float64 `json:"mean"`
 	P50  float64 `json:"p50"`
@@ -77,8 +72,7 @@ type Quantiles struct {
 	P99  float64 `json:"p99"`
 }
 
-// PredictionSummary is the absolute difference between the router's expected cached tokens and the
-// engine's count.
+// PredictionSummary is the difference between expected cached tokens and the engine's count.
 type PredictionSummary struct {
 	Mean float64 `json:"mean"`
 	P95  float64 `json:"p95"`

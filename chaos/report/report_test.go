@@ -83,10 +83,10 @@ func TestQuantilesAreExact(t *testing.T) {
 	for i, p := range rand.New(rand.NewPCG(1, 1)).Perm(1000) {
 		v[i] = float64(p + 1)
 	}
-	if q := quantiles(v); q != (Quantiles{Mean: 500.5, P50: 500, P90: 900, P99: 990}) {
+	if q := Summarise(v); q != (Quantiles{Mean: 500.5, P50: 500, P90: 900, P99: 990}) {
 		t.Errorf("%+v", q)
 	}
-	if q := quantiles([]float64{7}); q != (Quantiles{7, 7, 7, 7}) {
+	if q := Summarise([]float64{7}); q != (Quantiles{7, 7, 7, 7}) {
 		t.Errorf("%+v", q)
 	}
 }
@@ -168,7 +168,7 @@ func TestTableIsAligned(t *testing.T) {
 		}
 	}
 	if strings.Contains(lines[0], "router p99") || strings.Contains(lines[0], "busy") {
-		t.Errorf("columns nobody measured: %s", lines[0])
+		t.Errorf("columns without figures: %s", lines[0])
 	}
 }
 

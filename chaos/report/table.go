@@ -3,6 +3,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 )
@@ -72,36 +73,36 @@ func (r *Report) staleness() string {
 
 func hasFollowups(r *Report) bool { return r.FollowupRequests > 0 }
 
-func visible(runs []Report) []column {
-	var out []column
+// cells returns a row of headings and a row per run, without columns that no run has.
+func cells(runs []Report) [][]string {
+	rows := make([][]string, len(runs)+1)
 	for _, c := range columns {
+		if !slices.ContainsFunc(runs, func(r Report) bool { return c.shown(&r) }) {
+			continue
+		}
+		rows[0] = append(rows[0], c.head)
 		for i := range runs {
-			if c.shown(&runs[i]) {
-				out = append(out, c)
-				break
-			}
+			rows[i+1] = append(rows[i+1], c.cell(&runs[i]))
 		}
 	}
-	return out
+	return rows
 }
 
 // WriteTable writes the runs as aligned text, the first column flush left, numbers flush right.
 func WriteTable(w io.Writer, runs ...Report) error {
-	cols := visible(runs)
-	rows := make([][]string, len(runs)+1)
-	width := make([]int, len(cols))
-	for c, col := range cols {
-		for i := range rows {
-			cell := col.head
-			if i > 0 {
-				cell = col.cell(&runs[i-1])
-			}
-			rows[i] = append(rows[i], cell)
+	rows := cells(runs)
+	width := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for c, cell := range row {
 			width[c] = max(width[c], len(cell))
 		}
 	}
+	var rule []string
+	for _, n := range width {
+		rule = append(rule, strings.Repeat("-", n))
+	}
 	var b strings.Builder
-	for i, row := range rows {
+	for _, row := range slices.Insert(rows, 1, rule) {
 		for c, cell := range row {
 			if c == 0 {
 				fmt.Fprintf(&b, "%-*s", width[c], cell)
@@ -110,15 +111,6 @@ func WriteTable(w io.Writer, runs ...Report) error {
 			fmt.Fprintf(&b, "  %*s", width[c], cell)
 		}
 		b.WriteByte('\n')
-		if i == 0 {
-			for c := range row {
-				b.WriteString(strings.Repeat("-", width[c]))
-				if c < len(row)-1 {
-					b.WriteString("  ")
-				}
-			}
-			b.WriteByte('\n')
-		}
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

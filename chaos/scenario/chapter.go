@@ -5,6 +5,8 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime/metrics"
@@ -16,21 +18,23 @@ import (
 // run, so that memory depends on the load and hardly on the length.
 
 const (
-	// foldAfter is the age at which attempts are folded: longer than any attempt and the engines'
-	// work for it.
+	// foldAfter is the age at which attempts are folded: longer than any attempt with its work.
 	foldAfter = patience + 20*time.Second
 	foldEvery = 10 * time.Second
 )
 
+// past has what was made of folded attempts.
 type past struct {
-	until    time.Duration
+	until    time.Duration // begin of the first attempt that is not folded
 	findings map[string]finding
 	attempts int
 	requests int
 	outcomes Outcomes
-	turns    []turn
+	turns    []turn // by time of sending
 	slices   []Slice
 }
+
+func newPast() past { return past{findings: make(map[string]finding), outcomes: make(Outcomes)} }
 
 // turn is the hit of a later turn: 24 bytes, because a run makes millions.
 type turn struct {
@@ -57,7 +61,7 @@ type memoryUse struct {
 }
 
 func newFolder(base evidence, l *ledger, log *marks, o *observer, keep string) (*folder, error) {
-	f := &folder{base: base, l: l, log: log, o: o, past: past{findings: make(map[string]finding), outcomes: make(Outcomes)}}
+	f := &folder{base: base, l: l, log: log, o: o, past: newPast()}
 	if keep == "" {
 		return f, nil
 	}
@@ -73,11 +77,7 @@ func (f *folder) close() error {
 	if f.file == nil {
 		return nil
 	}
-	err := f.kept.Flush()
-	if e := f.file.Close(); err == nil {
-		err = e
-	}
-	return err
+	return errors.Join(f.kept.Flush(), f.file.Close())
 }
 
 func (f *folder) play(ctx context.Context) error {
@@ -101,20 +101,47 @@ func (f *folder) fold(before time.Duration) error {
 	part.partial = true
 	part.attempts, part.visits = attempts, visits
 	part.marks, part.seen = f.log.between(earliest(attempts, f.past.until), before+foldAfter), f.o.backends()
-	for _, i := range invariants() {
-		if i.ofAttempts {
-			f.past.findings[i.Name] = f.past.findings[i.Name].and(i.judge(&part))
-		}
-	}
-	for _, a := range attempts {
-		f.past.count(a)
-		if t, ok := part.turnOf(a); ok {
-			f.past.turns = append(f.past.turns, t)
-		}
-	}
-	f.past.slices = append(f.past.slices, part.slices(f.past.until, before)...)
-	f.past.until = before
+	part.foldInto(&f.past, before)
 	return f.write(&part)
+}
+
+// foldInto adds the attempts up to a time, at which a slice of the timeline ends, to the figures.
+func (e *evidence) foldInto(p *past, before time.Duration) {
+	slices.SortStableFunc(e.attempts, func(a, b *Attempt) int { return cmp.Compare(a.Sent, b.Sent) })
+	for _, i := range Invariants() {
+		if i.ofAttempts {
+			p.findings[i.Name] = p.findings[i.Name].and(i.judge(e))
+		}
+	}
+	for _, a := range e.attempts {
+		p.attempts++
+		p.outcomes[a.Outcome]++
+		if a.Last {
+			p.requests++
+		}
+		if t, ok := e.turnOf(a); ok {
+			p.turns = append(p.turns, t)
+		}
+	}
+	if before > p.until {
+		p.slices = append(p.slices, e.slices(p, before)...)
+	}
+	p.until = before
+}
+
+// whole returns the evidence with all attempts folded. It changes e in the order of attempts only.
+func (e *evidence) whole() *evidence {
+	out := *e
+	out.past.findings, out.past.outcomes = make(map[string]finding), make(Outcomes)
+	maps.Copy(out.past.findings, e.past.findings)
+	maps.Copy(out.past.outcomes, e.past.outcomes)
+	out.past.turns, out.past.slices = slices.Clone(e.past.turns), slices.Clone(e.past.slices)
+	end := e.drained + 1
+	if e.drained <= 0 {
+		end = 0
+	}
+	e.foldInto(&out.past, end)
+	return &out
 }
 
 func earliest(attempts []*Attempt, from time.Duration) time.Duration {
@@ -124,14 +151,6 @@ func earliest(attempts []*Attempt, from time.Duration) time.Duration {
 		}
 	}
 	return from - foldAfter
-}
-
-func (p *past) count(a *Attempt) {
-	p.attempts++
-	p.outcomes[a.Outcome]++
-	if a.Last {
-		p.requests++
-	}
 }
 
 func (f finding) and(g finding) finding {
@@ -177,8 +196,7 @@ func (m *memoryUse) look() {
 	m.PeakMiB = max(m.PeakMiB, m.EndMiB)
 }
 
-// take removes and returns the attempts sent before a time, in order, and the visits that began
-// before it. All must have ended.
+// take removes the ended attempts sent before a time, and the visits that began before it.
 func (l *ledger) take(before time.Duration) ([]*Attempt, map[string][]visit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -202,7 +220,6 @@ func (l *ledger) take(before time.Duration) ([]*Attempt, map[string][]visit) {
 		}
 	}
 	l.attempts = rest
-	slices.SortStableFunc(out, func(a, b *Attempt) int { return cmp.Compare(a.Sent, b.Sent) })
 	return out, visits
 }
 

@@ -3,6 +3,7 @@ package scenario
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -45,7 +46,7 @@ func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {
 		l.visits[a.ID] = []visit{v}
 		l.add(a)
 	}
-	l.visits["nobody's"] = []visit{{engine: "engine-0", began: 150 * sec, ended: 151 * sec}}
+	l.visits["unknown"] = []visit{{engine: "engine-0", began: 150 * sec, ended: 151 * sec}}
 	f, err := newFolder(base, l, log, o, keep)
 	if err != nil {
 		t.Fatal(err)
@@ -60,7 +61,7 @@ func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {
 	}
 	e := base
 	e.past, e.harness = f.past, f.mem
-	e.attempts, e.visits = l.all()
+	e.attempts, e.visits = l.take(math.MaxInt64)
 	e.marks, e.seen = log.snapshot(), o.seen
 	e.stopped, e.drained = 299*sec, 300*sec
 	if err := f.write(&e); err != nil {
@@ -82,15 +83,15 @@ func TestFoldedRunsSayTheSame(t *testing.T) {
 			t.Errorf("%s: folded\n%+v\nat the end\n%+v", name, got[name], v)
 		}
 	}
-	for name, n := range map[string]int{streamsSurvive.Name: 5, requestsAnswered.Name: 5, enginesTold.Name: 1, removedStayQuiet.Name: 1, oneOutcome.Name: 1} {
+	for name, n := range map[string]int{streamsSurvive.Name: 5, requestsAnswered.Name: 5, departuresEnd.Name: 1, removedStayQuiet.Name: 1, oneOutcome.Name: 1} {
 		if got[name].Count != n {
 			t.Errorf("%s: %d violations, want %d: %+v", name, got[name].Count, n, got[name].Violations)
 		}
 	}
-	if a, b := whole.timeline(), folded.timeline(); !reflect.DeepEqual(a, b) {
+	if a, b := whole.whole().past.slices, folded.whole().past.slices; !reflect.DeepEqual(a, b) {
 		t.Errorf("timelines of %d and %d slices differ", len(a), len(b))
 	}
-	r := &run{cfg: Config{Scenario: "router-loss", Nodes: 3, Duration: 300 * sec}, s: &catalogue[0]}
+	r := &run{cfg: Config{Scenario: "router-loss", Nodes: 3, Duration: 300 * sec}, s: &List()[0]}
 	a, b := r.report(whole), r.report(folded)
 	if a.Requests != 3000 || b.Requests != a.Requests || b.Attempts != a.Attempts || !reflect.DeepEqual(a.Outcomes, b.Outcomes) || b.Harness.PeakMiB <= 0 {
 		t.Errorf("%d requests, %v; folded %d, %v", a.Requests, a.Outcomes, b.Requests, b.Outcomes)
@@ -116,7 +117,7 @@ func TestViolationsAreBounded(t *testing.T) {
 		g.violate(0, "there", "wrong")
 	}
 	if f = f.and(g); len(f.violations) != maxCases || f.more != 5*maxCases {
-		t.Errorf("%d told, %d more", len(f.violations), f.more)
+		t.Errorf("%d kept, %d more", len(f.violations), f.more)
 	}
 }
 

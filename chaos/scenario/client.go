@@ -14,8 +14,7 @@ import (
 	"time"
 )
 
-// departure is when a client leaves on purpose: a time after sending, or a number of reply bytes,
-// whichever is first.
+// departure is when a client leaves: a time after sending or a number of reply bytes.
 type departure struct {
 	after time.Duration
 	bytes int
@@ -23,8 +22,7 @@ type departure struct {
 
 var stays = departure{bytes: -1}
 
-// patience is how long a client waits for the end of an answer: longer than any fault or router
-// timeout here, so that reaching it means there is no end.
+// patience is how long a client waits for the end of an answer: longer than any timeout here.
 const patience = 40 * time.Second
 
 // maxBody bounds an answer that is not a stream, maxEvent a line of a stream.
@@ -48,8 +46,7 @@ type exchange struct {
 	ended bool
 }
 
-// send makes one attempt and fills in all of a but its identity. It compares the reply as it
-// arrives. The caller adds a to the ledger.
+// send makes one attempt, compares the reply as it arrives, and fills in all of a but its identity.
 func send(ctx context.Context, client *http.Client, l *ledger, url string, a *Attempt, p *payload, by departure) {
 	a.Head, a.First, a.Prompt, a.Cached, a.Output, a.Want = -1, -1, -1, -1, -1, len(p.want)
 	ctx, leave := context.WithCancelCause(ctx)
@@ -224,8 +221,7 @@ func (x *exchange) whole(body io.Reader) error {
 	return x.take(&c)
 }
 
-// events reads server-sent events to the end of the body: only the end of the body may follow the
-// end mark.
+// events reads server-sent events; nothing but the end of the body may follow the end mark.
 func (x *exchange) events(body io.Reader) error {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(make([]byte, 0, 4<<10), maxEvent)

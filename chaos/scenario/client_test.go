@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -74,7 +75,7 @@ func TestOutcomes(t *testing.T) {
 		usage  bool
 	}{
 		{"whole stream", stream(": hello\n\n", chunk("abcd"), chunk("efgh"), usageChunk, done), false, Complete, true},
-		{"counts that nobody asked for", stream(chunk("abcd"), chunk("efgh"), usageChunk, done), false, Foreign, false},
+		{"counts that the client did not ask for", stream(chunk("abcd"), chunk("efgh"), usageChunk, done), false, Foreign, false},
 		{"no counts, as asked", stream(chunk("abcd"), chunk("efgh"), done), false, Complete, false},
 		{"no counts", stream(chunk("abcd"), chunk("efgh"), done), false, Truncated, true},
 		{"whole answer", status(200, `{"choices":[{"message":{"content":"abcdefgh"}}]}`), true, Complete, false},
@@ -139,7 +140,7 @@ func TestDepartures(t *testing.T) {
 		select {
 		case <-gone:
 		case <-time.After(10 * time.Second):
-			t.Fatal("the server was not told")
+			t.Fatal("the server did not notice that the client left")
 		}
 	}
 }
@@ -198,7 +199,7 @@ func TestTrafficTriesAgain(t *testing.T) {
 	if tr.turn(client, c, &memory{}) {
 		t.Error("it went on after a failure")
 	}
-	attempts, _ := l.all()
+	attempts, _ := l.take(math.MaxInt64)
 	if ended, failed := l.count(); ended != 3 || failed != 3 {
 		t.Errorf("%d ended, %d failed", ended, failed)
 	}
@@ -229,7 +230,7 @@ func TestFloodsEndTheirRequests(t *testing.T) {
 	tr := newTraffic(Load{Departing: 1e-9}, 1, url, engineConfig(), d.DialContext, l)
 	tr.flood(flooding, 1000, 16)
 	tr.work.Wait()
-	attempts, _ := l.all()
+	attempts, _ := l.take(math.MaxInt64)
 	tries := make(map[int]int)
 	for _, a := range attempts {
 		if tries[a.Request]++; a.Last != (a.Try == sdkRetries) {
@@ -266,7 +267,7 @@ func TestTrafficEndsByItself(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	attempts, _ := l.all()
+	attempts, _ := l.take(math.MaxInt64)
 	if len(attempts) == 0 {
 		t.Error("nothing was sent")
 	}

@@ -17,8 +17,7 @@ const (
 
 var shapes = []string{chatStream, chatStream, chatStream, chatStream, chatWhole, completionStream}
 
-// withoutUsage is the share of conversations whose clients do not ask for token counts in streams.
-// Routers then ask for them and remove them from the answer.
+// withoutUsage is the share of conversations that do not ask for token counts in streams.
 const withoutUsage = 0.15
 
 type message struct {
@@ -33,8 +32,7 @@ type conversation struct {
 	rng   *rand.Rand
 	turn  int
 	usage bool // asks for token counts at the end of streams
-	// pauses before retries have their own random source, so that failures do not change the
-	// content.
+	// pauses before retries have their own random source: failures do not change the content.
 	pauses *rand.Rand
 
 	messages []message

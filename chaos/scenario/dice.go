@@ -1,8 +1,12 @@
 package scenario
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"regexp"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -26,15 +30,58 @@ func (d *dice) some(list []string, n int) []string {
 	return out
 }
 
-func (d *dice) node() string   { return d.nodes[d.IntN(len(d.nodes))] }
-func (d *dice) engine() string { return d.engines[d.IntN(len(d.engines))] }
-
-// part is the i-th of n equal parts of the time for events, with begin and end each moved inwards
-// by up to a tenth.
-func (d *dice) part(i, n int) (at, length time.Duration) {
-	whole := (d.to - d.from) / time.Duration(n)
+// part is the time for faults between two percentages; both ends move inwards by up to a tenth.
+func (d *dice) part(from, to int) (at, length time.Duration) {
+	whole := (d.to - d.from) * time.Duration(to-from) / 100
 	jitter := time.Duration(d.Int64N(int64(whole / 10)))
-	return round(d.from + time.Duration(i)*whole + jitter), round(whole - whole/10 - jitter)
+	return round(d.from + (d.to-d.from)*time.Duration(from)/100 + jitter), round(whole - whole/10 - jitter)
+}
+
+// drawn are the words of a script that are replaced: $members, {a|b}, {from-to}.
+var drawn = regexp.MustCompile(`\$\w+|\{[^}]*\}`)
+
+// script makes a schedule of events separated by semicolons. Each begins with its part of the time
+// in percent, as in 0-50, and may end with "for all", the length of that part, or "for all-1s".
+// Engines are numbered in an order drawn for the script, nodes are drawn for each event.
+func (d *dice) script(text string) (s Schedule) {
+	groups := make(map[string][]string)
+	for i, name := range d.some(d.engines, len(d.engines)) {
+		groups[fmt.Sprintf("$engine%d", i+1)] = []string{name}
+	}
+	for line := range strings.SplitSeq(text, "; ") {
+		var from, to int
+		when, what, _ := strings.Cut(line, " ")
+		if _, err := fmt.Sscanf(when, "%d-%d", &from, &to); err != nil {
+			panic(fmt.Sprintf("scenario: %q: %v", line, err))
+		}
+		at, length := d.part(from, to)
+		n := d.some(d.nodes, len(d.nodes))
+		cut := 1 + d.IntN(len(n)-1)
+		maps.Copy(groups, map[string][]string{
+			"$nodes": n, "$node": n[:1], "$others": n[1:], "$two": n[:2], "$rest": n[2:], "$half": n[:len(n)/2], "$left": n[:cut], "$right": n[cut:],
+		})
+		what = drawn.ReplaceAllStringFunc(what, func(word string) string {
+			if word[0] == '$' {
+				return strings.Join(groups[word], ",")
+			}
+			word = strings.Trim(word, "{}")
+			if _, err := fmt.Sscanf(word, "%d-%d", &from, &to); err == nil {
+				return strconv.Itoa(from + d.IntN(to-from+1))
+			}
+			return d.some(strings.Split(word, "|"), 1)[0]
+		})
+		what, lasts, _ := strings.Cut(what, " for ")
+		less, all := strings.CutPrefix(lasts, "all")
+		lasting, _ := time.ParseDuration(cmp.Or(strings.TrimPrefix(less, "-"), "0s"))
+		switch {
+		case all:
+			lasting = length - lasting
+		case lasts == "":
+			lasting = 0
+		}
+		s = append(s, event(at, lasting, "%s", what))
+	}
+	return s
 }
 
 func round(d time.Duration) time.Duration { return d.Truncate(100 * time.Millisecond) }

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -10,24 +11,35 @@ import (
 // settle is how long after its end a fault can still show, by delayed packets or late detection.
 const settle = 500 * time.Millisecond
 
-var losesNode = []string{"kill", "pause"}
+// Kinds of faults by what they excuse.
+var (
+	losesNode    = []string{"kill", "pause"}
+	breaksEngine = []string{"crash", "hang", "overload", "break"}
+	losesCache   = []string{"amnesia", "crash", "lie"}
+	// forgets are the faults after which an engine has lost its cache or may not be used.
+	forgets = append([]string{"amnesia", "drain", "remove", "slow"}, breaksEngine...)
+)
 
-// nodeLost reports whether a node was down, stopped, or cut off from its clients in a span. An
-// empty name is an unknown node, which may be any.
+// harmed reports whether a member suffered a fault of these kinds in a span. Everybody is any.
+func (e *evidence) harmed(name string, kinds []string, from, to time.Duration) bool {
+	return slices.ContainsFunc(e.marks, func(m Mark) bool {
+		return slices.Contains(kinds, m.Kind) && (name == fleet.Everybody || m.touches(name)) && m.during(from, to, settle)
+	})
+}
+
+// nodeLost reports whether a node, any if "", was down, stopped, or cut off from clients in a span.
 func (e *evidence) nodeLost(name string, from, to time.Duration) bool {
-	for i := range e.marks {
-		m := &e.marks[i]
-		if slices.Contains(losesNode, m.Kind) && (name == "" || m.touches(name)) && m.during(from, to, settle) {
-			return true
-		}
-	}
-	return e.linkBroken(name, from, to, fleet.BalancerName, fleet.ClientsName)
+	return e.harmed(cmp.Or(name, fleet.Everybody), losesNode, from, to) || e.linkBroken(name, from, to, fleet.BalancerName, fleet.ClientsName)
+}
+
+// engineBroke reports whether an engine could not answer at some time of a span.
+func (e *evidence) engineBroke(name string, from, to time.Duration) bool {
+	return e.harmed(name, breaksEngine, from, to)
 }
 
 const mildLoss = 0.05
 
-// linkBroken reports whether links between a node and others were broken in a span. An empty name
-// is any node.
+// linkBroken reports whether links between a node, any if "", and others were broken in a span.
 func (e *evidence) linkBroken(node string, from, to time.Duration, others ...string) bool {
 	return e.linkHarmed(node, from, to, others, func(m *Mark) bool {
 		l := linkOf(&m.Event)

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -10,10 +11,11 @@ import (
 	"grapevine/chaos/fleet"
 )
 
+// reach is what a fault affects.
 type reach int
 
 const (
-	toNobody reach = iota
+	toFleet reach = iota // no member by name
 	toNodes
 	toEngines
 	toPair
@@ -26,18 +28,16 @@ const (
 	atOnce  lasting = iota // no end; "for" is refused
 	mayEnd                 // without an end it lasts until all faults end
 	mustEnd                // "for" is required
-	untilBack
 )
 
+// spec describes a fault, or an operation, for schedules. world.inflict carries it out.
 type spec struct {
 	name   string
-	help   string
 	to     reach
 	lasts  lasting
+	help   string
+	needs  string // see fleet.Supports and faultNewer; "": nothing
 	params []paramSpec
-	needs  []string
-	// operator: a regular operation, no fault.
-	operator bool
 }
 
 type paramSpec struct {
@@ -46,47 +46,44 @@ type paramSpec struct {
 }
 
 var linkParams = []paramSpec{
-	{"delay", "0s", isDuration}, {"jitter", "0s", isDuration}, {"loss", "0", isShare}, {"duplicate", "0", isShare}, {"reorder", "0", isShare}, {"rate", "0", isCount},
+	{"delay", "0s", isDuration}, {"jitter", "0s", isDuration}, {"loss", "0", isShare},
+	{"duplicate", "0", isShare}, {"reorder", "0", isShare}, {"rate", "0", isCount},
 }
 
 var specs = []spec{
-	{name: "kill", help: "SIGKILL; started again after the time", to: toNodes, lasts: untilBack},
-	{name: "start", help: "starts a node that is dead", to: toNodes, operator: true},
-	{name: "stop", help: "SIGTERM, and waits for its end as a service manager does; started again after the time", to: toNodes, lasts: untilBack, operator: true},
-	{name: "roll", help: "each node in turn: SIGTERM, waits for its end, starts it, waits until it is ready and the balancer knows", to: toNodes, operator: true,
-		params: []paramSpec{{"pause", "0s", isDuration}}},
-	{name: "pause", help: "SIGSTOP, SIGCONT after the time", to: toNodes, lasts: mustEnd},
-	{name: "partition", help: "no packet between two groups of nodes", to: toPair, lasts: mayEnd, needs: []string{fleet.FaultLinks}},
-	{name: "link", help: "what happens to packets of one direction: loss 1 is a link that is open the other way only", to: toWay, lasts: mayEnd, params: linkParams,
-		needs: []string{fleet.FaultLinks}},
-	{name: "reset", help: "every TCP connection between two groups is reset at both ends", to: toPair, needs: []string{fleet.FaultLinks}},
-	{name: "fill-disk", help: "the node's writes to files fail for want of room", to: toNodes, lasts: mustEnd, needs: []string{fleet.FaultInstrumented}},
-	{name: "hang-disk", help: "the node's writes and syncs of files do not end", to: toNodes, lasts: mustEnd, needs: []string{fleet.FaultInstrumented}},
-	{name: "slow-disk", help: "every write and sync of the node's files takes so much longer", to: toNodes, lasts: mustEnd, needs: []string{fleet.FaultInstrumented},
-		params: []paramSpec{{"by", "300ms", isDuration}}},
-	{name: "clock", help: "moves the node's wall clock", to: toNodes, params: []paramSpec{{"step", "5s", isStep}}, needs: []string{fleet.FaultInstrumented}},
-	{name: "expire", help: "the node's certificate between nodes ends so soon; renewed after the time", to: toNodes, lasts: mustEnd, params: []paramSpec{{"in", "1s", isDuration}},
-		needs: []string{fleet.FaultCertificates}},
-	{name: "upgrade", help: "each node in turn: stopped, and started with the next release", to: toNodes, operator: true, needs: []string{faultNewer}},
-	{name: "crash", help: "the engine is gone; started with an empty cache after the time", to: toEngines, lasts: untilBack},
-	{name: "hang", help: "the engine takes requests and answers none", to: toEngines, lasts: mustEnd},
-	{name: "slow", help: "every step of the engine takes so many times as long", to: toEngines, lasts: mustEnd, params: []paramSpec{{"factor", "8", isFactor}}},
-	{name: "amnesia", help: "the engine's cache is empty; it goes on as if nothing had happened", to: toEngines},
-	{name: "overload", help: "the engine answers 503", to: toEngines, lasts: mustEnd},
-	{name: "break", help: "the engine resets so many connections, each after so many bytes of an answer", to: toEngines, lasts: mustEnd,
-		params: []paramSpec{{"count", "5", isCount}, {"after", "200", isCount}}},
-	{name: "lie", help: "the engine tells so many times its prompt tokens, and as cached those that were not", to: toEngines, lasts: mustEnd, params: []paramSpec{{"factor", "3", isFactor}}},
-	{name: "drain", help: "an operator drains the engine, through any node; resumed after the time", to: toEngines, lasts: mayEnd, operator: true},
-	{name: "remove", help: "an operator removes the engine, through any node; added again after the time", to: toEngines, lasts: mayEnd, operator: true},
-	{name: "flood", help: "so many requests a second, all with one long beginning", to: toNobody, lasts: mustEnd, operator: true,
-		params: []paramSpec{{"rate", "20", isFactor}, {"tokens", "4096", isCount}}},
-	{name: "malformed", help: "strangers connect to the ports between nodes and to the data port, and talk nonsense", to: toNodes, lasts: mustEnd, params: []paramSpec{{"rate", "50", isFactor}}},
+	{"kill", toNodes, mayEnd, "SIGKILL to the node; started again at the end", "", nil},
+	{"start", toNodes, atOnce, "starts a dead node", "", nil},
+	{"stop", toNodes, mayEnd, "SIGTERM to the node, waits for its exit as a service manager does; started again at the end", "", nil},
+	{"roll", toNodes, atOnce, "each node in turn: SIGTERM, waits for its exit, starts it, waits until it is ready and the balancer sends to it", "",
+		[]paramSpec{{"pause", "0s", isDuration}}},
+	{"pause", toNodes, mustEnd, "SIGSTOP to the node; SIGCONT at the end", "", nil},
+	{"partition", toPair, mayEnd, "drops all packets between two groups of nodes", fleet.FaultLinks, nil},
+	{"link", toWay, mayEnd, "harms packets in one direction; with loss=1 packets pass the other way only", fleet.FaultLinks, linkParams},
+	{"reset", toPair, atOnce, "resets every TCP connection between two groups at both ends", fleet.FaultLinks, nil},
+	{"fill-disk", toNodes, mustEnd, "writes to the node's files fail: no space left", fleet.FaultInstrumented, nil},
+	{"hang-disk", toNodes, mustEnd, "writes and syncs of the node's files block", fleet.FaultInstrumented, nil},
+	{"slow-disk", toNodes, mustEnd, "delays every write and sync of the node's files", fleet.FaultInstrumented, []paramSpec{{"by", "300ms", isDuration}}},
+	{"clock", toNodes, atOnce, "moves the node's wall clock", fleet.FaultInstrumented, []paramSpec{{"step", "5s", isStep}}},
+	{"expire", toNodes, mustEnd, "the node's gossip certificate expires after that time; renewed at the end", "", []paramSpec{{"in", "1s", isDuration}}},
+	{"upgrade", toNodes, atOnce, "each node in turn: stopped, and started with the next release", faultNewer, nil},
+	{"crash", toEngines, mayEnd, "ends the engine; started with an empty cache at the end", "", nil},
+	{"hang", toEngines, mustEnd, "the engine accepts requests and does not answer", "", nil},
+	{"slow", toEngines, mustEnd, "every step of the engine takes that many times as long", "", []paramSpec{{"factor", "8", isFactor}}},
+	{"amnesia", toEngines, atOnce, "empties the engine's cache; the engine runs on", "", nil},
+	{"overload", toEngines, mustEnd, "the engine answers 503", "", nil},
+	{"break", toEngines, mustEnd, "the engine resets that many connections, each after that many bytes of an answer", "",
+		[]paramSpec{{"count", "5", isCount}, {"after", "200", isCount}}},
+	{"lie", toEngines, mustEnd, "the engine reports its prompt tokens multiplied by the factor, and uncached tokens as cached", "", []paramSpec{{"factor", "3", isFactor}}},
+	{"drain", toEngines, mayEnd, "an operator drains the engine through a random node; resumed at the end", "", nil},
+	{"remove", toEngines, mayEnd, "an operator removes the engine through a random node; added again at the end", "", nil},
+	{"flood", toFleet, mustEnd, "sends that many requests per second with one long common prefix", "",
+		[]paramSpec{{"rate", "20", isFactor}, {"tokens", "4096", isCount}}},
+	{"malformed", toNodes, mustEnd, "strangers connect to the node's gossip, raft, data and admin ports and send malformed bytes", "",
+		[]paramSpec{{"rate", "50", isFactor}}},
 }
 
-// Needs beyond those of package fleet.
-const (
-	faultNewer = "newer"
-)
+// faultNewer is the need of a program of the next release.
+const faultNewer = "newer"
 
 func findSpec(name string) (*spec, bool) {
 	i := slices.IndexFunc(specs, func(s spec) bool { return s.name == name })
@@ -111,10 +108,16 @@ func faultNames() (out []string) {
 	return out
 }
 
-// Faults lists all faults: usage and effect.
-func Faults() (out [][2]string) {
+// Fault is a fault as listed for users.
+type Fault struct {
+	Usage string `json:"usage"`
+	Does  string `json:"does"`
+}
+
+// Faults lists all faults.
+func Faults() (out []Fault) {
 	for i := range specs {
-		out = append(out, [2]string{specs[i].usage(), specs[i].help})
+		out = append(out, Fault{specs[i].usage(), specs[i].help})
 	}
 	return out
 }
@@ -127,6 +130,14 @@ func (s *spec) joint() string {
 		return ">"
 	}
 	return ""
+}
+
+func (s *spec) join(groups [][]string) string {
+	var texts []string
+	for _, g := range groups {
+		texts = append(texts, strings.Join(g, ","))
+	}
+	return strings.Join(texts, " "+s.joint()+" ")
 }
 
 func (s *spec) usage() string {
@@ -147,21 +158,21 @@ func (s *spec) usage() string {
 	switch s.lasts {
 	case mustEnd:
 		out += " for DURATION"
-	case mayEnd, untilBack:
+	case mayEnd:
 		out += " [for DURATION]"
 	}
 	return out
 }
 
 func (s *spec) check(e *Event) error {
-	groups := map[reach]int{toNobody: 0, toNodes: 1, toEngines: 1, toPair: 2, toWay: 2}[s.to]
+	groups := map[reach]int{toNodes: 1, toEngines: 1, toPair: 2, toWay: 2}[s.to]
 	switch {
 	case len(e.Groups) != groups || slices.ContainsFunc(e.Groups, func(g []string) bool { return len(g) == 0 }):
 		return fmt.Errorf("%s: write %s", s.name, s.usage())
 	case e.For > 0 && s.lasts == atOnce:
-		return fmt.Errorf("%s: has no end: leave out for %s", s.name, e.For)
+		return fmt.Errorf("%s: has no duration: leave out for %s", s.name, e.For)
 	case e.For == 0 && s.lasts == mustEnd:
-		return fmt.Errorf("%s: needs an end: write %s", s.name, s.usage())
+		return fmt.Errorf("%s: needs a duration: write %s", s.name, s.usage())
 	}
 	for i, p := range e.Params {
 		known := slices.IndexFunc(s.params, func(k paramSpec) bool { return k.name == p.Name })
@@ -169,7 +180,7 @@ func (s *spec) check(e *Event) error {
 			return fmt.Errorf("%s: has no setting %q: write %s", s.name, p.Name, s.usage())
 		}
 		if slices.ContainsFunc(e.Params[:i], func(q Param) bool { return q.Name == p.Name }) {
-			return fmt.Errorf("%s: %s stands twice: write it once", s.name, p.Name)
+			return fmt.Errorf("%s: %s is given twice: write it once", s.name, p.Name)
 		}
 		if err := s.params[known].check(p.Value); err != nil {
 			return fmt.Errorf("%s: %s=%s: %w", s.name, p.Name, p.Value, err)
@@ -190,7 +201,7 @@ func (s Schedule) checkMembers(nodes, engines []string) error {
 		}
 		for _, name := range e.members() {
 			if !slices.Contains(may, name) {
-				return fmt.Errorf("%w: %s: no %q here: write of %s", ErrSchedule, e, name, strings.Join(may, ", "))
+				return fmt.Errorf("%w: %s: %q is not a member: write one of %s", ErrSchedule, e, name, strings.Join(may, ", "))
 			}
 		}
 	}
@@ -199,7 +210,9 @@ func (s Schedule) checkMembers(nodes, engines []string) error {
 
 func (s Schedule) needs() (words []string) {
 	for _, e := range s {
-		words = append(words, specOf(e.Kind).needs...)
+		if need := specOf(e.Kind).needs; need != "" {
+			words = append(words, need)
+		}
 	}
 	return words
 }
@@ -211,28 +224,28 @@ func isDuration(v string) error {
 
 func isStep(v string) error {
 	if d, err := time.ParseDuration(v); err != nil || d == 0 || d.Abs() > maxTime {
-		return fmt.Errorf("write a duration, forward or back, as in -5s")
+		return errors.New("write a duration, forward or back, as in -5s")
 	}
 	return nil
 }
 
 func isShare(v string) error {
 	if x, err := strconv.ParseFloat(v, 64); err != nil || !(x >= 0 && x <= 1) {
-		return fmt.Errorf("write a share from 0 to 1")
+		return errors.New("write a share from 0 to 1")
 	}
 	return nil
 }
 
 func isFactor(v string) error {
 	if x, err := strconv.ParseFloat(v, 64); err != nil || !(x > 0 && x <= 1e6) {
-		return fmt.Errorf("write a number above 0, at most 1000000")
+		return errors.New("write a number above 0, at most 1000000")
 	}
 	return nil
 }
 
 func isCount(v string) error {
 	if n, err := strconv.ParseInt(v, 10, 64); err != nil || n < 0 {
-		return fmt.Errorf("write a whole number")
+		return errors.New("write a whole number")
 	}
 	return nil
 }

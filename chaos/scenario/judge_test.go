@@ -68,8 +68,8 @@ func evident() *evidence {
 
 func verdicts(e *evidence) map[string]Verdict {
 	out := make(map[string]Verdict)
-	for _, v := range judgeAll(e, nil) {
-		out[v.Invariant] = v
+	for _, v := range judgeAll(e.whole(), nil) {
+		out[v.Name] = v
 	}
 	return out
 }
@@ -127,9 +127,9 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 		{"served again by one it does not name", func(e *evidence) {
 			e.visits["a9"] = append(e.visits["a9"], visit{engine: "engine-1", began: e.attempts[9].Sent + firstByte, ended: 9 * sec})
 		}, []string{"one-outcome"}},
-		{"served by nobody", func(e *evidence) { delete(e.visits, "a9") }, []string{"one-outcome"}},
+		{"served by no engine", func(e *evidence) { delete(e.visits, "a9") }, []string{"one-outcome"}},
 		{"served by another", func(e *evidence) { e.visits["a9"][0].engine = "engine-1" }, []string{"one-outcome"}},
-		{"a request of nobody", func(e *evidence) { e.visits["?"] = []visit{{engine: "engine-0"}} }, []string{"one-outcome"}},
+		{"a request that no client sent", func(e *evidence) { e.visits["?"] = []visit{{engine: "engine-0"}} }, []string{"one-outcome"}},
 		{"a request to a removed engine", func(e *evidence) {
 			e.visits["a248"] = append(e.visits["a248"], visit{engine: "engine-1", began: 24800 * time.Millisecond, ended: 24900 * time.Millisecond, departed: true})
 		}, []string{"removed-stay-quiet"}},
@@ -160,7 +160,7 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 		{"a request long after its client left", func(e *evidence) {
 			e.visits["a7"] = append(e.visits["a7"], visit{engine: "engine-0", began: 9 * sec, ended: 9 * sec, departed: true})
 		}, []string{"engines-told"}},
-		{"a count that stays", func(e *evidence) { e.quiet.left = []remainder{{"node-0", "1 requests in flight"}} }, []string{"counts-return"}},
+		{"a count that stays", func(e *evidence) { e.quiet.left = []Violation{{0, "node-0", "1 requests in flight"}} }, []string{"counts-return"}},
 		{"goroutines that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{goroutines: 400} }, []string{"resources-return"}},
 		{"descriptors that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{files: 400} }, []string{"resources-return"}},
 		{"memory that stays", func(e *evidence) { e.quiet.after["node-0"] = resources{heap: 100 << 20} }, []string{"resources-return"}},
@@ -289,7 +289,7 @@ func TestShareOfHits(t *testing.T) {
 			e.attempts = append(e.attempts, a)
 		}
 		e.attempts = append(e.attempts, &Attempt{Outcome: Complete, Sent: 1}, &Attempt{Outcome: Broken, Possible: 9, Sent: 1}, &Attempt{Outcome: Complete, Possible: 9, Cached: -1, Sent: 1})
-		return e.hits(0, 400*sec)
+		return e.whole().past.hits(0, 400*sec)
 	}
 	even, bursts := wide(func(i int) bool { return i%4 == 0 }), wide(func(i int) bool { return i%16 < 4 })
 	if even.turns != 400 || math.Abs(even.mean-0.75) > 1e-9 || even.wide > 1e-9 {
@@ -302,7 +302,7 @@ func TestShareOfHits(t *testing.T) {
 	for i := range time.Duration(10) {
 		e.attempts = append(e.attempts, &Attempt{Outcome: Complete, Possible: 9, Sent: i, By: "engine-0"})
 	}
-	if s := e.hits(0, sec); s.turns != 5 {
+	if s := e.whole().past.hits(0, sec); s.turns != 5 {
 		t.Errorf("%d turns of an engine that forgot meanwhile", s.turns)
 	}
 }
@@ -326,7 +326,7 @@ func TestForgottenCaches(t *testing.T) {
 	delete(e.quiet.engines, "engine-1")
 	e.quiet.applied = convergeBound + 1
 	if v := verdicts(e)[treesConverge.Name]; v.State != Violated {
-		t.Errorf("told too late: %+v", v)
+		t.Errorf("applied too late: %+v", v)
 	}
 	e.quiet.applied = sec
 	e.marks = append(e.marks, Mark{Event: event(13*sec, 0, "amnesia engine-1"), Members: [][]string{{"engine-1"}}, Began: 13 * sec, Struck: 13 * sec, Over: 13 * sec})
@@ -418,7 +418,7 @@ func TestRemovedWhileANodeStarts(t *testing.T) {
 func TestReport(t *testing.T) {
 	e := evident()
 	e.marks[0].Failed = "it <did> not"
-	r := &run{cfg: Config{Scenario: "router-loss", Seed: 7, Nodes: 3, Duration: 30 * sec, Schedule: Schedule{e.marks[0].Event}, command: "grapevine --seed 7"}, s: &catalogue[0]}
+	r := &run{cfg: Config{Scenario: "router-loss", Seed: 7, Nodes: 3, Duration: 30 * sec, Schedule: Schedule{e.marks[0].Event}, command: "grapevine --seed 7"}, s: &List()[0]}
 	out := r.report(e)
 	if out.Result != Failed || out.Violations != 1 || out.Requests != 300 || out.Outcomes[Departed] != 6 || len(out.Timeline) != 32 || out.Command != "grapevine --seed 7" {
 		t.Errorf("%+v", out)
@@ -489,7 +489,7 @@ func TestUnevenHits(t *testing.T) {
 			a.Cached = 200
 		}
 	}
-	if v := verdicts(e)[hitRateRecovers.Name]; v.State != NotExercised || !strings.Contains(v.Note, "too uneven to tell") {
+	if v := verdicts(e)[hitRateRecovers.Name]; v.State != NotExercised || !strings.Contains(v.Note, "too uneven to judge") {
 		t.Errorf("%+v", v)
 	}
 }

@@ -5,22 +5,22 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 )
 
 // Invariants about the nodes' knowledge and the cache hits that it brings.
 
-// convergeBound is how long after the last request a resume or a snapshot may take, until all trees
-// are equal.
+// convergeBound is how soon after the last request all trees must be equal.
 const convergeBound = 5 * time.Second
 
 var treesConverge = Invariant{
 	Name:    "trees-converge",
-	Promise: "when traffic ends, every node has applied all that the others published, and all hold the same live facts about the engines' caches",
-	Bound:   "one resume or snapshot, at most 5 s after the last request ended",
-	Seen: "position of every node in every other one's journal, and digests of all live facts, equal to the last. Where an engine lost its cache, " +
-		"or told lies about it, each node learns for itself how long that engine's facts live: its live facts may differ, not those of others. Where a clock was set, or a " +
-		"router was killed, whose last batch may have reached some nodes only, the numbers of facts must agree, to 2 %. Where a router ended while the others could not hear it, positions are compared alone",
+	Promise: "after traffic, every node has applied all batches of its peers, and all nodes hold the same live facts about the engines' caches",
+	Bound:   "5 s after the last request ended",
+	Seen: "each node's position in every peer's journal, and digests of all live facts. Facts about an engine that lost its cache " +
+		"or lied may differ. After a kill or a clock step, the numbers of facts must agree to 2 %. If a router ended while its " +
+		"peers could not hear it, only positions are compared",
 	judge: func(e *evidence) (f finding) {
 		q := &e.quiet
 		if q.facts == 0 && q.differ == "" && q.behind == "" {
@@ -28,11 +28,10 @@ var treesConverge = Invariant{
 		}
 		f.checked = q.compared
 		differ := q.differ != ""
-		equal := "equal"
+		f.note = fmt.Sprintf("%d facts, %d streams, equal after %.2f s", q.facts, q.streams, q.converged.Seconds())
 		if differ || q.behind != "" {
-			equal = "not equal"
+			f.note = strings.Replace(f.note, "equal", "not equal", 1)
 		}
-		f.note = fmt.Sprintf("%d facts, %d streams, %s after %.2f s", q.facts, q.streams, equal, q.converged.Seconds())
 		lost := e.unlearned()
 		killed, unheard := e.endings()
 		loose := killed || slices.ContainsFunc(e.marks, func(m Mark) bool { return m.Kind == "clock" })
@@ -40,9 +39,9 @@ var treesConverge = Invariant{
 		case q.behind != "":
 			f.violate(e.drained+q.converged, "the fleet", "%s", q.behind)
 		case q.applied > convergeBound:
-			f.violate(e.drained+q.applied, "the fleet", "each had applied what the others published after %v", q.applied)
+			f.violate(e.drained+q.applied, "the fleet", "every node had applied its peers' batches after %v", q.applied)
 		case differ && (unheard || loose && len(lost) > 0):
-			f.note += fmt.Sprintf("; a router ended unheard, or a clock was set and caches were lost: %d to %d facts, not judged", q.least, q.most)
+			f.note += fmt.Sprintf("; a router ended while peers could not hear it, or a clock was set and caches were lost: %d to %d facts, not judged", q.least, q.most)
 		case differ && loose && float64(q.most-q.least) > 0.02*float64(q.most):
 			f.violate(e.drained+q.converged, "the fleet", "%d facts at one node, %d at another", q.least, q.most)
 		case differ && loose:
@@ -52,15 +51,14 @@ var treesConverge = Invariant{
 		case differ:
 			f.violate(e.drained+q.converged, "the fleet", "%s", q.differ)
 		case q.converged > convergeBound:
-			f.violate(e.drained+q.converged, "the fleet", "they agreed after %v", q.converged)
+			f.violate(e.drained+q.converged, "the fleet", "the nodes held the same facts after %v", q.converged)
 		}
 		return f
 	},
 }
 
-// endings reports whether a router was killed, so that its last batch may have reached some nodes
-// only, and whether one ended in a run in which peers could not hear it for a while, which may
-// affect many of its batches.
+// endings reports whether a router was killed, so that some peers may lack its last batch, and
+// whether one ended in a run in which peers could not hear it for a while, so that they may lack many.
 func (e *evidence) endings() (killed, unheard bool) {
 	ended, apart := false, false
 	for i := range e.marks {
@@ -76,17 +74,9 @@ func (e *evidence) endings() (killed, unheard bool) {
 	return killed, ended && apart
 }
 
-// unlearned returns the engines about which nodes may differ, because they lost their cache or
-// lied.
-func (e *evidence) unlearned() (out []string) {
-	for _, name := range e.engines {
-		if slices.ContainsFunc(e.marks, func(m Mark) bool {
-			return (m.Kind == "amnesia" || m.Kind == "crash" || m.Kind == "lie") && m.touches(name)
-		}) {
-			out = append(out, name)
-		}
-	}
-	return out
+// unlearned returns the engines about which nodes may differ: they lost their cache or lied.
+func (e *evidence) unlearned() []string {
+	return slices.DeleteFunc(slices.Clone(e.engines), func(name string) bool { return !e.harmed(name, losesCache, 0, math.MaxInt64) })
 }
 
 func (e *evidence) partly(f *finding, but []string) {
@@ -112,16 +102,14 @@ func (e *evidence) partly(f *finding, but []string) {
 }
 
 const (
-	// lossBound is how soon the hit rate recovers after the loss of a router, otherBound after any
-	// other fault.
+	// The hit rate recovers lossBound after the loss of a router, otherBound after other faults.
 	lossBound  = 2 * time.Second
 	otherBound = 5 * time.Second
 	// hitMargin is how much lower it may stay.
 	hitMargin = 0.01
 	// byChance is the probability of a false alarm per run, shared by its comparisons.
 	byChance = 0.005
-	// leastLook is the shortest window after one of many faults, because two seconds give no
-	// variance.
+	// leastLook is the shortest window after one of many faults: two seconds give no variance.
 	leastLook = 4 * time.Second
 	// worthless is the chance above which a comparison tells nothing.
 	worthless = 0.05
@@ -131,25 +119,31 @@ const (
 
 var hitRateRecovers = Invariant{
 	Name:    "hit-rate-recovers",
-	Promise: "of what engines could have had cached, as much is hit as before the faults, to a point",
-	Bound:   "2 s after a router is lost, 5 s after all faults are over",
-	Seen:    "cached tokens that engines report for later turns, as a share of the conversation so far; turns whose engine lost it do not count. A difference counts if it is more than chance (once in 200 runs: 2.6 standard errors for one look, more where there are many)",
-	judge:   judgeHits,
+	Promise: "the share of possible cache hits is as before the faults, to one percentage point",
+	Bound:   "2 s after a router is lost, 5 s after all faults",
+	Seen: "cached tokens that engines report for later turns, as a share of the conversation so far; turns whose engine lost the " +
+		"conversation do not count. A difference counts if it exceeds chance (once in 200 runs: 2.6 standard errors for one " +
+		"comparison, more for several)",
+	judge: judgeHits,
 }
 
-// share is a mean of shares, weighted by prompt, with its standard error. Events within a second
-// often share a cause (a stalled engine, a burst), so the error is that of a mean of seconds, not
-// of turns.
+// share is a mean of shares, weighted by prompt, with its standard error, that of a mean of
+// seconds: events within a second often share a cause.
 type share struct {
 	turns      int
 	mean, wide float64
 }
 
-func (e *evidence) hits(from, to time.Duration) (s share) {
+// hits is the share of folded turns that were sent in a span.
+func (p *past) hits(from, to time.Duration) (s share) {
 	type second struct{ hit, weight float64 }
 	seconds := make(map[time.Duration]*second)
 	var sum, weight float64
-	add := func(t turn) {
+	first, _ := slices.BinarySearchFunc(p.turns, from, func(t turn, at time.Duration) int { return cmp.Compare(t.sent, at) })
+	for _, t := range p.turns[first:] {
+		if t.sent >= to {
+			break
+		}
 		in := seconds[t.sent/time.Second]
 		if in == nil {
 			in = new(second)
@@ -160,20 +154,6 @@ func (e *evidence) hits(from, to time.Duration) (s share) {
 		sum += t.hit * t.possible
 		weight += t.possible
 		s.turns++
-	}
-	first, _ := slices.BinarySearchFunc(e.past.turns, from, func(t turn, at time.Duration) int { return cmp.Compare(t.sent, at) })
-	for _, t := range e.past.turns[first:] {
-		if t.sent >= to {
-			break
-		}
-		add(t)
-	}
-	for _, a := range e.attempts {
-		if a.Sent >= from && a.Sent < to {
-			if t, ok := e.turnOf(a); ok {
-				add(t)
-			}
-		}
 	}
 	if s.turns < 2 {
 		return s
@@ -194,33 +174,21 @@ func (e *evidence) turnOf(a *Attempt) (t turn, ok bool) {
 	return turn{a.Sent, min(float64(a.Cached)/float64(a.Possible), 1), float64(a.Possible)}, true
 }
 
-// forgets are the faults after which an engine has lost its cache or may not be used.
-var forgets = []string{"crash", "hang", "amnesia", "overload", "break", "drain", "remove", "slow"}
-
-// forgot reports whether the engine of the turn before lost the conversation meanwhile, could not
-// be used, or lied about it.
+// forgot reports whether the last turn's engine lost the conversation, failed, or lied about it.
 func (e *evidence) forgot(a *Attempt) bool {
-	for i := range e.marks {
-		m := &e.marks[i]
-		if m.Kind == "lie" && (m.touches(a.By) || m.touches(a.Backend)) && m.during(a.Kept, a.End, settle) {
-			return true
-		}
-		if slices.Contains(forgets, m.Kind) && m.touches(a.By) && m.during(a.Kept, a.Sent, settle) {
-			return true
-		}
-	}
-	return false
+	lie := []string{"lie"}
+	return e.harmed(a.By, lie, a.Kept, a.End) || e.harmed(a.Backend, lie, a.Kept, a.End) || e.harmed(a.By, forgets, a.Kept, a.Sent)
 }
 
 func judgeHits(e *evidence) (f finding) {
-	before := e.hits(e.calm, e.struck)
+	before := e.past.hits(e.calm, e.struck)
 	f.note = fmt.Sprintf("before: %.2f %% of %d turns", 100*before.mean, before.turns)
 	if before.turns < fewTurns || e.struck >= e.stopped {
 		return f
 	}
 	var looks []look
 	add := func(what string, from, to time.Duration) {
-		if after := e.hits(from, to); after.turns >= fewTurns {
+		if after := e.past.hits(from, to); after.turns >= fewTurns {
 			looks = append(looks, look{what, from, to, after})
 		}
 	}
@@ -254,14 +222,14 @@ func judgeHits(e *evidence) (f finding) {
 	sure := standardErrors(byChance / float64(max(len(looks), 1)))
 	for i, l := range looks {
 		chance := sure * math.Hypot(before.wide, l.after.wide)
-		if i < toldLooks || i == len(looks)-1 {
+		if i < shownLooks || i == len(looks)-1 {
 			f.note += fmt.Sprintf("; %s: %.2f %% of %d turns (give or take %.2f)", l.what, 100*l.after.mean, l.after.turns, 100*chance)
-		} else if i == toldLooks {
-			f.note += fmt.Sprintf("; and %d more", len(looks)-toldLooks-1)
+		} else if i == shownLooks {
+			f.note += fmt.Sprintf("; and %d more", len(looks)-shownLooks-1)
 		}
 		if chance > worthless {
 			f.checked--
-			f.note += ": too uneven to tell"
+			f.note += ": too uneven to judge"
 			continue
 		}
 		if l.after.mean < before.mean-hitMargin-chance {
@@ -279,7 +247,7 @@ type look struct {
 	after    share
 }
 
-// toldLooks bounds the comparisons that a report lists when none failed.
-const toldLooks = 4
+// shownLooks bounds the comparisons that a report lists when none failed.
+const shownLooks = 4
 
 func standardErrors(p float64) float64 { return math.Sqrt2 * math.Erfinv(1-2*p) }

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// Mark is an event as carried out. Times count from the begin of traffic; negative: not yet, or
-// never.
+// Mark is an event as carried out. Times count from the begin of traffic; negative: never.
 type Mark struct {
 	Event
 	// Members are the resolved names of the event, group by group.
@@ -32,13 +31,8 @@ func (m *Mark) touches(name string) bool {
 	return slices.ContainsFunc(m.Members, func(g []string) bool { return slices.Contains(g, name) })
 }
 
-func (m *Mark) starts() bool {
-	switch m.Kind {
-	case "kill", "stop", "start", "roll", "upgrade":
-		return true
-	}
-	return false
-}
+// startsNode are the events in which nodes start.
+var startsNode = []string{"kill", "stop", "start", "roll", "upgrade"}
 
 func (m *Mark) during(from, to, slack time.Duration) bool {
 	if m.Began < 0 {

@@ -3,17 +3,13 @@ package scenario
 import (
 	"context"
 	"errors"
-	"io"
-	"net/http"
 	"sync"
 	"time"
 
 	"grapevine/chaos/fleet"
-	"grapevine/node"
 )
 
-// Intervals and timeouts of the polls. A node that does not answer is polled again after the
-// timeout.
+// Intervals and timeout of the polls.
 const (
 	readyEvery   = 50 * time.Millisecond
 	viewEvery    = 150 * time.Millisecond
@@ -82,7 +78,6 @@ type observer struct {
 	f       *fleet.Fleet
 	l       *ledger
 	engines []string
-	http    *http.Client
 	work    sync.WaitGroup
 
 	mu   sync.Mutex
@@ -90,10 +85,7 @@ type observer struct {
 }
 
 func newObserver(f *fleet.Fleet, l *ledger) *observer {
-	o := &observer{
-		f: f, l: l, engines: f.EngineNames(), seen: make(map[string]*seen),
-		http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: askWithin},
-	}
+	o := &observer{f: f, l: l, engines: f.EngineNames(), seen: make(map[string]*seen)}
 	for _, n := range f.Nodes() {
 		s := &seen{backends: make(map[string]*track[string]), first: make(map[int]meeting)}
 		for _, e := range o.engines {
@@ -126,21 +118,12 @@ func (o *observer) play(ctx context.Context) {
 
 func (o *observer) askReady(ctx context.Context, n *fleet.Node) {
 	pid, asked := n.PID(), o.l.now()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+n.Addr()+"/readyz", nil)
-	if err != nil {
-		return
-	}
-	resp, err := o.http.Do(req)
+	err := n.Ready(ctx)
 	s := span{asked, o.l.now()}
 	if ctx.Err() != nil || errors.Is(err, context.DeadlineExceeded) {
 		return
 	}
-	r := readiness{pid: pid}
-	if err == nil {
-		_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 4096)) // only its status counts
-		_ = resp.Body.Close()
-		r.ready = resp.StatusCode == http.StatusOK
-	}
+	r := readiness{err == nil, pid}
 	if n.PID() != pid {
 		return
 	}
@@ -180,8 +163,7 @@ const absent = "absent"
 
 func (o *observer) askView(ctx context.Context, n *fleet.Node) {
 	asked := o.l.now()
-	var list node.BackendList
-	if n.Ask(ctx, http.MethodGet, "/backends", nil, &list) == nil {
+	if list, err := n.Backends(ctx); err == nil {
 		states := make(map[string]string)
 		for _, b := range list.Backends {
 			states[b.Name] = b.State

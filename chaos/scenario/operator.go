@@ -1,12 +1,10 @@
 package scenario
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -28,8 +26,7 @@ const (
 	opRead   = history.Read
 )
 
-// idleBackends are backends that operators change all the time. They serve another model, so no
-// traffic goes there.
+// idleBackends are changed all the time. They serve another model, so no traffic goes there.
 const idleBackends = 8
 
 // Client numbers in the history beyond those that change idle backends.
@@ -47,19 +44,16 @@ type operator struct {
 	seed   uint64
 	l      *ledger
 	log    history.Log
-	http   *http.Client
 
 	mu      sync.Mutex
 	rng     *rand.Rand
-	counts  map[string]int
 	strange []Violation
 	late    []Violation
 }
 
 func newOperator(f *fleet.Fleet, models []string, seed uint64, l *ledger) *operator {
 	o := &operator{
-		f: f, models: models, seed: seed, l: l, rng: rand.New(rand.NewPCG(seed, 0x09e7)), counts: make(map[string]int),
-		http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: operationPatience},
+		f: f, models: models, seed: seed, l: l, rng: rand.New(rand.NewPCG(seed, 0x09e7)),
 	}
 	for _, e := range f.Engines() {
 		o.log.Add(scheduledClient, history.Input{Kind: opAdd, Backend: e.Name()}, o.log.Now(), history.Output{})
@@ -67,8 +61,8 @@ func newOperator(f *fleet.Fleet, models []string, seed uint64, l *ledger) *opera
 	return o
 }
 
-// operationPatience is how long an operator waits for an answer: four times the 2 s in which a node
-// reports the loss of the majority, for busy machines. A paused node does not answer.
+// operationPatience is how long an operator waits: four times the 2 s in which a node reports the
+// loss of the majority.
 const operationPatience = 8 * time.Second
 
 func (o *operator) node() *fleet.Node {
@@ -86,12 +80,6 @@ func (o *operator) node() *fleet.Node {
 	return up[o.rng.IntN(len(up))]
 }
 
-func (o *operator) count(what string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.counts[what]++
-}
-
 func (o *operator) play(ctx context.Context, clients int, pause time.Duration) {
 	var work sync.WaitGroup
 	for client := range clients {
@@ -103,8 +91,7 @@ func (o *operator) play(ctx context.Context, clients int, pause time.Duration) {
 					// The end of the run cancels no operation, so that its outcome is known.
 					err := o.do(context.WithoutCancel(ctx), client, n, in, o.idle)
 					if other := o.node(); err == nil && in.Kind != opRead && other != nil {
-						// Reads a confirmed change through another node at once, because a moment
-						// later every node has it.
+						// Reads at once; a moment later every node has the change.
 						_ = o.do(context.WithoutCancel(ctx), client, other, history.Input{Kind: opRead, Backend: in.Backend}, o.idle)
 					}
 				}
@@ -114,8 +101,7 @@ func (o *operator) play(ctx context.Context, clients int, pause time.Duration) {
 	work.Wait()
 }
 
-// idle is an unused backend: an engine's address with a suffix, so that it answers probes, and a
-// model of its own.
+// idle is an unused backend: an engine's address with a suffix answers probes; its model is its own.
 func (o *operator) idle(name string) node.NewBackend {
 	e := o.f.Engines()[0]
 	return node.NewBackend{Name: name, URL: e.URL() + "/" + name, Models: []string{"idle"}}
@@ -150,31 +136,29 @@ var (
 	errUnknown = errors.New("outcome unknown")
 )
 
+// do makes one operation through a node and records it with its answer, unless it had no effect.
 func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history.Input, spec func(string) node.NewBackend) error {
 	called, began := o.log.Now(), o.l.now()
 	status, text, err := o.send(ctx, n, in, spec)
-	out, verdict := history.Output{}, error(nil)
-	var refusal node.Refusal
-	_ = json.Unmarshal(text, &refusal) // an answer in another format has no reason
-	var op *net.OpError
 	var slow net.Error
 	if err != nil && ctx.Err() == nil && errors.As(err, &slow) && slow.Timeout() {
-		o.mu.Lock()
-		o.late = append(o.late, Violation{At: o.l.now(), Place: n.Name(), Evidence: fmt.Sprintf("%v %s was not answered within %v", in.Kind, in.Backend, operationPatience)})
-		o.mu.Unlock()
+		o.note(&o.late, o.l.now(), n, "%v %s was not answered within %v", in.Kind, in.Backend, operationPatience)
 	}
+	var refusal node.Refusal
+	_ = json.Unmarshal(text, &refusal) // an answer in another format has no reason
+	var out history.Output
+	var verdict error
+	var dial *net.OpError
 	switch {
-	case err != nil && errors.As(err, &op) && op.Op == "dial":
-		verdict = errNotDone
-	case err != nil && in.Kind == opRead:
-		verdict = errNotDone
+	case err != nil && (in.Kind == opRead || errors.As(err, &dial) && dial.Op == "dial"):
+		return errNotDone
 	case err != nil:
 		verdict = errUnknown
 	case status == http.StatusOK && in.Kind == opRead:
 		var list node.BackendList
-		if err := json.Unmarshal(text, &list); err != nil {
-			o.odd(began, n, in, status, text)
-			return err
+		if verdict = json.Unmarshal(text, &list); verdict != nil {
+			o.note(&o.strange, began, n, "%v %s was answered %d: %.300q", in.Kind, in.Backend, status, text)
+			return verdict
 		}
 		for _, b := range list.Backends {
 			if b.Name == in.Backend {
@@ -185,77 +169,42 @@ func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history
 	case status == http.StatusNotFound && in.Kind != opAdd, status == http.StatusConflict && in.Kind == opAdd:
 		out.Refused, verdict = true, errRefused
 	case status == http.StatusServiceUnavailable && refusal.Reason != "":
-		verdict = errNotDone // "nothing was changed", or the node is starting or stopping
-	case status == http.StatusGatewayTimeout && refusal.Reason != "":
-		verdict = errUnknown
+		return errNotDone // "nothing was changed", or the node is starting or stopping
 	default:
-		o.odd(began, n, in, status, text)
+		if status != http.StatusGatewayTimeout || refusal.Reason == "" {
+			o.note(&o.strange, began, n, "%v %s was answered %d: %.300q", in.Kind, in.Backend, status, text)
+		}
 		verdict = errUnknown
 	}
-	switch {
-	case errors.Is(verdict, errNotDone), errors.Is(verdict, errUnknown) && in.Kind == opRead:
-		o.count("not done")
-		return verdict
-	case errors.Is(verdict, errUnknown):
-		out.Unknown = true
-		o.count("unknown")
-	case out.Refused:
-		o.count("refused")
-	case in.Kind == opRead:
-		o.count("read")
-	default:
-		o.count("done")
+	out.Unknown = errors.Is(verdict, errUnknown)
+	if !out.Unknown || in.Kind != opRead {
+		o.log.Add(client, in, called, out)
 	}
-	o.log.Add(client, in, called, out)
 	return verdict
 }
 
-func (o *operator) odd(at time.Duration, n *fleet.Node, in history.Input, status int, text []byte) {
+func (o *operator) note(list *[]Violation, at time.Duration, n *fleet.Node, format string, args ...any) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.strange = append(o.strange, Violation{At: at, Place: n.Name(), Evidence: fmt.Sprintf("%v %s was answered %d: %.300q", in.Kind, in.Backend, status, text)})
+	*list = append(*list, Violation{at, n.Name(), fmt.Sprintf(format, args...)})
 }
 
 func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, spec func(string) node.NewBackend) (int, []byte, error) {
-	// force allows to add an engine that does not answer and to drain the last one that does,
-	// because other faults decide which engines run.
-	method, path := http.MethodPatch, "/backends?force=true"
-	var body any
+	ctx, cancel := context.WithTimeout(ctx, operationPatience)
+	defer cancel()
+	// force adds engines that do not answer and drains the last one that does.
 	switch in.Kind {
 	case opRead:
-		method, path = http.MethodGet, "/backends?consistent=true"
+		return n.Call(ctx, http.MethodGet, "/backends?consistent=true", nil)
 	case opAdd:
-		method = http.MethodPost
-		body = map[string]any{"backends": []node.NewBackend{spec(in.Backend)}}
+		return n.Call(ctx, http.MethodPost, "/backends?force=true", map[string]any{"backends": []node.NewBackend{spec(in.Backend)}})
 	case opRemove:
-		method, path = http.MethodDelete, "/backends?"+url.Values{"name": {in.Backend}, "force": {"true"}}.Encode()
-	default:
-		body = map[string]any{"names": []string{in.Backend}, "action": in.Kind.String(), "reason": "chaos"}
+		return n.Call(ctx, http.MethodDelete, "/backends?force=true&name="+url.QueryEscape(in.Backend), nil)
 	}
-	var raw []byte
-	if body != nil {
-		var err error
-		if raw, err = json.Marshal(body); err != nil {
-			return 0, nil, err
-		}
-	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://"+n.AdminAddr()+path, bytes.NewReader(raw))
-	if err != nil {
-		return 0, nil, err
-	}
-	req.Header.Set("Content-Type", "application/json")
-	n.Authorize(req)
-	resp, err := o.http.Do(req)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
-	return resp.StatusCode, text, err
+	return n.Call(ctx, http.MethodPatch, "/backends?force=true", map[string]any{"names": []string{in.Backend}, "action": in.Kind.String()})
 }
 
-// final reads every backend that was ever changed through a node, so that the history ends with the
-// final state.
+// final reads every backend that was ever changed, so that the history ends with the final state.
 func (o *operator) final(ctx context.Context, n *fleet.Node) error {
 	names := make(map[string]bool)
 	for _, op := range o.log.Operations() {

@@ -85,8 +85,8 @@ func (s *sown) verdicts(t *testing.T, program string) map[string]Verdict {
 		t.Fatal(err)
 	}
 	out := make(map[string]Verdict)
-	for _, v := range judgeAll(e, nil) {
-		out[v.Invariant] = v
+	for _, v := range judgeAll(e.whole(), nil) {
+		out[v.Name] = v
 	}
 	t.Logf("%.0f s, %d attempts", time.Since(began).Seconds(), out[oneOutcome.Name].Checked)
 	return out
@@ -140,7 +140,7 @@ func TestPlanted(t *testing.T) {
 func TestSowing(t *testing.T) {
 	breaks := make(map[string]bool)
 	for _, d := range plant.All() {
-		if !slices.ContainsFunc(invariants(), func(i Invariant) bool { return i.Name == d.Breaks }) {
+		if !slices.ContainsFunc(Invariants(), func(i Invariant) bool { return i.Name == d.Breaks }) {
 			t.Errorf("%s breaks %q, which is no promise", d.Name, d.Breaks)
 		}
 		if !slices.ContainsFunc(sowing, func(s sown) bool { return s.defect == d.Name }) {
@@ -148,7 +148,7 @@ func TestSowing(t *testing.T) {
 		}
 		breaks[d.Breaks] = true
 	}
-	for _, i := range invariants() {
+	for _, i := range Invariants() {
 		if !breaks[i.Name] {
 			t.Errorf("no planted defect breaks %s: that a run can find it broken is not shown", i.Name)
 		}

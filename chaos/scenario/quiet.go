@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"net/http"
+	"sync"
 	"time"
 
 	"grapevine/chaos/fleet"
@@ -15,7 +15,7 @@ import (
 type quiet struct {
 	zero    time.Duration // when all counts were zero, or the wait ended
 	counted int
-	left    []remainder
+	left    []Violation // without a time
 
 	converged time.Duration
 	applied   time.Duration // when each node had last applied all its peers' batches, or the wait ended
@@ -31,41 +31,42 @@ type quiet struct {
 	after map[string]resources
 }
 
-type remainder struct{ place, what string }
-
-// hush waits for quiet after the last request and records the result. All parts have bounds from
-// that moment, so they run concurrently.
+// hush waits for quiet after the last request and records the result. The waits run concurrently.
 func hush(ctx context.Context, f *fleet.Fleet, l *ledger) quiet {
 	q := quiet{after: make(map[string]resources)}
 	began := time.Now()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		q.count(ctx, f, began)
-	}()
-	q.converge(ctx, f, began)
-	<-done
+	var counting sync.WaitGroup
+	counting.Go(func() {
+		until(ctx, func() bool {
+			q.left, q.counted = remaining(ctx, f)
+			q.zero = time.Since(began)
+			return len(q.left) == 0 || q.zero > countsBound
+		})
+	})
+	until(ctx, func() bool {
+		before := q.behind
+		q.compare(ctx, f)
+		if q.converged = time.Since(began); q.behind != "" || before != "" || q.applied == 0 {
+			q.applied = q.converged
+		}
+		return q.differ == "" && q.behind == "" || q.converged > convergeLook
+	})
+	counting.Wait()
 	q.settle(ctx, f, l, began)
 	return q
 }
 
-func (q *quiet) count(ctx context.Context, f *fleet.Fleet, began time.Time) {
-	for {
-		left, asked := remaining(ctx, f)
-		if q.zero, q.left, q.counted = time.Since(began), left, asked; len(left) == 0 || q.zero > countsBound {
-			return
-		}
-		if sleep(ctx, 50*time.Millisecond) != nil {
-			return
-		}
+// until polls until ok or the end of ctx.
+func until(ctx context.Context, ok func() bool) {
+	for !ok() && sleep(ctx, 50*time.Millisecond) == nil {
 	}
 }
 
-func remaining(ctx context.Context, f *fleet.Fleet) (left []remainder, asked int) {
+func remaining(ctx context.Context, f *fleet.Fleet) (left []Violation, asked int) {
 	add := func(place, what string, n int64) {
 		asked++
 		if n != 0 {
-			left = append(left, remainder{place, fmt.Sprintf("%d %s", n, what)})
+			left = append(left, Violation{0, place, fmt.Sprintf("%d %s", n, what)})
 		}
 	}
 	for _, n := range f.Nodes() {
@@ -73,12 +74,12 @@ func remaining(ctx context.Context, f *fleet.Fleet) (left []remainder, asked int
 			continue
 		}
 		st, err := n.Status(ctx)
-		var list node.BackendList
+		var list *node.BackendList
 		if err == nil {
-			err = n.Ask(ctx, http.MethodGet, "/backends", nil, &list)
+			list, err = n.Backends(ctx)
 		}
 		if err != nil {
-			left = append(left, remainder{n.Name(), err.Error()})
+			left = append(left, Violation{0, n.Name(), err.Error()})
 			continue
 		}
 		add(n.Name(), "requests in flight", int64(st.InFlight))
@@ -101,24 +102,7 @@ func remaining(ctx context.Context, f *fleet.Fleet) (left []remainder, asked int
 // convergeLook is how long differing trees are watched beyond the bound, to tell delay from loss.
 const convergeLook = 3 * convergeBound
 
-// converge compares the batches that the running nodes have applied and their live facts, until
-// both agree or convergeLook has passed.
-func (q *quiet) converge(ctx context.Context, f *fleet.Fleet, began time.Time) {
-	for {
-		before := q.behind
-		q.compare(ctx, f)
-		if q.converged = time.Since(began); q.behind != "" || before != "" || q.applied == 0 {
-			q.applied = q.converged
-		}
-		if q.differ == "" && q.behind == "" || q.converged > convergeLook {
-			return
-		}
-		if sleep(ctx, 50*time.Millisecond) != nil {
-			return
-		}
-	}
-}
-
+// compare compares the batches that the running nodes have applied and their live facts.
 func (q *quiet) compare(ctx context.Context, f *fleet.Fleet) {
 	q.differ, q.behind, q.compared, q.streams, q.engines = "", "", 0, 0, make(map[string]string)
 	var nodes []known
@@ -147,11 +131,11 @@ func (q *quiet) compare(ctx context.Context, f *fleet.Fleet) {
 				q.behind = cmp.Or(q.behind, n.behind(&nodes[j]))
 			}
 		}
+		count := n.facts.Count
 		if i == 0 {
-			q.facts, q.least, q.most = n.facts.Count, n.facts.Count, n.facts.Count
-			continue
+			q.facts, q.least, q.most = count, count, count
 		}
-		q.least, q.most = min(q.least, n.facts.Count), max(q.most, n.facts.Count)
+		q.least, q.most = min(q.least, count), max(q.most, count)
 		q.held(&nodes[0], n, f.EngineNames())
 	}
 }
@@ -186,8 +170,7 @@ func (q *quiet) held(a, b *known, engines []string) {
 	}
 }
 
-// settle waits until every node's resources are within the bound, or the time is over, and records
-// the least of each.
+// settle waits until every node's resources stop falling and records the least of each.
 func (q *quiet) settle(ctx context.Context, f *fleet.Fleet, l *ledger, began time.Time) {
 	for {
 		fell := false

@@ -1,8 +1,6 @@
 package scenario
 
 import (
-	"cmp"
-	"slices"
 	"sync"
 	"time"
 
@@ -78,8 +76,7 @@ type visit struct {
 
 func newLedger() *ledger { return &ledger{began: time.Now(), visits: make(map[string][]visit)} }
 
-// begin sets the zero of the run's time and the engines' names by address. Call it before any
-// request.
+// begin sets the zero of the run's time and the engines' names by address, before any request.
 func (l *ledger) begin(engines map[string]string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -119,15 +116,6 @@ func (l *ledger) watch(v engine.Visit) {
 			return
 		}
 	}
-}
-
-// all returns the attempts that were not taken, by time of sending, and the visits by attempt. No
-// attempt may be running.
-func (l *ledger) all() ([]*Attempt, map[string][]visit) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	slices.SortStableFunc(l.attempts, func(a, b *Attempt) int { return cmp.Compare(a.Sent, b.Sent) })
-	return l.attempts, l.visits
 }
 
 func (l *ledger) count() (ended, failed int) {

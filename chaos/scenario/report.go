@@ -1,9 +1,7 @@
 package scenario
 
 import (
-	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"grapevine/chaos/fleet"
@@ -56,8 +54,7 @@ type Happened struct {
 	Failed  string   `json:"failed,omitempty"`
 }
 
-// Slice is a second of a run, or several of a long one, by time of sending. Figures without
-// requests are null.
+// Slice is a second of a run, or several, by time of sending. Figures without requests are null.
 type Slice struct {
 	FromS    float64  `json:"from_s"`
 	Sent     int      `json:"sent"`
@@ -91,39 +88,30 @@ func skipped(cfg *Config, s *Scenario, missing []string) *Report {
 }
 
 func (r *run) report(e *evidence) *Report {
+	e = e.whole()
 	out := newReport(&r.cfg, r.s)
 	out.Verdicts = judgeAll(e, r.cfg.LeaveOut)
 	out.Result = Passed
 	for _, v := range out.Verdicts {
 		out.Violations += v.Count
-		if v.State == NotExercised && slices.Contains(r.s.Must, v.Invariant) {
+		if v.State == NotExercised && slices.Contains(r.s.Must, v.Name) {
 			out.Result = Idle
-			out.Missing = append(out.Missing, v.Invariant+" was not exercised")
+			out.Missing = append(out.Missing, v.Name+" was not exercised")
 		}
 	}
 	if out.Violations > 0 {
 		out.Result = Failed
 	}
-	maps.Copy(out.Outcomes, e.past.outcomes)
-	all := past{outcomes: out.Outcomes, attempts: e.past.attempts, requests: e.past.requests}
-	for _, a := range e.attempts {
-		all.count(a)
-	}
-	out.Attempts, out.Requests, out.Harness = all.attempts, all.requests, e.harness
+	out.Attempts, out.Requests, out.Outcomes, out.Harness = e.past.attempts, e.past.requests, e.past.outcomes, e.harness
 	for i := range e.marks {
 		out.Events = append(out.Events, happened(&e.marks[i]))
 	}
-	out.SliceS, out.Timeline = seconds(e.sliceWidth()), e.timeline()
+	out.SliceS, out.Timeline = seconds(e.sliceWidth()), append(out.Timeline, e.past.slices...)
 	return out
 }
 
 func happened(m *Mark) Happened {
-	h := Happened{Event: m.Event.String(), BeganS: seconds(m.Began), Failed: m.Failed}
-	var groups []string
-	for _, g := range m.Members {
-		groups = append(groups, strings.Join(g, ","))
-	}
-	h.Members = strings.Join(groups, " "+specOf(m.Kind).joint()+" ")
+	h := Happened{Event: m.Event.String(), Members: specOf(m.Kind).join(m.Members), BeganS: seconds(m.Began), Failed: m.Failed}
 	if m.Over >= 0 {
 		over := seconds(m.Over)
 		h.OverS = &over
@@ -140,23 +128,16 @@ func sliceOf(length time.Duration) time.Duration {
 
 func (e *evidence) sliceWidth() time.Duration { return max(e.width, time.Second) }
 
-func (e *evidence) timeline() []Slice {
-	if e.drained <= 0 {
-		return []Slice{}
-	}
-	return append(slices.Clone(e.past.slices), e.slices(e.past.until, e.drained+1)...)
-}
-
-// slices returns the slices of a span, without folded attempts. The span begins at the begin of a
-// slice.
-func (e *evidence) slices(from, to time.Duration) []Slice {
+// slices returns the slices from the folded ones to a time, of attempts of e and folded turns.
+func (e *evidence) slices(p *past, to time.Duration) []Slice {
+	from := p.until
 	width := e.sliceWidth()
 	out := make([]Slice, (to-from+width-1)/width)
 	firsts := make([][]time.Duration, len(out))
 	for i := range out {
 		at := from + time.Duration(i)*width
 		out[i].FromS = seconds(at)
-		if s := e.hits(at, at+width); s.turns >= 2 {
+		if s := p.hits(at, at+width); s.turns >= 2 {
 			out[i].Hit = &s.mean
 		}
 	}

@@ -3,9 +3,10 @@ package scenario
 import (
 	"context"
 	"errors"
-	"fmt"
+	"math"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -27,6 +28,7 @@ type pace struct {
 }
 
 func (r *run) play(ctx context.Context) (e *evidence, err error) {
+	debug.FreeOSMemory() // so that the report of this run does not have the memory of the last one
 	l := newLedger()
 	f, err := r.start(ctx, l)
 	if err != nil {
@@ -69,21 +71,21 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	watching.Go(func() { r.tell(looking, l) })
 	var unkept error
 	watching.Go(func() { unkept = folded.play(looking) })
-	if err := r.traffic(ctx, e, l, t, op, w); err != nil {
-		look()
-		watching.Wait()
-		return e, err
+	if err = r.traffic(ctx, e, l, t, op, w); err == nil {
+		e.quiet = hush(ctx, f, l)
+		readAll(ctx, f, op)
 	}
-	e.quiet = hush(ctx, f, l)
-	err = readAll(ctx, f, op)
 	look()
 	watching.Wait()
+	if err != nil {
+		return e, err
+	}
 	folded.mem.look()
 	e.past, e.harness = folded.past, folded.mem
-	e.attempts, e.visits = l.all()
+	e.attempts, e.visits = l.take(math.MaxInt64)
 	e.marks, e.seen = w.log.snapshot(), o.seen
 	e.history, e.strange, e.late = op.log.Operations(), op.strange, op.late
-	return e, errors.Join(err, unkept, folded.write(e), ctx.Err())
+	return e, errors.Join(unkept, folded.write(e), ctx.Err())
 }
 
 func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
@@ -95,58 +97,46 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 	cfg := fleet.Config{
 		Binary: r.cfg.Binary, Nodes: r.cfg.Nodes, Engines: r.s.Engines, Engine: engineConfig(), Seed: r.cfg.Seed, Log: r.cfg.Log,
 		Settings: settings(), Dir: r.cfg.Keep, HAProxy: r.s.HAProxy,
-		Balancer: fleet.BalancerConfig{Interval: 250 * time.Millisecond},
 	}
 	cfg.Engine.Watch = l.watch
 	// Without the heap floor of serve, in which a leak could hide.
 	cfg.Env = append([]string{"GOGC=100"}, r.cfg.Env...)
-	if r.cfg.Nodes > 3 {
-		cfg.Spares = r.cfg.Nodes - 3
-	}
-	if r.cfg.Nodes < 3 {
-		cfg.Founders = 0
-	}
-	cfg.Switched = fleet.Isolated() && fleet.Supports(fleet.FaultLinks) == nil
-	cfg.Certificates = slices.Contains(needs(r.s, &r.cfg), fleet.FaultCertificates)
+	cfg.Spares = max(0, r.cfg.Nodes-3)
+	cfg.Switched = fleet.Isolated() && fleet.Supports(fleet.FaultLinks, "") == nil
+	cfg.Certificates = slices.ContainsFunc(r.cfg.Schedule, func(e Event) bool { return e.Kind == "expire" })
 	return fleet.Start(starting, cfg)
 }
 
-// traffic plays clients, operators and the schedule, and returns when the last request has ended
-// and all events are undone.
+// traffic plays clients, operators and the schedule until the last request and event have ended.
 func (r *run) traffic(ctx context.Context, e *evidence, l *ledger, t *traffic, op *operator, w *world) error {
 	running, stop := context.WithCancel(ctx)
 	defer stop()
-	var clients, operators, events sync.WaitGroup
+	var load, events sync.WaitGroup
 	var failed error
-	clients.Go(func() { failed = t.play(running) })
-	operators.Go(func() { op.play(running, 3, 150*time.Millisecond) })
+	load.Go(func() { failed = t.play(running) })
+	load.Go(func() { op.play(running, 3, 150*time.Millisecond) })
 	healed := make(chan struct{}) // closed to end events without an end of their own
-	last := r.pace.lead
 	for _, ev := range r.cfg.Schedule {
-		last = max(last, ev.At+ev.For)
 		events.Go(func() {
 			if sleep(running, ev.At-l.now()) == nil {
 				w.carryOut(ctx, ev, healed)
 			}
 		})
 	}
-	if sleep(ctx, last-l.now()) != nil {
-		close(healed)
-		events.Wait()
+	err := sleep(ctx, max(r.pace.lead, r.cfg.Schedule.End())-l.now())
+	if err != nil {
 		stop()
-		clients.Wait()
-		operators.Wait()
-		return ctx.Err()
 	}
 	close(healed)
 	events.Wait()
 	e.healed = l.now()
-	// Events that took longer than scheduled do not shorten the time after.
-	err := sleep(ctx, max(r.cfg.Duration, e.healed+r.pace.tail)-l.now())
+	if err == nil {
+		// Events that took longer than scheduled do not shorten the time after.
+		err = sleep(ctx, max(r.cfg.Duration, e.healed+r.pace.tail)-l.now())
+	}
 	e.stopped = l.now()
 	stop()
-	operators.Wait()
-	clients.Wait()
+	load.Wait()
 	e.drained = l.now()
 	return errors.Join(err, failed)
 }
@@ -154,27 +144,23 @@ func (r *run) traffic(ctx context.Context, e *evidence, l *ledger, t *traffic, o
 // readWithin bounds the final reads, when the whole fleet runs and has a leader.
 const readWithin = 20 * time.Second
 
-func readAll(ctx context.Context, f *fleet.Fleet, op *operator) error {
+func readAll(ctx context.Context, f *fleet.Fleet, op *operator) {
 	ctx, cancel := context.WithTimeout(ctx, readWithin)
 	defer cancel()
 	for _, n := range f.Nodes() {
-		if !n.Running() {
-			continue
-		}
-		for {
-			err := op.final(ctx, n)
-			if err == nil {
-				break
+		var err error
+		until(ctx, func() bool {
+			err = nil
+			if n.Running() {
+				err = op.final(ctx, n)
 			}
-			if sleep(ctx, 100*time.Millisecond) != nil {
-				op.mu.Lock()
-				op.strange = append(op.strange, Violation{At: op.l.now(), Place: n.Name(), Evidence: fmt.Sprintf("cannot tell the membership, %v after all faults are over: %v", readWithin, err)})
-				op.mu.Unlock()
-				return nil
-			}
+			return err == nil
+		})
+		if err != nil {
+			op.note(&op.strange, op.l.now(), n, "did not answer a read of the membership within %v after the last fault: %v", readWithin, err)
+			return
 		}
 	}
-	return nil
 }
 
 func (e *evidence) close(f *fleet.Fleet, whole bool) {

@@ -7,6 +7,7 @@
 package scenario
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,15 +31,13 @@ type Config struct {
 	Nodes    int           // default: the scenario's
 	Duration time.Duration // of the traffic; default: the scenario's
 	Schedule Schedule      // replaces the seed's schedule; its last event must end before the traffic does
-	// Soak makes one run of that length, which repeats the scenario's schedule, each time with the
-	// next seed.
+	// Soak makes one run of that length, which repeats the schedule with the next seed each time.
 	Soak time.Duration
 	Rate float64 // conversations begun per second; default: the scenario's
 	// Loopback runs all members in this machine's network, where links cannot be broken. Otherwise
 	// every member has a network namespace if the machine allows it.
 	Loopback bool
-	// LeaveOut names invariants that are not judged, because the machine is too busy for their
-	// measurements.
+	// LeaveOut names invariants that are not judged, because the machine is too busy for them.
 	LeaveOut []string
 
 	Binary string   // the program grapevine; no default
@@ -97,8 +96,8 @@ func settings() map[string]any {
 
 const modelName = "emulated-8b"
 
-// engineConfig prefills instantly, so that knowledge and not queues decides the routing, and
-// decodes a token per 5 ms, so that faults hit running answers.
+// engineConfig prefills instantly, so that knowledge decides the routing, and decodes slowly, so
+// that faults hit running answers.
 func engineConfig() engine.ServerConfig {
 	return engine.ServerConfig{
 		Config: engine.Config{KVTokens: 4_000_000, BlockTokens: 64, MaxRunning: 256, PrefillRate: 4_000_000, ChunkTokens: 16_384, DecodeStep: 5 * time.Millisecond},
@@ -107,44 +106,28 @@ func engineConfig() engine.ServerConfig {
 }
 
 func (c Config) checked() (Config, *Scenario, error) {
+	fail := func(format string, args ...any) (Config, *Scenario, error) {
+		return c, nil, fmt.Errorf("%w: "+format, append([]any{ErrConfig}, args...)...)
+	}
 	s, ok := find(c.Scenario)
 	if !ok {
-		return c, nil, fmt.Errorf("%w: no scenario %q: grapevine-lab chaos list shows them", ErrConfig, c.Scenario)
+		return fail("no scenario %q: grapevine-lab chaos list shows them", c.Scenario)
 	}
-	if c.Nodes == 0 {
-		c.Nodes = s.Nodes
+	if c.Nodes = cmp.Or(c.Nodes, s.Nodes); c.Nodes < s.LeastNodes || c.Nodes > maxNodes {
+		return fail("%s with %d nodes: give %d to %d", s.Name, c.Nodes, s.LeastNodes, maxNodes)
 	}
-	if c.Nodes < s.LeastNodes || c.Nodes > maxNodes {
-		return c, nil, fmt.Errorf("%w: %s with %d nodes: give %d to %d", ErrConfig, s.Name, c.Nodes, s.LeastNodes, maxNodes)
-	}
-	c.command = fmt.Sprintf("grapevine-lab chaos run %s --seed %d --nodes %d", c.Scenario, c.Seed, c.Nodes)
-	given := c.Duration
-	if c.Duration == 0 {
-		c.Duration = s.Duration
-	}
+	given, scheduled := c.Duration, c.Schedule != nil
+	c.Duration = cmp.Or(given, s.Duration)
 	if least := leadTime + tailTime + 4*time.Second; c.Duration < least || c.Duration > maxTime {
-		return c, nil, fmt.Errorf("%w: %v of traffic: give %v to %v", ErrConfig, c.Duration, least, maxTime)
+		return fail("%v of traffic: give %v to %v", c.Duration, least, maxTime)
 	}
-	switch {
-	case c.Schedule != nil:
-		c.command += " --schedule FILE"
-	default:
+	if !scheduled {
 		c.Schedule = s.schedule(&c)
 	}
-	if c.Soak > 0 {
-		c.command += fmt.Sprintf(" --soak %v", c.Soak)
-	}
 	for _, name := range c.LeaveOut {
-		if !slices.ContainsFunc(invariants(), func(i Invariant) bool { return i.Name == name }) {
-			return c, nil, fmt.Errorf("%w: no promise %q to leave out: grapevine-lab chaos list shows them", ErrConfig, name)
+		if !slices.ContainsFunc(Invariants(), func(i Invariant) bool { return i.Name == name }) {
+			return fail("no promise %q to leave out: grapevine-lab chaos list shows them", name)
 		}
-		c.command += " --leave-out " + name
-	}
-	if c.Rate > 0 {
-		c.command += fmt.Sprintf(" --rate %v", c.Rate)
-	}
-	if c.Loopback {
-		c.command += " --loopback"
 	}
 	if given == 0 {
 		c.Duration = max(c.Duration, c.Soak)
@@ -154,21 +137,37 @@ func (c Config) checked() (Config, *Scenario, error) {
 	}
 	if end := c.Schedule.End() + tailTime; end > c.Duration {
 		if given != 0 {
-			return c, nil, fmt.Errorf("%w: the schedule ends %v before the traffic: give --duration %v or more", ErrConfig, c.Duration-c.Schedule.End(), end)
+			return fail("the schedule ends %v before the traffic: give --duration %v or more", c.Duration-c.Schedule.End(), end)
 		}
 		c.Duration = end
 	}
 	if left, err := os.ReadDir(c.Keep); c.Keep != "" && err == nil && len(left) > 0 {
 		// Nodes would use the data of another run.
-		return c, nil, fmt.Errorf("%w: %s is not empty: name another directory to keep things in, or empty it", ErrConfig, c.Keep)
+		return fail("%s is not empty: name another directory to keep things in, or empty it", c.Keep)
 	}
-	if given != 0 || c.Duration != max(s.Duration, c.Soak) {
-		c.command += fmt.Sprintf(" --duration %v", c.Duration)
-	}
-	if beside, err := fleet.FindRouter(""); c.Binary != "" && (err != nil || c.Binary != beside) {
-		c.command += " --router " + c.Binary
-	}
+	c.command = c.commandLine(scheduled, given != 0 || c.Duration != max(s.Duration, c.Soak))
 	return c, s, nil
+}
+
+// commandLine repeats the run. The schedule and the duration are in it if they were given.
+func (c *Config) commandLine(schedule, duration bool) string {
+	line := fmt.Sprintf("grapevine-lab chaos run %s --seed %d --nodes %d", c.Scenario, c.Seed, c.Nodes)
+	add := func(given bool, format string, args ...any) {
+		if given {
+			line += " --" + fmt.Sprintf(format, args...)
+		}
+	}
+	add(schedule, "schedule FILE")
+	add(c.Soak > 0, "soak %v", c.Soak)
+	for _, name := range c.LeaveOut {
+		add(true, "leave-out %s", name)
+	}
+	add(c.Rate > 0, "rate %v", c.Rate)
+	add(c.Loopback, "loopback")
+	add(duration, "duration %v", c.Duration)
+	beside, err := fleet.FindRouter("")
+	add(c.Binary != "" && (err != nil || c.Binary != beside), "router %s", c.Binary)
+	return line
 }
 
 const maxNodes = 16
@@ -191,53 +190,36 @@ func names(what string, n int) (out []string) {
 	return out
 }
 
+// leftOut returns why the run cannot be made here, with remedies; empty if it can.
 func leftOut(s *Scenario, c *Config) (missing []string) {
-	words := needs(s, c)
-	links := slices.Contains(words, fleet.FaultLinks)
-	if links && c.Loopback {
-		return []string{"partition: there are no links to break on the loopback interface (--loopback)"}
-	}
-	for _, w := range words {
-		if w == faultNewer {
-			if c.Newer == "" {
-				missing = append(missing, "upgrade: no program of a newer release was given (--newer)")
+	for _, w := range needs(s, c) {
+		switch {
+		case w == faultNewer && c.Newer == "":
+			missing = append(missing, "upgrade: no program of a newer release: make build-newer builds one: give --newer bin/grapevine-newer")
+		case w == faultNewer:
+		case w == fleet.FaultLinks && c.Loopback:
+			missing = append(missing, "links cannot be broken on the loopback interface: run it without --loopback")
+		default:
+			if err := fleet.Supports(w, c.Binary); err != nil {
+				missing = append(missing, err.Error())
+			} else if w == fleet.FaultLinks && !fleet.Isolated() {
+				missing = append(missing, "links cannot be broken: this process has no network of its own")
 			}
-			continue
 		}
-		check := fleet.Supports
-		if w == fleet.FaultInstrumented {
-			check = func(string) error { return fleet.Instrumented(c.Binary) }
-		}
-		if err := check(w); err != nil {
-			missing = append(missing, err.Error())
-		}
-	}
-	if links && len(missing) == 0 && !fleet.Isolated() {
-		missing = append(missing, "partition: this process has no network of its own")
 	}
 	return missing
 }
 
-// WantsNetwork reports whether the run should be made in a process that fleet.Isolate starts:
-// wherever that works.
-func WantsNetwork(c Config) (bool, error) {
-	c, _, err := c.checked()
-	return err == nil && !c.Loopback && fleet.Supports(fleet.FaultLinks) == nil, err
+// Check returns the error that Run would return about the config.
+func (c Config) Check() error {
+	_, _, err := c.checked()
+	return err
 }
 
 func needs(s *Scenario, c *Config) []string {
 	words := append(c.Schedule.needs(), s.Needs...)
 	slices.Sort(words)
 	return slices.Compact(words)
-}
-
-// LeaveOut is the report of a run that cannot be made here, with the reason.
-func LeaveOut(c Config, why error) (*Report, error) {
-	c, s, err := c.checked()
-	if err != nil {
-		return nil, err
-	}
-	return skipped(&c, s, []string{why.Error()}), nil
 }
 
 // Run starts the fleet, plays traffic and schedule, waits for quiet, stops the fleet and judges.

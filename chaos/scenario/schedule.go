@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -40,11 +41,8 @@ var ErrSchedule = errors.New("schedule")
 func (e Event) String() string {
 	var b strings.Builder
 	b.WriteString(e.At.String() + " " + e.Kind)
-	for i, g := range e.Groups {
-		if i > 0 {
-			b.WriteString(" " + specOf(e.Kind).joint())
-		}
-		b.WriteString(" " + strings.Join(g, ","))
+	if len(e.Groups) > 0 {
+		b.WriteString(" " + specOf(e.Kind).join(e.Groups))
 	}
 	for _, p := range e.Params {
 		b.WriteString(" " + p.Name + "=" + p.Value)
@@ -111,7 +109,7 @@ func parseEvent(fields []string) (e Event, err error) {
 	e.Kind = fields[1]
 	spec, ok := findSpec(e.Kind)
 	if !ok {
-		return e, fmt.Errorf("%q is no fault: write one of %s", e.Kind, strings.Join(faultNames(), ", "))
+		return e, fmt.Errorf("%q is not a fault: write one of %s", e.Kind, strings.Join(faultNames(), ", "))
 	}
 	rest := fields[2:]
 	if n := len(rest); n >= 2 && rest[n-2] == "for" {
@@ -131,7 +129,7 @@ func parseEvent(fields []string) (e Event, err error) {
 		for _, word := range rest {
 			if word == "|" || word == ">" {
 				if word != spec.joint() {
-					return e, fmt.Errorf("%s: joins nothing with %s: %s", e.Kind, word, spec.usage())
+					return e, fmt.Errorf("%s: groups are not joined with %s: write %s", e.Kind, word, spec.usage())
 				}
 				e.Groups, group = append(e.Groups, group), []string{}
 				continue
@@ -153,7 +151,7 @@ const maxTime = 7 * 24 * time.Hour
 func parseTime(text string) (time.Duration, error) {
 	d, err := time.ParseDuration(text)
 	if err != nil || d < 0 || d > maxTime {
-		return 0, fmt.Errorf("%q is no time: write one like 12.5s or 1m30s", text)
+		return 0, fmt.Errorf("%q is not a time: write one like 12.5s or 1m30s", text)
 	}
 	return d, nil
 }
@@ -170,6 +168,18 @@ func (e *Event) param(name string) string {
 		}
 	}
 	return ""
+}
+
+// number is the value of a setting or its default; both were checked. It is 0 without the setting.
+func (e *Event) number(name string) float64 {
+	x, _ := strconv.ParseFloat(e.param(name), 64)
+	return x
+}
+
+// duration is number for a time.
+func (e *Event) duration(name string) time.Duration {
+	d, _ := time.ParseDuration(e.param(name))
+	return d
 }
 
 func (e *Event) members() (out []string) {

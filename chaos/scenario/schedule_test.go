@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"errors"
+	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -44,30 +45,30 @@ func TestParse(t *testing.T) {
 
 func TestParseErrors(t *testing.T) {
 	for line, want := range map[string]string{
-		"kill node-0":                         `"kill" is no time`,
-		"-1s kill node-0":                     `"-1s" is no time`,
+		"kill node-0":                         `"kill" is not a time`,
+		"-1s kill node-0":                     `"-1s" is not a time`,
 		"1s":                                  "no fault: write one of kill",
-		"1s kil node-0":                       `"kil" is no fault: write one of kill`,
+		"1s kil node-0":                       `"kil" is not a fault: write one of kill`,
 		"1s kill":                             "write kill NODE,...",
 		"1s kill ,":                           "write kill NODE,...",
 		"1s kill node-0 for soon":             "write a duration",
 		"1s kill node-0 for 0s":               "write a duration",
-		"1s pause node-0":                     "needs an end",
-		"1s amnesia engine-0 for 1s":          "has no end: leave out for 1s",
+		"1s pause node-0":                     "needs a duration",
+		"1s amnesia engine-0 for 1s":          "has no duration: leave out for 1s",
 		"1s partition node-0":                 "write partition NODE,... | NODE,...",
 		"1s partition node-0 | for 3s":        "write partition NODE,... | NODE,...",
-		"1s partition node-0 > node-1":        "joins nothing with >",
-		"1s kill node-0 | node-1":             "joins nothing with |",
+		"1s partition node-0 > node-1":        "groups are not joined with >",
+		"1s kill node-0 | node-1":             "groups are not joined with |",
 		"1s link node-0 > node-1 loss=2":      "loss=2: write a share from 0 to 1",
 		"1s link node-0 > node-1 los=0.2":     `has no setting "los"`,
-		"1s link node-0 > * loss=0 loss=1":    "stands twice",
+		"1s link node-0 > * loss=0 loss=1":    "is given twice",
 		"1s slow engine-0 factor=NaN for 1s":  "write a number above 0",
 		"1s slow engine-0 factor=0 for 1s":    "write a number above 0",
 		"1s clock node-0 step=0s":             "write a duration, forward or back",
 		"1s break engine-0 count=1.5 for 1s":  "write a whole number",
-		"200h kill node-0":                    "is no time",
+		"200h kill node-0":                    "is not a time",
 		"1s flood node-0 for 1s":              "write flood",
-		"1s slow-disk node-0 by=never for 1s": "is no time",
+		"1s slow-disk node-0 by=never for 1s": "is not a time",
 	} {
 		_, err := Parse("2s kill node-1\n\n" + line)
 		if err == nil || !errors.Is(err, ErrSchedule) || !strings.Contains(err.Error(), "line 3: ") || !strings.Contains(err.Error(), want) {
@@ -84,7 +85,7 @@ func TestMembers(t *testing.T) {
 	for line, ok := range map[string]bool{
 		"1s kill node-1": true, "1s kill node-2": false, "1s kill engine-0": false, "1s kill leader,follower": true,
 		"1s crash engine-0": true, "1s crash node-0": false, "1s crash leader": false,
-		"1s link engine-0 > leader": true, "1s link clients > *": true, "1s link nobody > *": false, "1s partition node-0 | *": false,
+		"1s link engine-0 > leader": true, "1s link clients > *": true, "1s link missing > *": false, "1s partition node-0 | *": false,
 	} {
 		s, err := Parse(line)
 		if err != nil {
@@ -96,10 +97,19 @@ func TestMembers(t *testing.T) {
 	}
 }
 
+// Sample is the schedule of a scenario for a seed.
+func Sample(name string, seed uint64) (Schedule, error) {
+	s, ok := find(name)
+	if !ok {
+		return nil, fmt.Errorf("no scenario %q", name)
+	}
+	return s.generate(newDice(seed, s.Nodes, s.Engines, s.Duration)).sorted(), nil
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add("12.5s partition node-0,node-1 | node-2 for 10s\n3s kill leader")
 	f.Add("1m30s link node-0 > * loss=1 delay=20ms for 1s # x")
-	for _, s := range catalogue {
+	for _, s := range List() {
 		sample, err := Sample(s.Name, 1)
 		if err != nil {
 			f.Fatal(err)
@@ -119,13 +129,13 @@ func FuzzParse(f *testing.F) {
 }
 
 func TestCatalogue(t *testing.T) {
-	for _, s := range catalogue {
+	for _, s := range List() {
 		if _, err := Parse(s.Name); s.Proves == "" || len(s.Must) == 0 || err == nil {
 			t.Errorf("%s says too little of itself", s.Name)
 		}
 		for _, must := range s.Must {
 			found := false
-			for _, i := range invariants() {
+			for _, i := range Invariants() {
 				found = found || i.Name == must
 			}
 			if !found {

@@ -1,12 +1,14 @@
 package scenario
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,67 +17,40 @@ import (
 
 // Load describes the clients. Zero fields take the defaults.
 type Load struct {
-	Rate      float64       // conversations begun per second; default 10
-	Turns     float64       // mean per conversation; default 5
-	Think     time.Duration // mean pause before the next turn, in addition to leastThink; default 300 ms
-	Output    [2]int        // tokens of a reply, from and to; default 8 to 80
-	Heads     int           // system prompts shared by the conversations; default 6
-	HeadBytes int           // of each; default 2048
-	KeepAlive float64       // share of conversations that keep their connection; default 0.5
-	Opening   [2]int        // bytes of the first question, from and to; default 2000 to 12000
-	Departing float64       // share of requests whose client leaves early; default 0.06
-	Long      float64       // share of requests with LongOutput tokens; default 0.03
+	Rate      float64 // conversations begun per second; default 10
+	Output    [2]int  // tokens of a reply, from and to; default 8 to 80
+	HeadBytes int     // of each system prompt; default 2048
+	KeepAlive float64 // share of conversations that keep their connection; default 0.5
+	Opening   [2]int  // bytes of the first question, from and to; default 2000 to 12000
+	Departing float64 // share of requests whose client leaves early; default 0.06
+	Long      float64 // share of requests with LongOutput tokens; default 0.03
 	// LongOutput is in tokens. Default 600: 3 s at the engines' default rate.
 	LongOutput int
-	// NoRetries makes the first failure of a request final.
-	NoRetries bool
 }
 
+const (
+	meanTurns = 5                      // of a conversation
+	meanThink = 300 * time.Millisecond // pause before the next turn, in addition to leastThink
+	headCount = 6                      // system prompts shared by the conversations
+)
+
 func (l Load) withDefaults() Load {
-	set := func(x *float64, v float64) {
-		if *x == 0 {
-			*x = v
-		}
-	}
-	set(&l.Rate, 10)
-	set(&l.Turns, 5)
-	set(&l.KeepAlive, 0.5)
-	set(&l.Departing, 0.06)
-	set(&l.Long, 0.03)
-	if l.Think == 0 {
-		l.Think = 300 * time.Millisecond
-	}
-	if l.Output[1] == 0 {
-		l.Output = [2]int{8, 80}
-	}
-	if l.Opening[1] == 0 {
-		l.Opening = [2]int{2_000, 12_000}
-	}
-	if l.Heads == 0 {
-		l.Heads = 6
-	}
-	if l.HeadBytes == 0 {
-		l.HeadBytes = 2048
-	}
-	if l.LongOutput == 0 {
-		l.LongOutput = 600
-	}
+	l.Rate, l.KeepAlive, l.HeadBytes = cmp.Or(l.Rate, 10), cmp.Or(l.KeepAlive, 0.5), cmp.Or(l.HeadBytes, 2048)
+	l.Output, l.Opening = cmp.Or(l.Output, [2]int{8, 80}), cmp.Or(l.Opening, [2]int{2_000, 12_000})
+	l.Departing, l.Long, l.LongOutput = cmp.Or(l.Departing, 0.06), cmp.Or(l.Long, 0.03), cmp.Or(l.LongOutput, 600)
 	return l
 }
 
-// sdkRetries is how often the official clients repeat a request whose connection failed before an
-// answer began, or whose status is one of retried.
+// sdkRetries is how often the official clients repeat requests that failed before an answer.
 const sdkRetries = 2
 
-// leastThink is the shortest pause between turns: gossip promises to spread within a quarter of a
-// second, most of it an allowance for busy machines.
+// leastThink is the shortest pause between turns: about the promised time for gossip to spread.
 const leastThink = 200 * time.Millisecond
 
 // maxUnderWay bounds concurrent conversations; those above the bound are counted and not begun.
 const maxUnderWay = 10_000
 
-// traffic is an open loop of clients with conversations through the balancer. Safe for concurrent
-// use.
+// traffic is an open loop of clients with conversations. Safe for concurrent use.
 type traffic struct {
 	load   Load
 	seed   uint64
@@ -98,7 +73,7 @@ type traffic struct {
 func newTraffic(load Load, seed uint64, url string, cfg engine.ServerConfig, dial func(context.Context, string, string) (net.Conn, error), l *ledger) *traffic {
 	t := &traffic{load: load.withDefaults(), seed: seed, url: url, engine: cfg, dial: dial, l: l, whole: context.Background(), underWay: make(chan struct{}, maxUnderWay)}
 	rng := rand.New(rand.NewPCG(seed, 0x4ead))
-	for i := range t.load.Heads {
+	for i := range headCount {
 		t.heads = append(t.heads, fmt.Sprintf("You are assistant %d of run %d. %s", i, seed, prose(rng, t.load.HeadBytes)))
 	}
 	return t
@@ -133,15 +108,14 @@ func (t *traffic) begin(id int, hold func(*conversation), head, shape string) {
 	})
 }
 
-// flood starts one-turn requests with one long common prefix at that rate until ctx ends, without
-// waiting for them.
+// flood sends one-turn requests with one long common prefix at that rate until ctx ends.
 func (t *traffic) flood(ctx context.Context, rate float64, tokens int) {
 	t.mu.Lock()
 	t.floods++
 	id := t.floods << 32
 	t.mu.Unlock()
 	rng := rand.New(rand.NewPCG(t.seed, 0xf100d+uint64(id)))
-	head := "Everybody asks about this one thing. " + prose(rng, tokens*engine.TokenBytes)
+	head := "All these requests ask about one thing. " + prose(rng, tokens*engine.TokenBytes)
 	for sleep(ctx, time.Duration(rng.ExpFloat64()/rate*float64(time.Second))) == nil {
 		id++
 		t.begin(id, func(c *conversation) {
@@ -163,10 +137,10 @@ func (t *traffic) hold(ctx context.Context, c *conversation) {
 	defer client.CloseIdleConnections()
 	var m memory
 	for {
-		if !t.turn(client, c, &m) || c.rng.Float64() < 1/t.load.Turns {
+		if !t.turn(client, c, &m) || c.rng.Float64() < 1.0/meanTurns {
 			return
 		}
-		if sleep(ctx, leastThink+time.Duration(c.rng.ExpFloat64()*float64(t.load.Think))) != nil {
+		if sleep(ctx, leastThink+time.Duration(c.rng.ExpFloat64()*float64(meanThink))) != nil {
 			return
 		}
 	}
@@ -176,8 +150,7 @@ func (t *traffic) client(keep bool) *http.Client {
 	return &http.Client{Transport: &http.Transport{DialContext: t.dial, DisableKeepAlives: !keep, DisableCompression: true, MaxIdleConnsPerHost: 1}}
 }
 
-// turn sends the next request of a conversation, with retries, and reports whether the conversation
-// can continue. Only the end of the whole run cancels a request that has begun.
+// turn sends the next request of a conversation, with retries, and reports whether it can continue.
 func (t *traffic) turn(client *http.Client, c *conversation, m *memory) bool {
 	output := t.load.Output[0] + c.rng.IntN(t.load.Output[1]-t.load.Output[0]+1)
 	if c.rng.Float64() < t.load.Long {
@@ -208,7 +181,7 @@ func (t *traffic) turn(client *http.Client, c *conversation, m *memory) bool {
 			c.said(p.want)
 			return true
 		}
-		again := !t.load.NoRetries && try < sdkRetries && retried(a)
+		again := try < sdkRetries && retried(a)
 		a.Last = !again || sleep(t.whole, pauseBefore(try, c.pauses)) != nil
 		t.l.add(a)
 		if a.Last {
@@ -218,10 +191,7 @@ func (t *traffic) turn(client *http.Client, c *conversation, m *memory) bool {
 }
 
 func retried(a *Attempt) bool {
-	if a.Outcome == Unanswered {
-		return true
-	}
-	return a.Outcome == Refused && (a.Status == http.StatusRequestTimeout || a.Status == http.StatusConflict || a.Status == http.StatusTooManyRequests || a.Status >= 500)
+	return a.Outcome == Unanswered || a.Outcome == Refused && (a.Status >= 500 || slices.Contains([]int{http.StatusRequestTimeout, http.StatusConflict, http.StatusTooManyRequests}, a.Status))
 }
 
 func pauseBefore(try int, rng *rand.Rand) time.Duration {

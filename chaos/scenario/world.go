@@ -2,10 +2,15 @@ package scenario
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"strconv"
+	"io"
+	"math/rand/v2"
+	"net"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"grapevine/chaos/engine"
@@ -23,8 +28,7 @@ type world struct {
 	newer string        // program of the next release, or ""
 	ready time.Duration // how long a node may take to be ready
 
-	mu    sync.Mutex
-	links int
+	links atomic.Int32 // link faults in effect
 }
 
 // carryOut does one event, waits for its end and undoes it. A failed event is recorded in its mark.
@@ -36,28 +40,22 @@ func (w *world) carryOut(ctx context.Context, e Event, end <-chan struct{}) {
 	if err == nil {
 		back, err = w.inflict(ctx, m, members)
 	}
-	at := w.log.now()
-	w.log.set(m, func(m *Mark) { m.Struck = at })
+	w.log.set(m, func(m *Mark) { m.Struck = w.log.now() })
 	if back != nil {
+		var over <-chan time.Time
 		if e.For > 0 {
-			select {
-			case <-time.After(e.For - min(e.For, at-m.Began)):
-			case <-end:
-			case <-ctx.Done():
-			}
-		} else {
-			select {
-			case <-end:
-			case <-ctx.Done():
-			}
+			over = time.After(m.Began + e.For - w.log.now())
 		}
-		began := w.log.now()
-		w.log.set(m, func(m *Mark) { m.Ending = began })
+		select {
+		case <-over:
+		case <-end:
+		case <-ctx.Done():
+		}
+		w.log.set(m, func(m *Mark) { m.Ending = w.log.now() })
 		err = errors.Join(err, back(context.WithoutCancel(ctx)))
 	}
-	over := w.log.now()
 	w.log.set(m, func(m *Mark) {
-		m.Over = over
+		m.Over = w.log.now()
 		if err != nil && ctx.Err() == nil {
 			m.Failed = err.Error()
 		}
@@ -101,24 +99,15 @@ func (w *world) who(ctx context.Context, role string, taken []string) (string, e
 				return n.Name(), nil
 			}
 			for _, s := range st.Servers {
-				if s.Voter && s.Name != n.Name() && s.Alive && w.f.Node(s.Name) != nil && !contains(taken, s.Name) {
+				if s.Voter && s.Name != n.Name() && s.Alive && w.f.Node(s.Name) != nil && !slices.Contains(taken, s.Name) {
 					return s.Name, nil
 				}
 			}
 		}
 		if sleep(ctx, 50*time.Millisecond) != nil {
-			return "", fmt.Errorf("nobody is %s: %w", role, errors.Join(ctx.Err(), last))
+			return "", fmt.Errorf("no node is %s: %w", role, errors.Join(ctx.Err(), last))
 		}
 	}
-}
-
-func contains(list []string, name string) bool {
-	for _, s := range list {
-		if s == name {
-			return true
-		}
-	}
-	return false
 }
 
 func (w *world) inflict(ctx context.Context, m *Mark, members [][]string) (undo, error) {
@@ -132,61 +121,58 @@ func (w *world) inflict(ctx context.Context, m *Mark, members [][]string) (undo,
 			}
 			return nil, nil
 		}
-		return w.each(members[0], func(name string) (undo, error) { return w.toNode(ctx, m, w.f.Node(name)) })
+		return each(members[0], func(name string) (undo, error) { return w.toNode(ctx, m, w.f.Node(name)) })
 	case toEngines:
-		return w.each(members[0], func(name string) (undo, error) { return w.toEngine(ctx, m, w.engine(name)) })
+		return each(members[0], func(name string) (undo, error) { return w.toEngine(ctx, m, w.f.Engine(name)) })
 	case toPair, toWay:
 		return w.toLinks(m, members[0], members[1])
 	}
-	rate, _ := strconv.ParseFloat(m.param("rate"), 64)
-	tokens, _ := strconv.ParseInt(m.param("tokens"), 10, 64)
-	flooding, stop := context.WithCancel(ctx)
+	return during(ctx, func(ctx context.Context) { w.t.flood(ctx, m.number("rate"), int(m.number("tokens"))) }), nil
+}
+
+// during runs f in the background until it is undone.
+func during(ctx context.Context, f func(ctx context.Context)) undo {
+	ctx, stop := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		w.t.flood(flooding, rate, int(tokens))
+		f(ctx)
 	}()
 	return func(context.Context) error {
 		stop()
 		<-done
 		return nil
-	}, nil
+	}
 }
 
-func (w *world) each(names []string, do func(name string) (undo, error)) (undo, error) {
-	undos, errs := make([]undo, len(names)), make([]error, len(names))
-	var work sync.WaitGroup
-	for i, name := range names {
-		work.Go(func() { undos[i], errs[i] = do(name) })
-	}
-	work.Wait()
-	any := false
-	for _, u := range undos {
-		any = any || u != nil
-	}
-	if !any {
-		return nil, errors.Join(errs...)
+// each does and later undoes the same to all members at once.
+func each(names []string, do func(name string) (undo, error)) (undo, error) {
+	undos := make([]undo, len(names))
+	err := atOnceFor(names, func(i int) (err error) {
+		undos[i], err = do(names[i])
+		return err
+	})
+	if !slices.ContainsFunc(undos, func(u undo) bool { return u != nil }) {
+		return nil, err
 	}
 	return func(ctx context.Context) error {
-		errs := make([]error, len(undos))
-		var work sync.WaitGroup
-		for i, u := range undos {
-			if u != nil {
-				work.Go(func() { errs[i] = u(ctx) })
+		return atOnceFor(names, func(i int) error {
+			if undos[i] == nil {
+				return nil
 			}
-		}
-		work.Wait()
-		return errors.Join(errs...)
-	}, errors.Join(errs...)
+			return undos[i](ctx)
+		})
+	}, err
 }
 
-func (w *world) engine(name string) *fleet.Engine {
-	for _, e := range w.f.Engines() {
-		if e.Name() == name {
-			return e
-		}
+func atOnceFor(names []string, f func(i int) error) error {
+	errs := make([]error, len(names))
+	var work sync.WaitGroup
+	for i := range names {
+		work.Go(func() { errs[i] = f(i) })
 	}
-	return nil
+	work.Wait()
+	return errors.Join(errs...)
 }
 
 func (w *world) toNode(ctx context.Context, m *Mark, n *fleet.Node) (undo, error) {
@@ -205,29 +191,23 @@ func (w *world) toNode(ctx context.Context, m *Mark, n *fleet.Node) (undo, error
 	case "hang-disk":
 		return heal, n.HangDisk()
 	case "slow-disk":
-		by, _ := time.ParseDuration(m.param("by"))
-		return heal, n.SlowDisk(by)
+		return heal, n.SlowDisk(m.duration("by"))
 	case "clock":
-		by, _ := time.ParseDuration(m.param("step"))
-		return nil, n.StepClock(by)
+		return nil, n.StepClock(m.duration("step"))
 	case "expire":
-		in, _ := time.ParseDuration(m.param("in"))
-		return func(context.Context) error { return n.RenewCertificate() }, n.ExpireCertificate(in)
+		return func(context.Context) error { return n.IssueCertificate(fleet.CertificateLife) }, n.IssueCertificate(m.duration("in"))
 	case "malformed":
-		rate, _ := strconv.ParseFloat(m.param("rate"), 64)
-		return w.strangers(ctx, n, rate)
+		return w.strangers(ctx, n, m.number("rate"))
 	}
-	panic("scenario: nothing is done to a node for " + m.Kind)
+	panic("scenario: no node fault " + m.Kind)
 }
 
 func (w *world) restarting(run context.Context, n *fleet.Node) undo {
 	return func(ctx context.Context) error {
-		select {
-		case <-run.Done():
+		if run.Err() != nil {
 			return nil
-		default:
-			return w.start(ctx, n)
 		}
+		return w.start(ctx, n)
 	}
 }
 
@@ -251,6 +231,7 @@ func (w *world) stop(ctx context.Context, m *Mark, n *fleet.Node) error {
 	return err
 }
 
+// turn is a node's part of a roll or an upgrade.
 func (w *world) turn(ctx context.Context, m *Mark, n *fleet.Node) error {
 	if err := w.stop(ctx, m, n); err != nil {
 		return err
@@ -268,66 +249,50 @@ func (w *world) turn(ctx context.Context, m *Mark, n *fleet.Node) error {
 	if err := w.f.WaitHealthy(known, n.Name(), true); err != nil {
 		return err
 	}
-	if m.Kind != "roll" {
-		return nil
-	}
-	pause, _ := time.ParseDuration(m.param("pause"))
-	return sleep(ctx, pause)
+	return sleep(ctx, m.duration("pause"))
 }
 
 func (w *world) toEngine(ctx context.Context, m *Mark, e *fleet.Engine) (undo, error) {
-	inject := func(f engine.Fault) (undo, error) {
-		s := e.Server()
-		if s == nil {
-			return nil, fmt.Errorf("%s does not run", e.Name())
-		}
-		return func(context.Context) error {
-			if now := e.Server(); now != s {
-				return nil
-			}
-			return s.Inject(engine.Fault{Kind: "none"})
-		}, s.Inject(f)
-	}
 	switch m.Kind {
 	case "crash":
 		return func(context.Context) error { return e.Start() }, e.Stop()
-	case "hang":
-		return inject(engine.Fault{Kind: "hang"})
-	case "slow":
-		factor, _ := strconv.ParseFloat(m.param("factor"), 64)
-		return inject(engine.Fault{Kind: "slow", Factor: factor})
-	case "amnesia":
-		_, err := inject(engine.Fault{Kind: "amnesia"})
-		return nil, err
-	case "overload":
-		return inject(engine.Fault{Kind: "503"})
-	case "break":
-		count, _ := strconv.Atoi(m.param("count"))
-		after, _ := strconv.ParseInt(m.param("after"), 10, 64)
-		return inject(engine.Fault{Kind: "reset", Count: count, AfterBytes: after})
-	case "lie":
-		factor, _ := strconv.ParseFloat(m.param("factor"), 64)
-		return inject(engine.Fault{Kind: "lie", Factor: factor})
 	case "drain":
 		return func(ctx context.Context) error { return w.op.change(ctx, opResume, e) }, w.op.change(ctx, opDrain, e)
 	case "remove":
 		return func(ctx context.Context) error { return w.op.change(ctx, opAdd, e) }, w.op.change(ctx, opRemove, e)
 	}
-	panic("scenario: nothing is done to an engine for " + m.Kind)
+	s := e.Server()
+	if s == nil {
+		return nil, fmt.Errorf("%s does not run", e.Name())
+	}
+	kind := m.Kind
+	if own, ok := map[string]string{"overload": "503", "break": "reset"}[kind]; ok {
+		kind = own
+	}
+	err := s.Inject(engine.Fault{Kind: kind, Factor: m.number("factor"), Count: int(m.number("count")), AfterBytes: int64(m.number("after"))})
+	if kind == "amnesia" {
+		return nil, err
+	}
+	return func(context.Context) error {
+		if e.Server() != s {
+			return nil // started again, without faults
+		}
+		return s.Inject(engine.Fault{Kind: "none"})
+	}, err
 }
 
 func (w *world) toLinks(m *Mark, a, b []string) (undo, error) {
 	switch m.Kind {
 	case "reset":
-		return nil, w.pairs(a, b, w.f.ResetLink)
+		return nil, pairs(a, b, w.f.ResetLink)
 	case "partition":
 		return w.laid(), w.f.Partition(a, b)
 	}
 	l := linkOf(&m.Event)
-	return w.laid(), w.pairs(a, b, func(x, y string) error { return w.f.SetLink(x, y, l) })
+	return w.laid(), pairs(a, b, func(x, y string) error { return w.f.SetLink(x, y, l) })
 }
 
-func (w *world) pairs(a, b []string, do func(x, y string) error) error {
+func pairs(a, b []string, do func(x, y string) error) error {
 	for _, x := range a {
 		for _, y := range b {
 			if err := do(x, y); err != nil {
@@ -338,16 +303,11 @@ func (w *world) pairs(a, b []string, do func(x, y string) error) error {
 	return nil
 }
 
-// laid counts link faults. The last undo heals all of them, because a link does not keep its
-// earlier settings.
+// laid counts link faults. The last undo heals all, because a link keeps no earlier settings.
 func (w *world) laid() undo {
-	w.mu.Lock()
-	w.links++
-	w.mu.Unlock()
+	w.links.Add(1)
 	return func(context.Context) error {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if w.links--; w.links > 0 {
+		if w.links.Add(-1) > 0 {
 			return nil
 		}
 		return w.f.Heal()
@@ -355,14 +315,64 @@ func (w *world) laid() undo {
 }
 
 func linkOf(e *Event) fleet.Link {
-	number := func(name string) float64 {
-		x, _ := strconv.ParseFloat(e.param(name), 64)
-		return x
+	return fleet.Link{
+		Delay: e.duration("delay"), Jitter: e.duration("jitter"), Loss: e.number("loss"), Duplicate: e.number("duplicate"), Reorder: e.number("reorder"),
+		Rate: int64(e.number("rate")),
 	}
-	span := func(name string) time.Duration {
-		d, _ := time.ParseDuration(e.param(name))
-		return d
+}
+
+func (w *world) strangers(ctx context.Context, n *fleet.Node, rate float64) (undo, error) {
+	st, err := n.Raft(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("raft address of %s: %w", n.Name(), err)
 	}
-	rate, _ := strconv.ParseInt(e.param("rate"), 10, 64)
-	return fleet.Link{Delay: span("delay"), Jitter: span("jitter"), Loss: number("loss"), Duplicate: number("duplicate"), Reorder: number("reorder"), Rate: rate}
+	ports := []string{n.GossipAddr(), st.Addr, n.Addr(), n.AdminAddr()}
+	rng := rand.New(rand.NewPCG(w.t.seed, 0x57a6))
+	return during(ctx, func(ctx context.Context) {
+		var work sync.WaitGroup
+		defer work.Wait()
+		for sleep(ctx, time.Duration(rng.ExpFloat64()/rate*float64(time.Second))) == nil {
+			said, port, datagram := nonsense(rng), ports[rng.IntN(len(ports))], rng.IntN(4) == 0
+			work.Go(func() { babble(ctx, n, port, said, datagram) })
+		}
+	}), nil
+}
+
+func babble(ctx context.Context, n *fleet.Node, port string, said []byte, datagram bool) {
+	network := "tcp"
+	if datagram {
+		network, port = "udp", n.GossipAddr()
+		said = said[:min(len(said), 1200)]
+	}
+	d := net.Dialer{Timeout: time.Second}
+	c, err := d.DialContext(ctx, network, port)
+	if err != nil {
+		return
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(time.Second)) // an open connection supports deadlines
+	if _, err := c.Write(said); err != nil || datagram {
+		return
+	}
+	_, _ = io.CopyN(io.Discard, c, 4096)
+}
+
+func nonsense(rng *rand.Rand) []byte {
+	random := make([]byte, 1+rng.IntN(2000))
+	for i := range random {
+		random[i] = byte(rng.Uint32())
+	}
+	switch rng.IntN(6) {
+	case 0:
+		return append([]byte{0x16, 3, 1, byte(rng.Uint32()), byte(rng.Uint32())}, random...)
+	case 1:
+		return append(binary.BigEndian.AppendUint32(nil, 0xfffffff0), random...)
+	case 2:
+		return []byte("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+	case 3:
+		return append([]byte("GET /\x00"), random...)
+	case 4:
+		random[0] = byte(rng.IntN(16))
+	}
+	return random
 }

@@ -75,8 +75,7 @@ func number(t *testing.T, variable string) uint64 {
 	return n
 }
 
-// Swarm draws weights for kinds of events, some of them 0 and the rest different by factors, so
-// that runs differ in kind. The sum of weights is above 0.
+// Swarm draws weights for kinds of events, some of them 0, so that runs differ in kind.
 type Swarm struct {
 	weights []int
 	sum     int

@@ -13,8 +13,8 @@ import (
 // turn's prompt is the whole conversation plus a suffix. The loop of sessions is open: a slow fleet
 // delays later turns of a conversation, but no session start.
 //
-// The first SharedTokens of a prompt are common to all sessions with the same one of Pool prefixes.
-// Prompt includes them, so a short prompt is a truncated prefix with at least one token of its own.
+// Each session draws one of Pool prefixes of SharedTokens tokens, with which its prompts begin.
+// Prompt counts the prefix; a prompt that is shorter has a part of it and at least one own token.
 type Sessions struct {
 	Label        string
 	Rate         float64 // sessions per second

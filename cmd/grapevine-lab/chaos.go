@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -35,31 +33,10 @@ type chaosListCmd struct {
 	JSON bool `name:"json" help:"Print one JSON object."`
 }
 
-func (c *chaosListCmd) Run(s *streams) error {
-	if c.JSON {
-		return commandline.PrintJSON(s.out, chaosListOf())
-	}
-	l := chaosListOf()
-	fmt.Fprintln(s.out, "Scenarios, and what each is to show:")
-	w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
-	for _, x := range l.Scenarios {
-		fmt.Fprintf(w, "  %s\t%s\n", x.Name, x.Proves)
-	}
-	fmt.Fprintln(w, "\nFaults, as a line of a schedule has them after its time:")
-	for _, x := range l.Faults {
-		fmt.Fprintf(w, "  %s\t%s\n", x.Usage, x.Does)
-	}
-	fmt.Fprintln(w, "\nPromises that every run is held to:")
-	for _, x := range l.Invariants {
-		fmt.Fprintf(w, "  %s\t%s (%s)\n", x.Name, x.Promise, x.Bound)
-	}
-	return w.Flush()
-}
-
 type chaosList struct {
-	Scenarios  []listedScenario  `json:"scenarios"`
-	Faults     []listedFault     `json:"faults"`
-	Invariants []listedInvariant `json:"invariants"`
+	Scenarios  []listedScenario     `json:"scenarios"`
+	Faults     []scenario.Fault     `json:"faults"`
+	Invariants []scenario.Invariant `json:"invariants"`
 }
 
 type listedScenario struct {
@@ -70,29 +47,28 @@ type listedScenario struct {
 	DurationS float64 `json:"duration_s"`
 }
 
-type listedFault struct {
-	Usage string `json:"usage"`
-	Does  string `json:"does"`
-}
-
-type listedInvariant struct {
-	Name    string `json:"name"`
-	Promise string `json:"promise"`
-	Bound   string `json:"bound"`
-	Seen    string `json:"seen"`
-}
-
-func chaosListOf() (l chaosList) {
+func (c *chaosListCmd) Run(s *streams) error {
+	l := chaosList{Faults: scenario.Faults(), Invariants: scenario.Invariants()}
 	for _, x := range scenario.List() {
 		l.Scenarios = append(l.Scenarios, listedScenario{x.Name, x.Proves, x.Nodes, x.Engines, x.Duration.Seconds()})
 	}
-	for _, x := range scenario.Faults() {
-		l.Faults = append(l.Faults, listedFault{x[0], x[1]})
+	if c.JSON {
+		return commandline.PrintJSON(s.out, l)
 	}
-	for _, x := range scenario.Invariants() {
-		l.Invariants = append(l.Invariants, listedInvariant{x.Name, x.Promise, x.Bound, x.Seen})
+	w := tabwriter.NewWriter(s.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(s.out, "Scenarios, with what a passed run shows:")
+	for _, x := range l.Scenarios {
+		fmt.Fprintf(w, "  %s\t%s\n", x.Name, x.Proves)
 	}
-	return l
+	fmt.Fprintln(w, "\nFaults, as written in a schedule after the time:")
+	for _, x := range l.Faults {
+		fmt.Fprintf(w, "  %s\t%s\n", x.Usage, x.Does)
+	}
+	fmt.Fprintln(w, "\nPromises that every run checks:")
+	for _, x := range l.Invariants {
+		fmt.Fprintf(w, "  %s\t%s (%s)\n", x.Name, x.Promise, x.Bound)
+	}
+	return w.Flush()
 }
 
 type chaosRunCmd struct {
@@ -109,7 +85,6 @@ type chaosRunCmd struct {
 	Loopback bool          `name:"loopback" help:"Run everything in this machine's own network, where links cannot be broken. Default: a network namespace for each member, where the machine allows them."`
 	LeaveOut []string      `name:"leave-out" placeholder:"PROMISE" help:"Promise that is not checked, because the machine is too busy for what it measures. Repeatable."`
 	JSON     bool          `name:"json" help:"Print one JSON object."`
-	Progress bool          `name:"progress" hidden:"" help:"Show progress also with --json: used for the process that runs a scenario in a network of its own."`
 	HTML     string        `name:"html" placeholder:"FILE" help:"Write verdicts and timelines as one HTML page."`
 	Keep     string        `name:"keep" placeholder:"DIR" help:"Directory for logs, configurations and schedules, with a subdirectory for each run."`
 }
@@ -132,20 +107,41 @@ func (c *chaosRunCmd) Run(s *streams) error {
 	if err != nil {
 		return err
 	}
+	var runs []scenario.Config
+	for _, name := range names {
+		cfg := scenario.Config{
+			Scenario: name, Seed: c.Seed, Schedule: schedule, Nodes: c.Nodes, Duration: c.Duration, Soak: c.Soak, Rate: c.Rate,
+			Loopback: c.Loopback, LeaveOut: c.LeaveOut, Newer: c.Newer, Log: zerolog.New(s.err).Level(zerolog.ErrorLevel),
+		}
+		if c.Keep != "" {
+			cfg.Keep = filepath.Join(c.Keep, fmt.Sprintf("%s-%d", name, c.Seed))
+		}
+		if err := cfg.Check(); err != nil {
+			return usageError{err}
+		}
+		runs = append(runs, cfg)
+	}
+	router, err := fleet.FindRouter(c.Router)
+	if err != nil {
+		return err
+	}
+	if !c.Loopback && !fleet.Isolated() && fleet.Supports(fleet.FaultLinks, "") == nil {
+		in := s.in
+		if c.Schedule == "-" {
+			in = strings.NewReader(schedule.String()) // it has been read
+		}
+		return isolated(ctx, in, s)
+	}
 	var out chaosOutcome
 	failed := 0
-	for _, name := range names {
-		r, err := c.one(ctx, s, scenario.Config{
-			Scenario: name, Seed: c.Seed, Schedule: schedule, Nodes: c.Nodes, Duration: c.Duration, Soak: c.Soak, Rate: c.Rate, Loopback: c.Loopback, LeaveOut: c.LeaveOut, Newer: c.Newer,
-			Log: zerolog.New(s.err).Level(zerolog.ErrorLevel),
-		})
+	for _, cfg := range runs {
+		cfg.Binary = router
+		r, err := c.one(ctx, s, cfg)
 		switch {
-		case errors.Is(err, scenario.ErrConfig), errors.Is(err, scenario.ErrSchedule):
-			return usageError{err}
 		case ctx.Err() != nil:
 			return errors.New("called off")
 		case err != nil:
-			return fmt.Errorf("%s: %w", name, err)
+			return fmt.Errorf("%s: %w", cfg.Scenario, err)
 		}
 		out.Runs = append(out.Runs, r)
 		out.Violations += r.Violations
@@ -186,12 +182,9 @@ func (c *chaosRunCmd) schedule(in io.Reader, names []string) (scenario.Schedule,
 	if len(names) != 1 {
 		return nil, usageError{fmt.Errorf("--schedule is for one scenario, not %d", len(names))}
 	}
-	var text []byte
-	var err error
+	text, err := os.ReadFile(c.Schedule)
 	if c.Schedule == "-" {
 		text, err = io.ReadAll(in)
-	} else {
-		text, err = os.ReadFile(c.Schedule)
 	}
 	if err != nil {
 		return nil, usageError{err}
@@ -206,23 +199,8 @@ func (c *chaosRunCmd) schedule(in io.Reader, names []string) (scenario.Schedule,
 	return sched, nil
 }
 
-// one runs a scenario in this process or, where network namespaces are possible, in a child process
-// with its own network.
 func (c *chaosRunCmd) one(ctx context.Context, s *streams, cfg scenario.Config) (*scenario.Report, error) {
-	if c.Keep != "" {
-		cfg.Keep = filepath.Join(c.Keep, fmt.Sprintf("%s-%d", cfg.Scenario, cfg.Seed))
-	}
-	network, err := scenario.WantsNetwork(cfg)
-	if err != nil {
-		return nil, err
-	}
-	if cfg.Binary, err = fleet.FindRouter(c.Router); err != nil {
-		return nil, err
-	}
-	if network && !fleet.Isolated() {
-		return c.isolated(ctx, s, cfg)
-	}
-	if !c.JSON || c.Progress || c.Soak > 0 {
+	if !c.JSON || c.Soak > 0 {
 		progress := newChaosProgress(s.err, cfg.Scenario, c.Soak > 0)
 		defer progress.line.finish()
 		cfg.Progress = progress.update
@@ -230,45 +208,31 @@ func (c *chaosRunCmd) one(ctx context.Context, s *streams, cfg scenario.Config) 
 	return scenario.Run(ctx, cfg)
 }
 
-// isolated runs one scenario in a child process with its own network and returns the child's
-// report. If the child cannot start, the report gives the reason for skipping.
-func (c *chaosRunCmd) isolated(ctx context.Context, s *streams, cfg scenario.Config) (*scenario.Report, error) {
+// isolated runs this command line again in a process with a network of its own, in which members
+// can have network namespaces. That process prints everything, and this one ends with its code.
+func isolated(ctx context.Context, in io.Reader, s *streams) error {
 	self, err := os.Executable()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	args := []string{"chaos", "run", cfg.Scenario, "--json", fmt.Sprintf("--seed=%d", cfg.Seed), fmt.Sprintf("--nodes=%d", cfg.Nodes),
-		fmt.Sprintf("--duration=%v", cfg.Duration), fmt.Sprintf("--soak=%v", cfg.Soak), fmt.Sprintf("--rate=%v", cfg.Rate), "--newer=" + cfg.Newer, "--keep=" + c.Keep, "--router=" + cfg.Binary}
-	for _, name := range cfg.LeaveOut {
-		args = append(args, "--leave-out="+name)
-	}
-	if !c.JSON {
-		args = append(args, "--progress")
-	}
-	cmd := exec.Command(self, args...)
-	if cfg.Schedule != nil {
-		cmd.Args = append(cmd.Args, "--schedule=-")
-		cmd.Stdin = strings.NewReader(cfg.Schedule.String())
-	}
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, s.err
+	cmd := exec.Command(self, os.Args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, s.out, s.err
 	if err := fleet.Isolate(cmd); err != nil {
-		return scenario.LeaveOut(cfg, err)
+		return err
 	}
 	// The kernel ends the child with the thread that started it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := cmd.Start(); err != nil {
-		return scenario.LeaveOut(cfg, fmt.Errorf("no network of its own: %w", err))
+		return fmt.Errorf("no network of its own: %w: run it with --loopback", err)
 	}
 	end := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) }) // it may have ended
 	defer end()
 	err = cmd.Wait()
-	var got chaosOutcome
-	if json.Unmarshal(out.Bytes(), &got) == nil && len(got.Runs) == 1 {
-		return got.Runs[0], nil
+	if code := cmd.ProcessState.ExitCode(); code > 0 {
+		os.Exit(code) // the child has printed why
 	}
-	return nil, fmt.Errorf("the process with a network of its own: %w", errors.Join(err, ctx.Err()))
+	return err
 }
 
 func printVerdict(out io.Writer, r *scenario.Report) error {
@@ -289,14 +253,14 @@ func printVerdict(out io.Writer, r *scenario.Report) error {
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, v := range r.Verdicts {
-		fmt.Fprintf(w, "  %s\t%s\t%d checked\t%s\n", v.Invariant, v.State, v.Checked, v.Note)
+		fmt.Fprintf(w, "  %s\t%s\t%d checked\t%s\n", v.Name, v.State, v.Checked, v.Note)
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	for _, v := range r.Verdicts {
 		for _, x := range v.Violations {
-			fmt.Fprintf(out, "  ! %s at %.3f s, %s: %s\n", v.Invariant, x.At.Seconds(), x.Place, x.Evidence)
+			fmt.Fprintf(out, "  ! %s at %.3f s, %s: %s\n", v.Name, x.At.Seconds(), x.Place, x.Evidence)
 		}
 	}
 	_, err := fmt.Fprintf(out, "  %d requests in %d attempts: %v; the harness took %.0f MiB at most\n  again: %s\n\n", r.Requests, r.Attempts, r.Outcomes, r.Harness.PeakMiB, r.Command)

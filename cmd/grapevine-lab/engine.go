@@ -11,7 +11,7 @@ import (
 
 	"grapevine/chaos/engine"
 	"grapevine/cmd/commandline"
-	"grapevine/node"
+	"grapevine/node/config"
 )
 
 type engineCmd struct {
@@ -25,7 +25,7 @@ type engineCmd struct {
 	DefaultOutput  int      `name:"default-output" placeholder:"N" group:"server" help:"Tokens of a reply whose length was not asked for. Default 64."`
 	TokensPerChunk int      `name:"tokens-per-chunk" placeholder:"N" group:"server" help:"Tokens in one event of a stream. Default 1."`
 	Metrics        string   `name:"metrics" enum:"vllm,sglang" default:"vllm" group:"server" help:"Whose names /metrics uses: vllm or sglang."`
-	HideCached     bool     `name:"hide-cached" group:"server" help:"Do not report cached tokens, as engines do unless told to."`
+	HideCached     bool     `name:"hide-cached" group:"server" help:"Do not report cached tokens, as engines do by default."`
 	LateHeaders    bool     `name:"late-headers" group:"server" help:"Answer streams with the first token instead of at once."`
 	LogLevel       string   `name:"log-level" default:"info" placeholder:"LEVEL" group:"server" help:"debug, info, warn or error."`
 }
@@ -36,7 +36,7 @@ func (engineCmd) Help() string {
 }
 
 func (c *engineCmd) Run(s *streams) error {
-	log, err := node.NewLogger(s.err, commandline.IsTerminal(s.err), node.Config{LogLevel: c.LogLevel, LogFormat: "auto"})
+	log, err := config.NewLogger(s.err, commandline.IsTerminal(s.err), config.Config{LogLevel: c.LogLevel, LogFormat: "auto"})
 	if err != nil {
 		return usageError{err}
 	}

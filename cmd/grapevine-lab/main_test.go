@@ -78,7 +78,7 @@ func TestExitCodes(t *testing.T) {
 		{"no such scenario", []string{"chaos", "run", "router-los"}, commandline.ExitUsage, "", `no scenario "router-los": grapevine-lab chaos list shows them`},
 		{"short chaos", []string{"chaos", "run", "router-loss", "--duration", "1s"}, commandline.ExitUsage, "", "1s of traffic: give 27s"},
 		{"two schedules", []string{"chaos", "run", "router-loss", "leader-loss", "--schedule", bad}, commandline.ExitUsage, "", "--schedule is for one scenario"},
-		{"bad schedule", []string{"chaos", "run", "router-loss", "--schedule", bad}, commandline.ExitUsage, "", `bad.yaml: schedule: line 1: "strategy:" is no time`},
+		{"bad schedule", []string{"chaos", "run", "router-loss", "--schedule", bad}, commandline.ExitUsage, "", `bad.yaml: schedule: line 1: "strategy:" is not a time`},
 		{"no router for chaos", []string{"chaos", "run", "router-loss"}, commandline.ExitFailed, "", "make build"},
 		{"no engines", []string{"demo", "--engines", "0"}, commandline.ExitUsage, "", "0 engines, want 1 to 32"},
 		{"no router for the demo", []string{"demo", "--json"}, commandline.ExitFailed, "", "--router"},

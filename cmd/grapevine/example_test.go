@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"grapevine/node"
+	"grapevine/node/config"
 )
 
 // TestExampleFleet: the configurations in deploy/ are valid.
@@ -14,7 +15,7 @@ func TestExampleFleet(t *testing.T) {
 	dir := t.TempDir()
 	key, _ := node.NewGossipKey()
 	variables := map[string]bool{"GOMEMLIMIT": true} // Go's own
-	for _, s := range node.Settings() {
+	for _, s := range config.Settings() {
 		variables[s.Env] = true
 	}
 	for name, text := range map[string]string{"secret": fleetSecret, "gossip.key": key} {

@@ -66,7 +66,7 @@ func run(args []string, s *streams) int {
 	}.Run(&cli{}, args, nil, s)
 }
 
-// groups are the headings of serve's flags, by node.Config's tags.
+// groups are the headings of serve's flags, by config.Config's tags.
 var groups = []kong.Group{
 	{Key: "serving", Title: "Serving:"},
 	{Key: "backends", Title: "Engines:"},

@@ -13,6 +13,7 @@ import (
 
 	"grapevine/cmd/commandline"
 	"grapevine/node"
+	"grapevine/node/config"
 	"grapevine/node/machine"
 	"grapevine/node/notify"
 )
@@ -21,7 +22,7 @@ type serveCmd struct {
 	ConfigFile  string `name:"config" env:"GRAPEVINE_CONFIG" type:"existingfile" placeholder:"FILE" help:"YAML file. Variables stand above it, flags above both."`
 	CheckConfig bool   `name:"check-config" help:"Validate the configuration and leave."`
 
-	Settings node.Config `embed:""`
+	Settings config.Config `embed:""`
 }
 
 func (c *serveCmd) Run(s *streams, k *kong.Context) error {
@@ -32,8 +33,8 @@ func (c *serveCmd) Run(s *streams, k *kong.Context) error {
 	if err := cfg.Validate(c.ConfigFile, lines); err != nil {
 		return usageError{err}
 	}
-	cfg.Level = new(node.LogLevel)
-	if cfg.Log, err = node.NewLogger(logTo(s.err, os.Getenv("JOURNAL_STREAM")), commandline.IsTerminal(s.err), cfg); err != nil {
+	cfg.Level = new(config.LogLevel)
+	if cfg.Log, err = config.NewLogger(logTo(s.err, os.Getenv("JOURNAL_STREAM")), commandline.IsTerminal(s.err), cfg); err != nil {
 		return usageError{err}
 	}
 	cfg.Version = version
@@ -86,10 +87,10 @@ func (c *serveCmd) reload(k *kong.Context, n *node.Node, log zerolog.Logger) err
 
 // configuration merges file, environment and flags, later ones winning; lines maps the file's
 // settings to lines.
-func (c *serveCmd) configuration(k *kong.Context) (cfg node.Config, lines map[string]int, err error) {
-	cfg = node.Default()
+func (c *serveCmd) configuration(k *kong.Context) (cfg config.Config, lines map[string]int, err error) {
+	cfg = config.Default()
 	if c.ConfigFile != "" {
-		if cfg, lines, err = node.Load(c.ConfigFile); err != nil {
+		if cfg, lines, err = config.Load(c.ConfigFile); err != nil {
 			return cfg, nil, err
 		}
 	}
@@ -99,7 +100,7 @@ func (c *serveCmd) configuration(k *kong.Context) (cfg node.Config, lines map[st
 			given[p.Flag.Name] = true
 		}
 	}
-	for _, setting := range node.Settings() {
+	for _, setting := range config.Settings() {
 		if _, ok := os.LookupEnv(setting.Env); ok || given[setting.Flag] {
 			cfg.Overlay(c.Settings, setting.Key)
 			delete(lines, setting.Key) // not from the file

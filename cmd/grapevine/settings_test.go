@@ -8,7 +8,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"grapevine/node"
+	"grapevine/node/config"
 )
 
 // sample is a setting's value for flag and variable, and for the file where it differs.
@@ -25,6 +25,7 @@ var samples = map[string]sample{
 		"[{strategy: session, model: m*}, {strategy: random, path: /p, header: x-a, value: b}]",
 	},
 	"join":          {"10.0.0.1:7946 dns:nodes.example:7946", "[10.0.0.1:7946, 'dns:nodes.example:7946']"},
+	"founders":      {"10.0.0.1:7946 r2:7946", "[10.0.0.1:7946, r2:7946]"},
 	"backends_from": {"file:/etc/gpus dns:gpus.example:8000", "['file:/etc/gpus', 'dns:gpus.example:8000']"},
 	"pass_paths":    {"/classify /v1/files", "[/classify, /v1/files]"},
 	"weights":       {"prefix=3,load=0.5", "{prefix: 3, load: 0.5}"},
@@ -43,7 +44,7 @@ func TestEverySettingThreeWays(t *testing.T) {
 			t.Cleanup(func() { os.Setenv(name, value) })
 		}
 	}
-	for _, s := range node.Settings() {
+	for _, s := range config.Settings() {
 		t.Run(s.Key, func(t *testing.T) {
 			sample, ok := samples[s.Key]
 			if !ok {
@@ -51,11 +52,11 @@ func TestEverySettingThreeWays(t *testing.T) {
 					t.Fatalf("no sample of a %s", s.Kind)
 				}
 			}
-			file, _, err := node.Parse("f.yaml", []byte(s.Key+": "+sample.yaml+"\n"))
+			file, _, err := config.Parse("f.yaml", []byte(s.Key+": "+sample.yaml+"\n"))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if reflect.DeepEqual(file, node.Default()) {
+			if reflect.DeepEqual(file, config.Default()) {
 				t.Fatal("the sample is the default, and shows nothing")
 			}
 			args := []string{"serve", "--" + s.Flag, sample.text}
@@ -73,7 +74,7 @@ func TestEverySettingThreeWays(t *testing.T) {
 	}
 }
 
-func parseServe(t *testing.T, args ...string) node.Config {
+func parseServe(t *testing.T, args ...string) config.Config {
 	t.Helper()
 	var c cli
 	parser, err := kong.New(&c, kong.ExplicitGroups(groups))

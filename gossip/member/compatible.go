@@ -17,6 +17,7 @@ const (
 	FieldGossipKey  Field = "gossip key"
 	FieldName       Field = "name"
 	FieldRaftID     Field = "raft id"
+	FieldGroup      Field = "raft group"
 )
 
 // MismatchError says why two nodes cannot be in one fleet, with the remedy.
@@ -52,6 +53,9 @@ func (e *MismatchError) Error() string {
 		return fmt.Sprintf("node %s has the raft id of another node that is alive, at %s and at %s: one of them runs on a copy of the other's data_dir; "+
 			"stop the copy, empty its data_dir and start it again; if it is one node that has moved, the id is free once the old address is known to be dead",
 			e.Peer, e.Theirs, e.Mine)
+	case FieldGroup:
+		return fmt.Sprintf("%s is in another raft group (%s there, %s here): two fleets were founded; give one up: "+
+			"stop its nodes, empty their data_dir and start them with --join", e.Peer, e.Theirs, e.Mine)
 	}
 	return fmt.Sprintf("%s: %s differs (%s there, %s here)", e.Peer, e.Field, e.Theirs, e.Mine)
 }

@@ -16,10 +16,11 @@ func fullCard() card {
 		Info: Info{
 			Name: "node-1.rack_2", Incarnation: 1_760_000_000_000, Addr: "10.0.0.7:7946", Data: "10.0.0.7:8080", Admin: "[fd00::7]:8081",
 			Version: "v1.2.3", ProtocolMin: 1, ProtocolMax: 3, Cluster: "east", KeyID: 0x1f2e3d4c, BlockBytes: 512,
-			RaftID: "0f1e2d3c-raft_1", RaftExpect: 3, RaftVoter: true,
+			RaftID: "0f1e2d3c-raft_1", RaftVoter: true,
 		},
 		leaving: true,
 		keys:    []Fingerprint{{1}, {2}},
+		group:   0x1234,
 	}
 }
 
@@ -41,7 +42,7 @@ func TestCard(t *testing.T) {
 	}
 	// An earlier release has no raft fields, and a later one extends them.
 	early := want
-	early.RaftID, early.RaftExpect, early.RaftVoter = "", 0, false
+	early.RaftID, early.RaftVoter, early.group = "", false, 0
 	b2, err := appendCard(nil, &early)
 	if err != nil || len(b2) >= len(b) {
 		t.Fatalf("%d bytes of %d, %v", len(b2), len(b), err)
@@ -49,8 +50,8 @@ func TestCard(t *testing.T) {
 	if got, err = decodeCard(b2); err != nil || !reflect.DeepEqual(got, early) {
 		t.Errorf("%+v, %v", got, err)
 	}
-	early.RaftExpect = 5
-	if got, err = decodeCard(append(b2, tagRaftVote, 3, 5, 0, 77)); err != nil || !reflect.DeepEqual(got, early) {
+	early.RaftVoter = true
+	if got, err = decodeCard(append(b2, tagRaftVote, 2, 1, 77)); err != nil || !reflect.DeepEqual(got, early) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for n := range b {
@@ -64,7 +65,8 @@ func TestCard(t *testing.T) {
 		append(bytes.Clone(b), 200, 9, 'c', 'u', 't'),
 		append([]byte{infoFormat}, tagIncarnation, 1, 0),
 		append([]byte{infoFormat}, tagName, 1, 'x'),
-		append(bytes.Clone(b2), tagRaftVote, 1, 3),
+		append(bytes.Clone(b2), tagRaftVote, 0),
+		append(bytes.Clone(b2), tagGroup, 1, 3),
 		bytes.Replace(b, []byte("7:7946"), []byte("7:x946"), 1),
 		bytes.Replace(b, []byte("raft_1"), []byte("raft 1"), 1),
 		bytes.Replace(b, []byte("rack_2"), []byte("rack 2"), 1),

@@ -87,8 +87,8 @@ func readVerdict(r io.Reader) (verdict, string, error) {
 	return verdict(head[0]), clean(string(text), maxReason), nil
 }
 
-// compatible also checks that each side has the other's primary key, which handshakes with the
-// operator's certificates do not show.
+// compatible also checks the raft groups, and that each side has the other's primary key, which
+// handshakes with the operator's certificates do not show.
 func compatible(mine, theirs *card) error {
 	if err := Compatible(mine.Info, theirs.Info); err != nil {
 		return err
@@ -102,8 +102,13 @@ func compatible(mine, theirs *card) error {
 	if m, t := primary(mine), primary(theirs); m != t && (!slices.Contains(mine.keys, t) || !slices.Contains(theirs.keys, m)) {
 		return &MismatchError{Field: FieldGossipKey, Mine: keyText(m), Theirs: keyText(t), Peer: theirs.Addr}
 	}
+	if mine.group != 0 && theirs.group != 0 && mine.group != theirs.group {
+		return &MismatchError{Field: FieldGroup, Mine: groupText(mine.group), Theirs: groupText(theirs.group), Peer: theirs.Addr}
+	}
 	return nil
 }
+
+func groupText(id uint64) string { return fmt.Sprintf("%016x", id) }
 
 // greet exchanges hellos with the node dialed at addr.
 func (l *List) greet(c net.Conn, addr string, proof *peerProof) (card, error) {

@@ -31,11 +31,12 @@ const (
 	tagBlockBytes  = 10
 	// tagLeaving is in metadata only.
 	tagLeaving = 11
-	// tagRaftVote: RaftExpect, and 1 if the node may vote. Tag 12 is retired.
+	// Tag 12 is retired.
 	tagRaftID   = 13
-	tagRaftVote = 14
-	// tagKeys is in hellos only: fingerprints, the primary first.
-	tagKeys = 32
+	tagRaftVote = 14 // 1 if the node may vote
+	// tagKeys and tagGroup are in hellos only: fingerprints, the primary first; see List.SetGroup.
+	tagKeys  = 32
+	tagGroup = 33
 )
 
 // Longest texts, in bytes.
@@ -69,10 +70,8 @@ type Info struct {
 	BlockBytes uint32
 	// RaftID is empty outside Raft.
 	RaftID string
-	// RaftExpect is the number of candidates that must see each other before they found a group;
 	// RaftVoter means that the node may vote.
-	RaftExpect uint8
-	RaftVoter  bool
+	RaftVoter bool
 }
 
 func (i *Info) validate() error {
@@ -128,6 +127,7 @@ type card struct {
 	Info
 	leaving bool
 	keys    []Fingerprint
+	group   uint64
 }
 
 // appendCard appends the encoded card. Without keys it takes at most MaxInfo bytes.
@@ -156,12 +156,8 @@ func appendCard(dst []byte, c *card) ([]byte, error) {
 		dst = append(dst, tagLeaving, 0)
 	}
 	text(tagRaftID, c.RaftID)
-	if c.RaftExpect > 0 || c.RaftVoter {
-		var vote byte
-		if c.RaftVoter {
-			vote = 1
-		}
-		dst = append(dst, tagRaftVote, 2, c.RaftExpect, vote)
+	if c.RaftVoter {
+		dst = append(dst, tagRaftVote, 1, 1)
 	}
 	dst = laterTags(dst)
 	if n := len(dst) - start; n > MaxInfo {
@@ -172,6 +168,9 @@ func appendCard(dst []byte, c *card) ([]byte, error) {
 		for _, f := range c.keys {
 			dst = append(dst, f[:]...)
 		}
+	}
+	if c.group != 0 {
+		dst = binary.BigEndian.AppendUint64(append(dst, tagGroup, 8), c.group)
 	}
 	return dst, nil
 }
@@ -251,10 +250,15 @@ func (c *card) field(tag byte, v []byte) bool {
 	case tagRaftID:
 		c.RaftID = string(v)
 	case tagRaftVote:
-		if len(v) < 2 { // a later release may append
+		if len(v) < 1 { // a later release may append
 			return false
 		}
-		c.RaftExpect, c.RaftVoter = v[0], v[1]&1 != 0
+		c.RaftVoter = v[0]&1 != 0
+	case tagGroup:
+		if len(v) != 8 {
+			return false
+		}
+		c.group = binary.BigEndian.Uint64(v)
 	case tagKeys:
 		const n = len(Fingerprint{})
 		if len(v)%n != 0 || len(v) > maxKeys*n {

@@ -48,6 +48,7 @@ type List struct {
 	failed     atomic.Uint64
 
 	self    atomic.Pointer[Info]
+	group   atomic.Uint64
 	leaving atomic.Bool
 
 	mu        sync.Mutex
@@ -358,8 +359,12 @@ func (l *List) listening() (*transport, error) {
 // Self returns this node's Info; Addr is set by Listen or Start.
 func (l *List) Self() Info { return *l.self.Load() }
 
+// SetGroup names the raft group in which this node's data began; 0 is none. Nodes of different
+// groups refuse each other's streams. It works at any time.
+func (l *List) SetGroup(id uint64) { l.group.Store(id) }
+
 func (l *List) card() card {
-	c := card{Info: l.Self()}
+	c := card{Info: l.Self(), group: l.group.Load()}
 	if id := l.ring.identity.Load(); len(id.keys) > 0 {
 		c.keys = id.prints
 	}

@@ -23,15 +23,20 @@ func TestRefusals(t *testing.T) {
 		{FieldCluster, func(cfg *Config) { cfg.Self.Cluster = "other" }, `another cluster ("test" there, "other" here)`},
 		{FieldName, func(cfg *Config) { cfg.Self.Name = "first" }, `two nodes are named "first"`},
 		{FieldRaftID, func(cfg *Config) { cfg.Self.RaftID = "id-of-first" }, "node second has the raft id of another node that is alive, at first ("},
+		{FieldGroup, func(*Config) {}, "another raft group (0000000000000007 there, 0000000000000008 here): two fleets were founded; give one up"},
 	} {
 		t.Run(string(tc.field), func(t *testing.T) {
 			cfg := testConfig("first")
 			cfg.Self.RaftID = "id-of-first"
-			first := start(t, cfg)
+			first := startWith(t, cfg, func(l *List) { l.SetGroup(7) })
 			cfg = testConfig("second")
 			cfg.Join = []string{first.Self().Addr}
 			tc.edit(&cfg)
-			second := start(t, cfg)
+			second := startWith(t, cfg, func(l *List) {
+				if tc.field == FieldGroup {
+					l.SetGroup(8)
+				}
+			})
 			var mismatch *MismatchError
 			eventually(t, "a refusal at the newcomer", func() bool {
 				attempts := second.JoinErrors()

@@ -59,84 +59,78 @@ const (
 	maxUnknown = 1 << 20
 	// slack is how much later versions may append.
 	slack = 1 << 10
+	// maxSequence prevents overflow in arithmetic with sequences.
+	maxSequence = 1<<62 - 1
+	// maxTime is in milliseconds: the year 10889, without overflow.
+	maxTime = 1<<48 - 1
 )
 
-// Errors of decoding; the stream is unusable afterwards.
-var (
-	ErrTruncated = errors.New("wire: frame ends early")
-	ErrTooLarge  = errors.New("wire: beyond the bound")
-	ErrMalformed = errors.New("wire: malformed")
-)
+// ErrMalformed means that a frame violates the format or a bound; the stream is unusable afterwards.
+var ErrMalformed = errors.New("wire: malformed")
+
+// kinds lists the known kinds with the longest body of each, in bytes.
+var kinds = [Kinds]struct {
+	name  string
+	limit int
+}{
+	KindSubscribe:    {"subscribe", maxSmall},
+	KindPing:         {"ping", maxSmall},
+	KindSnapshot:     {"snapshot", maxSmall},
+	KindCancel:       {"cancel", maxSmall},
+	KindStart:        {"start", maxSmall},
+	KindPong:         {"pong", maxSmall},
+	KindBatch:        {"batch", MaxPayload + slack},
+	KindLoad:         {"load", MaxLoads*(4+2*binary.MaxVarintLen32) + slack},
+	KindState:        {"state", MaxState + slack},
+	KindSnapshotHead: {"snapshot_head", MaxPositions*(2+MaxName+2*binary.MaxVarintLen64) + slack},
+	KindPage:         {"page", MaxPage + slack},
+	KindSnapshotDone: {"snapshot_done", maxSmall},
+}
 
 // Limit returns the longest body of a kind, in bytes; known is false for kinds of other versions.
 func Limit(k Kind) (limit int, known bool) {
-	switch k {
-	case KindSubscribe, KindPing, KindStart, KindPong, KindSnapshot, KindCancel, KindSnapshotDone:
-		return maxSmall, true
-	case KindBatch:
-		return MaxPayload + slack, true
-	case KindLoad:
-		return MaxLoads*(4+2*binary.MaxVarintLen32) + slack, true
-	case KindState:
-		return MaxState + slack, true
-	case KindSnapshotHead:
-		return MaxPositions*(2+MaxName+2*binary.MaxVarintLen64) + slack, true
-	case KindPage:
-		return MaxPage + slack, true
+	if k < Kinds && kinds[k].limit > 0 {
+		return kinds[k].limit, true
 	}
 	return maxUnknown, false
 }
 
 func (k Kind) String() string {
-	switch k {
-	case KindSubscribe:
-		return "subscribe"
-	case KindPing:
-		return "ping"
-	case KindSnapshot:
-		return "snapshot"
-	case KindCancel:
-		return "cancel"
-	case KindStart:
-		return "start"
-	case KindPong:
-		return "pong"
-	case KindBatch:
-		return "batch"
-	case KindLoad:
-		return "load"
-	case KindState:
-		return "state"
-	case KindSnapshotHead:
-		return "snapshot_head"
-	case KindPage:
-		return "page"
-	case KindSnapshotDone:
-		return "snapshot_done"
+	if _, known := Limit(k); known {
+		return kinds[k].name
 	}
 	return fmt.Sprintf("unknown_%02x", uint8(k))
 }
 
-// begin reserves a frame's head; end fills in the length, moving bodies of 128 bytes or more.
+// headSize is the length of a frame's head: the kind and the length of the body, u24 big-endian.
+const headSize = 4
+
+// begin appends a frame's head; end fills in the length.
 func begin(dst []byte, k Kind) (out []byte, mark int) {
-	mark = len(dst)
-	return append(dst, byte(k), 0), mark
+	return append(dst, byte(k), 0, 0, 0), len(dst)
 }
 
 func end(dst []byte, mark int) []byte {
 	dst = appended(dst, mark)
-	body := len(dst) - mark - 2
-	if body < 0x80 {
-		dst[mark+1] = byte(body)
-		return followed(dst, Kind(dst[mark]))
-	}
-	var head [binary.MaxVarintLen64]byte
-	n := binary.PutUvarint(head[:], uint64(body))
-	dst = append(dst, head[:n-1]...)
-	copy(dst[mark+1+n:], dst[mark+2:mark+2+body])
-	copy(dst[mark+1:], head[:n])
+	head := dst[mark : mark+headSize]
+	binary.BigEndian.PutUint32(head, uint32(head[0])<<24|uint32(len(dst)-mark-headSize))
 	return followed(dst, Kind(dst[mark]))
 }
+
+// Split returns the kind and the whole length of the frame that begins with head, at least 4 bytes.
+func Split(head []byte) (k Kind, size int) {
+	v := binary.BigEndian.Uint32(head)
+	return Kind(v >> 24), headSize + int(v&0xff_ffff)
+}
+
+func uvarints(dst []byte, values ...uint64) []byte {
+	for _, v := range values {
+		dst = binary.AppendUvarint(dst, v)
+	}
+	return dst
+}
+
+func blob(dst, b []byte) []byte { return append(binary.AppendUvarint(dst, uint64(len(b))), b...) }
 
 // cursor reads a body from the front. The first failure sticks.
 type cursor struct {
@@ -144,17 +138,28 @@ type cursor struct {
 	err  error
 }
 
-func (c *cursor) fail(err error) {
+func (c *cursor) fail(what string) {
 	if c.err == nil {
-		c.err = err
+		c.err = fmt.Errorf("%w: %s", ErrMalformed, what)
 	}
 	c.rest = nil
+}
+
+// take returns the next n bytes; nil after a failure.
+func (c *cursor) take(n uint64) []byte {
+	if n > uint64(len(c.rest)) || c.err != nil {
+		c.fail("frame ends early")
+		return nil
+	}
+	v := c.rest[:n:n]
+	c.rest = c.rest[n:]
+	return v
 }
 
 func (c *cursor) uvarint() uint64 {
 	v, n := binary.Uvarint(c.rest)
 	if n <= 0 {
-		c.fail(ErrTruncated)
+		c.fail("number")
 		return 0
 	}
 	c.rest = c.rest[n:]
@@ -164,60 +169,39 @@ func (c *cursor) uvarint() uint64 {
 func (c *cursor) bounded(limit uint64) uint64 {
 	v := c.uvarint()
 	if v > limit {
-		c.fail(ErrTooLarge)
+		c.fail("number beyond its bound")
 		return 0
 	}
 	return v
 }
 
-func (c *cursor) byte() byte {
-	if len(c.rest) < 1 {
-		c.fail(ErrTruncated)
-		return 0
+func (c *cursor) byte() (v byte) {
+	if b := c.take(1); b != nil {
+		v = b[0]
 	}
-	v := c.rest[0]
-	c.rest = c.rest[1:]
 	return v
 }
 
-func (c *cursor) uint32() uint32 {
-	if len(c.rest) < 4 {
-		c.fail(ErrTruncated)
-		return 0
+func (c *cursor) uint32() (v uint32) {
+	if b := c.take(4); b != nil {
+		v = binary.LittleEndian.Uint32(b)
 	}
-	v := binary.LittleEndian.Uint32(c.rest)
-	c.rest = c.rest[4:]
 	return v
 }
 
-func (c *cursor) uint64() uint64 {
-	if len(c.rest) < 8 {
-		c.fail(ErrTruncated)
-		return 0
+func (c *cursor) uint64() (v uint64) {
+	if b := c.take(8); b != nil {
+		v = binary.LittleEndian.Uint64(b)
 	}
-	v := binary.LittleEndian.Uint64(c.rest)
-	c.rest = c.rest[8:]
 	return v
 }
 
-func (c *cursor) bytes(limit uint64) []byte {
-	n := c.bounded(limit)
-	if c.err != nil {
-		return nil
-	}
-	if n > uint64(len(c.rest)) {
-		c.fail(ErrTruncated)
-		return nil
-	}
-	v := c.rest[:n:n]
-	c.rest = c.rest[n:]
-	return v
-}
+func (c *cursor) bytes(limit uint64) []byte { return c.take(c.bounded(limit)) }
 
 func (c *cursor) name() []byte {
 	v := c.bytes(MaxName)
 	if c.err == nil && !validName(v) {
-		c.fail(ErrMalformed)
+		c.fail("name")
 	}
 	return v
 }

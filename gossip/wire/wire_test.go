@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"reflect"
+	"runtime"
 	"slices"
 	"testing"
 	"testing/iotest"
@@ -16,12 +17,15 @@ func one(t *testing.T, b []byte, want Kind) []byte {
 	t.Helper()
 	r := NewReader(bytes.NewReader(b), NewsSize)
 	k, body, size, err := r.Next()
-	if err != nil || k != want || size != len(b) {
-		t.Fatalf("%v of %d bytes, %v; want %v of %d", k, size, err, want, len(b))
+	if err != nil || k != want {
+		t.Fatalf("%v, %v; want %v", k, err, want)
 	}
 	body = bytes.Clone(body)
 	if _, _, _, err := r.Next(); err != io.EOF {
 		t.Fatalf("after the frame: %v", err)
+	}
+	if size != len(b) && r.Skipped() == 0 { // the newer build adds frames that are skipped
+		t.Fatalf("%v of %d bytes; want %d", k, size, len(b))
 	}
 	return body
 }
@@ -34,12 +38,12 @@ func equal(t *testing.T, got, want any, err error) {
 }
 
 func TestFramesComeBackAsTheyWere(t *testing.T) {
-	sub := Subscribe{Version: 1, Incarnation: 1 << 50, Next: 12345}
-	got, err := DecodeSubscribe(one(t, AppendSubscribe(nil, sub), KindSubscribe))
+	sub := Resume{Version: 1, Incarnation: 1 << 50, Next: 12345}
+	got, err := DecodeResume(one(t, AppendResume(nil, KindSubscribe, sub), KindSubscribe))
 	equal(t, got, sub, err)
 
-	start := Start{Version: 1, Incarnation: 7, Next: 1}
-	gotStart, err := DecodeStart(one(t, AppendStart(nil, start), KindStart))
+	start := Resume{Version: 1, Incarnation: 7, Next: 1}
+	gotStart, err := DecodeResume(one(t, AppendResume(nil, KindStart, start), KindStart))
 	equal(t, gotStart, start, err)
 
 	sent, err := DecodePing(one(t, AppendPing(nil, -5), KindPing))
@@ -70,9 +74,9 @@ func TestFramesComeBackAsTheyWere(t *testing.T) {
 	equal(t, string(state), "state", err)
 	equal(t, at, int64(5), err)
 
-	request, err := DecodeRequest(one(t, AppendSnapshot(nil, 300), KindSnapshot))
+	request, err := DecodeRequest(one(t, AppendRequest(nil, KindSnapshot, 300), KindSnapshot))
 	equal(t, request, uint64(300), err)
-	request, err = DecodeRequest(one(t, AppendCancel(nil, 300), KindCancel))
+	request, err = DecodeRequest(one(t, AppendRequest(nil, KindCancel, 300), KindCancel))
 	equal(t, request, uint64(300), err)
 	positions := []Position{{[]byte("node-1.example"), 1 << 50, 12345}, {[]byte("a"), 1, 1}}
 	request, records, gotPositions, err := DecodeSnapshotHead(one(t, AppendSnapshotHead(nil, 300, 1<<30, positions), KindSnapshotHead))
@@ -94,7 +98,7 @@ func TestReaderCutsFramesHoweverTheyCome(t *testing.T) {
 		stream = AppendState(stream, int64(i), make([]byte, size))
 		want = append(want, size)
 		if i%50 == 7 {
-			stream = append(append(stream, 0x6a, 0xe8, 0x07), make([]byte, 1000)...)
+			stream = append(append(stream, 0x6a, 0, 0x03, 0xe8), make([]byte, 1000)...)
 		}
 	}
 	stream = AppendState(stream, 1, make([]byte, MaxState))
@@ -138,26 +142,26 @@ func TestReaderCutsFramesHoweverTheyCome(t *testing.T) {
 
 func TestReaderGrowsWithWhatCameNotWithWhatWasAnnounced(t *testing.T) {
 	frame := AppendState(nil, 1, make([]byte, MaxState))
-	in, out := io.Pipe()
-	defer out.Close()
-	r := NewReader(in, NewsSize)
-	go r.Next()
-	out.Write(frame[:100])
-	out.Write(frame[100:200])
-	if n := len(r.buf); n > NewsSize+growStep {
-		t.Errorf("%d bytes held for 200 that came", n)
+	r := NewReader(bytes.NewReader(frame[:200]), NewsSize)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if _, _, _, err := r.Next(); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Error(err)
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 32<<10 {
+		t.Errorf("%d bytes allocated for 200 that came", n)
 	}
 }
 
 func TestReaderRefusesWhatIsTooLong(t *testing.T) {
 	for _, b := range [][]byte{
-		{byte(KindPing), 0x81, 0x10},
-		{byte(KindBatch), 0xff, 0xff, 0xff, 0x7f},
-		{0x7e, 0xff, 0xff, 0xff, 0x7f},
-		append([]byte{byte(KindBatch)}, bytes.Repeat([]byte{0xff}, 20)...),
+		{byte(KindPing), 0, 4, 1},
+		{byte(KindBatch), 0xff, 0xff, 0xff},
+		{0x7e, 0x10, 0, 1},
 	} {
 		r := NewReader(bytes.NewReader(b), NewsSize)
-		if _, _, _, err := r.Next(); !errors.Is(err, ErrTooLarge) && !errors.Is(err, ErrMalformed) {
+		if _, _, _, err := r.Next(); !errors.Is(err, ErrMalformed) {
 			t.Errorf("% x: %v", b, err)
 		}
 	}

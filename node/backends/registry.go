@@ -1,8 +1,6 @@
-// Package backends gives engines the dense numbers by which the parts of one node refer to them.
-//
-// Nodes exchange 32-bit keys of engine names; numbers never leave the node. An engine gets its
-// number at the first mention, by configuration, agreed list or peer, and keeps it until the
-// Registry gives it to another engine, once all records under it are dropped.
+// Package backends knows the engines: their numbers in this node, the roster in force, the
+// connections for the node's own requests, and the models and loads that engines report. A
+// Directory makes the policy's views of them.
 package backends
 
 import (
@@ -26,7 +24,11 @@ const (
 	retry = time.Second
 )
 
-// Registry holds one node's numbers. Safe for concurrent use; implements prefixtree.Names.
+// Registry gives engines the dense numbers by which the parts of one node refer to them.
+//
+// Nodes exchange 32-bit keys of engine names; numbers never leave the node. An engine gets its
+// number at the first mention, by configuration, agreed list or peer, and keeps it until the
+// Registry gives it to another engine, once all records under it are dropped. Safe for concurrent use; implements prefixtree.Names.
 type Registry struct {
 	capacity int
 	release  func(Number) bool
@@ -35,7 +37,7 @@ type Registry struct {
 
 	mu        sync.RWMutex
 	numbers   map[uint32]Number // by key
-	engines   []engine          // by number
+	holders   []holder          // by number
 	strangers int
 	fullUntil time.Time // no number for strangers before this
 	round     uint64    // calls of List
@@ -43,17 +45,17 @@ type Registry struct {
 
 const listed = 1 << 32
 
-type engine struct {
+type holder struct {
 	key   uint32
 	name  string    // "": a stranger, mentioned only by peers
 	round uint64    // of the last List with it; 0: none
 	since time.Time // when first mentioned or unlisted
 }
 
-// New returns a registry of numbers below capacity. Strangers get at most half, so that a faulty
+// NewRegistry returns a registry of numbers below capacity. Strangers get at most half, so that a faulty
 // peer cannot exhaust them. release must drop all records under a number, or return false while
 // requests run there; it must not call the registry.
-func New(capacity int, release func(Number) bool, clock func() time.Time) *Registry {
+func NewRegistry(capacity int, release func(Number) bool, clock func() time.Time) *Registry {
 	return &Registry{
 		capacity: capacity, release: release, now: clock,
 		keys: make([]atomic.Uint64, capacity), numbers: make(map[uint32]Number),
@@ -70,7 +72,7 @@ func (r *Registry) List(names []string) (numbers []Number, errs []error) {
 	var fresh []int
 	for i, name := range names {
 		b, known := r.numbers[prefixtree.BackendKey(name)]
-		if !known || r.engines[b].name != "" && r.engines[b].name != name {
+		if !known || r.holders[b].name != "" && r.holders[b].name != name {
 			fresh = append(fresh, i)
 			continue
 		}
@@ -84,8 +86,8 @@ func (r *Registry) List(names []string) (numbers []Number, errs []error) {
 		}
 	}
 	at := r.now()
-	for b := range r.engines {
-		if e := &r.engines[b]; e.round != 0 && e.round == r.round-1 {
+	for b := range r.holders {
+		if e := &r.holders[b]; e.round != 0 && e.round == r.round-1 {
 			e.since = at
 			r.keys[b].Store(0)
 		}
@@ -103,14 +105,14 @@ func (r *Registry) number(name string, waiting *[]Number) (Number, error) {
 			return 0, fmt.Errorf("there are no more than %d numbers, and requests run at all engines that were removed", r.capacity)
 		}
 	case r.recent(b) || !r.release(b):
-		return 0, fmt.Errorf("it has the same key %08x as %s, which is listed, or was removed and still has requests: give it another name", key, r.engines[b].name)
+		return 0, fmt.Errorf("it has the same key %08x as %s, which is listed, or was removed and still has requests: give it another name", key, r.holders[b].name)
 	}
-	r.bind(b, engine{key: key, name: name})
+	r.bind(b, holder{key: key, name: name})
 	return b, nil
 }
 
 func (r *Registry) enlist(b Number, name string) {
-	e := &r.engines[b]
+	e := &r.holders[b]
 	if e.name == "" {
 		e.name = name
 		r.strangers--
@@ -121,21 +123,21 @@ func (r *Registry) enlist(b Number, name string) {
 
 // recent engines, of the last two Lists, may still get requests.
 func (r *Registry) recent(b Number) bool {
-	round := r.engines[b].round
+	round := r.holders[b].round
 	return round != 0 && round+1 >= r.round
 }
 
-func (r *Registry) bind(b Number, e engine) {
-	if int(b) == len(r.engines) {
-		r.engines = append(r.engines, engine{})
+func (r *Registry) bind(b Number, e holder) {
+	if int(b) == len(r.holders) {
+		r.holders = append(r.holders, holder{})
 	} else {
-		old := &r.engines[b]
+		old := &r.holders[b]
 		delete(r.numbers, old.key)
 		if old.name == "" {
 			r.strangers--
 		}
 	}
-	r.engines[b], r.numbers[e.key] = e, b
+	r.holders[b], r.numbers[e.key] = e, b
 	if e.name == "" {
 		r.strangers++
 	}
@@ -146,20 +148,20 @@ func (r *Registry) bind(b Number, e engine) {
 // the candidates; nil at first.
 func (r *Registry) take(stranger bool, waiting *[]Number) (Number, bool) {
 	crowded := stranger && r.strangers >= r.capacity/2
-	if len(r.engines) < r.capacity && !crowded {
-		return Number(len(r.engines)), true
+	if len(r.holders) < r.capacity && !crowded {
+		return Number(len(r.holders)), true
 	}
 	if *waiting == nil {
 		at := r.now()
 		*waiting = []Number{}
-		for b := range r.engines {
-			e := &r.engines[b]
+		for b := range r.holders {
+			e := &r.holders[b]
 			if r.recent(Number(b)) || stranger && at.Sub(e.since) <= StrangerFor || crowded && e.name != "" {
 				continue
 			}
 			*waiting = append(*waiting, Number(b))
 		}
-		slices.SortFunc(*waiting, func(a, b Number) int { return r.engines[a].since.Compare(r.engines[b].since) })
+		slices.SortFunc(*waiting, func(a, b Number) int { return r.holders[a].since.Compare(r.holders[b].since) })
 	}
 	for len(*waiting) > 0 {
 		b := (*waiting)[0]
@@ -190,7 +192,7 @@ func (r *Registry) Backend(key uint32) (Number, bool) {
 		r.fullUntil = at.Add(retry)
 		return 0, false
 	}
-	r.bind(b, engine{key: key, since: at})
+	r.bind(b, holder{key: key, since: at})
 	return b, true
 }
 

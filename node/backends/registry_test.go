@@ -24,7 +24,7 @@ type bench struct {
 
 func newBench(capacity int) *bench {
 	w := &bench{at: time.Unix(1e9, 0), busy: make(map[Number]bool)}
-	w.Registry = New(capacity, func(b Number) bool {
+	w.Registry = NewRegistry(capacity, func(b Number) bool {
 		if !w.busy[b] {
 			w.released = append(w.released, b)
 		}
@@ -215,7 +215,7 @@ func BenchmarkList(b *testing.B) {
 	for i := range 2000 {
 		names = append(names, fmt.Sprint("engine-", i))
 	}
-	r := New(8192, func(Number) bool { return true }, time.Now)
+	r := NewRegistry(8192, func(Number) bool { return true }, time.Now)
 	b.ReportAllocs()
 	for b.Loop() {
 		r.List(names)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"grapevine/node/metrics"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -265,21 +266,24 @@ func (h *Replicator) Sets(s *raftstore.State, at time.Time) []Set {
 	return list
 }
 
-// Figures are a Replicator's counters and sizes.
-type Figures struct {
-	Prefixes, Replicas int // in force
-	Changes, Failed    uint64
-	WarmUps            map[string]uint64 // by outcome
-}
-
-// Figures returns the current figures.
-func (h *Replicator) Figures() Figures {
+// Collect reports the replicator's figures.
+func (h *Replicator) Collect(s metrics.Scrape) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	f := Figures{Changes: h.changes.Load(), Failed: h.failed.Load(), WarmUps: h.warmer.figures()}
+	replicas, prefixes := 0, len(h.inForce)
 	for _, p := range h.inForce {
-		f.Prefixes++
-		f.Replicas += p.Replicas
+		replicas += p.Replicas
 	}
-	return f
+	h.mu.Unlock()
+	s.Gauge("hot_prefixes", "Hot prefixes that this node routes by. Not additive.")(float64(prefixes))
+	s.Gauge("hot_prefix_replicas", "Backends that hold hot prefixes, summed over prefixes. Not additive.")(float64(replicas))
+	s.Counter("hot_prefix_changes_total", "Changed sizes of replica sets, counted by the leader that made them.")(float64(h.changes.Load()))
+	s.Counter("hot_prefix_failures_total", "Changes of hot prefixes that this node could not commit.")(float64(h.failed.Load()))
+	w := h.warmer
+	if w == nil {
+		w = new(warmer) // the series exist without a warmer
+	}
+	warmed := s.Counter("hot_warm_ups_total", "Requests that make an engine compute a hot prefix beforehand: warmed, failed, or not sent because the node had kept no prompt (unknown).", "outcome")
+	warmed(float64(w.warmed.Load()), "warmed")
+	warmed(float64(w.failed.Load()), "failed")
+	warmed(float64(w.unknown.Load()), "unknown")
 }

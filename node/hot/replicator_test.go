@@ -157,8 +157,8 @@ func TestHotPrefixComesAndGoes(t *testing.T) {
 	if now := r.store.State().Hot; len(now) != 1 || now[0].R != 4 || now[0].Expires <= hot[0].Expires || r.h.changes.Load() != changes {
 		t.Errorf("after two and a half minutes alike: %+v, %d changes", now, r.h.changes.Load()-changes)
 	}
-	if f := r.h.Figures(); f.Prefixes != 1 || f.Replicas != 4 || f.Failed != 0 {
-		t.Errorf("figures: %+v", f)
+	if f := r.h.inForce; len(f) != 1 || f[0].Replicas != 4 || r.h.failed.Load() != 0 {
+		t.Errorf("in force: %+v, %d failures", f, r.h.failed.Load())
 	}
 	r.run(120, 0)
 	if now := r.store.State().Hot; len(now) != 0 {

@@ -135,10 +135,3 @@ func forOneToken(body []byte) ([]byte, error) {
 	fields["max_tokens"] = json.RawMessage("1")
 	return json.Marshal(fields)
 }
-
-func (w *warmer) figures() map[string]uint64 {
-	if w == nil {
-		w = new(warmer) // the series exist without a warmer
-	}
-	return map[string]uint64{"warmed": w.warmed.Load(), "failed": w.failed.Load(), "unknown": w.unknown.Load()}
-}

@@ -29,7 +29,7 @@ func newKnower(tb testing.TB, engines ...string) *knower {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	names := backends.New(1024, func(prefixtree.Backend) bool { return true }, time.Now)
+	names := backends.NewRegistry(1024, func(prefixtree.Backend) bool { return true }, time.Now)
 	ids, _ := names.List(engines)
 	var list []policy.Backend
 	for i, name := range engines {

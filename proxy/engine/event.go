@@ -24,35 +24,23 @@ func (s *Stream) look(event []byte, seen *Seen) (usageOnly bool) {
 }
 
 // dataOf returns the event's data, in s.data if it has several lines.
-func (s *Stream) dataOf(event []byte) []byte {
-	var data []byte
-	for lines := 0; len(event) > 0; {
-		line := event
-		if n := bytes.IndexByte(event, '\n'); n >= 0 {
-			line, event = event[:n], event[n+1:]
-		} else {
-			event = nil
-		}
-		if n := len(line); n > 0 && line[n-1] == '\r' {
-			line = line[:n-1]
-		}
-		if !bytes.HasPrefix(line, dataField) {
+func (s *Stream) dataOf(event []byte) (data []byte) {
+	lines := 0
+	for line := range bytes.Lines(event) {
+		line, found := bytes.CutPrefix(bytes.TrimSuffix(bytes.TrimSuffix(line, []byte("\n")), []byte("\r")), dataField)
+		if !found {
 			continue
 		}
-		line = line[len(dataField):]
-		if len(line) > 0 && line[0] == ' ' {
-			line = line[1:]
-		}
-		switch lines++; lines {
-		case 1:
+		line = bytes.TrimPrefix(line, []byte(" "))
+		if lines++; lines == 1 {
 			data = line
-		case 2:
-			s.data = append(append(append(s.data[:0], data...), '\n'), line...)
-			data = s.data
-		default:
-			s.data = append(append(s.data, '\n'), line...)
-			data = s.data
+			continue
 		}
+		if lines == 2 {
+			s.data = append(s.data[:0], data...)
+		}
+		s.data = append(append(s.data, '\n'), line...)
+		data = s.data
 	}
 	return data
 }
@@ -72,34 +60,32 @@ func (s *Stream) read(data []byte, seen *Seen) (usageOnly bool) {
 		choices, kind, text                       []byte
 		noChoices, usage, meta, failed, something bool
 	)
-	for m := membersOf(data); m.next(); {
+	for name, value := range membersOf(data) {
 		something = true
-		switch string(m.key) {
+		switch string(name) {
 		case "choices":
-			choices = m.value
-			noChoices = isEmptyArray(m.value)
+			choices = value
+			noChoices = isEmptyArray(value)
 		case "usage":
-			if usage = m.value[0] == '{'; usage {
-				s.counts.merge(m.value)
-			}
+			usage = value[0] == '{'
+			s.counts.merge(value)
 		case "meta_info":
-			if meta = m.value[0] == '{'; meta {
-				s.counts.merge(m.value)
-			}
+			meta = value[0] == '{'
+			s.counts.merge(value)
 		case "type":
-			kind = m.value
+			kind = value
 		case "response", "message":
-			for n := membersOf(m.value); n.next(); {
-				if string(n.key) == "usage" {
-					s.counts.merge(n.value)
+			for inner, counts := range membersOf(value) {
+				if string(inner) == "usage" {
+					s.counts.merge(counts)
 				}
 			}
 		case "text", "output_ids":
-			if !isBlank(m.value) {
-				text = m.value
+			if !isBlank(value) {
+				text = value
 			}
 		case "error":
-			failed = !isBlank(m.value)
+			failed = !isBlank(value)
 		}
 	}
 	first, done := kindTells(kind)
@@ -135,16 +121,16 @@ func kindTells(kind []byte) (first, done bool) {
 
 // choicesTell reports whether a choice has output or a finish reason.
 func choicesTell(choices []byte) bool {
-	for e := elementsOf(choices); e.next(); {
-		for m := membersOf(e.value); m.next(); {
-			switch string(m.key) {
+	for element := range elementsOf(choices) {
+		for name, value := range membersOf(element) {
+			switch string(name) {
 			case "text", "finish_reason":
-				if !isBlank(m.value) {
+				if !isBlank(value) {
 					return true
 				}
 			case "delta":
-				for d := membersOf(m.value); d.next(); {
-					if string(d.key) != "role" && !isBlank(d.value) {
+				for part, output := range membersOf(value) {
+					if string(part) != "role" && !isBlank(output) {
 						return true
 					}
 				}

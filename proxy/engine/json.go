@@ -1,84 +1,77 @@
 package engine
 
-import "bytes"
+import (
+	"bytes"
+	"iter"
+	"strings"
+)
 
 // This JSON reader trusts its input and checks only its bounds. It does not decode escaped names;
 // engines send none.
 
-type members struct {
-	b          []byte
-	at         int // -1 at the end
-	key, value []byte
+// membersOf yields the names, without quotes, and values of an object's members up to a syntax
+// error. Other values have none.
+func membersOf(object []byte) iter.Seq2[[]byte, []byte] {
+	return func(yield func(name, value []byte) bool) {
+		at := opened(object, '{')
+		for at > 0 {
+			var name, value []byte
+			if name, value, at = member(object, at); at < 0 || !yield(name, value) {
+				return
+			}
+		}
+	}
 }
 
-func membersOf(object []byte) members {
-	at := skipSpace(object, 0)
-	if at >= len(object) || object[at] != '{' {
-		return members{at: -1}
+// elementsOf yields the values in an array up to a syntax error. Other values have none.
+func elementsOf(array []byte) iter.Seq[[]byte] {
+	return func(yield func(value []byte) bool) {
+		at := opened(array, '[')
+		for at > 0 {
+			from := skipComma(array, at)
+			if at = skipValue(array, from); at < 0 || !yield(array[from:at]) {
+				return
+			}
+		}
 	}
-	return members{b: object, at: at + 1}
 }
 
-func (m *members) next() bool {
-	if m.at < 0 {
-		return false
+// opened returns the index behind the bracket that begins b, or -1.
+func opened(b []byte, bracket byte) int {
+	at := skipSpace(b, 0)
+	if at >= len(b) || b[at] != bracket {
+		return -1
 	}
-	b := m.b
-	at := skipSpace(b, m.at)
-	if at < len(b) && b[at] == ',' {
-		at = skipSpace(b, at+1)
-	}
-	m.at = -1
+	return at + 1
+}
+
+// member reads the member at or behind a comma at b[at], and returns the index behind it, or -1.
+func member(b []byte, at int) (name, value []byte, end int) {
+	at = skipComma(b, at)
 	if at >= len(b) || b[at] != '"' {
-		return false
+		return nil, nil, -1
 	}
-	end := skipString(b, at)
-	if end < 0 {
-		return false
+	colon := skipString(b, at)
+	if colon < 0 {
+		return nil, nil, -1
 	}
-	m.key = b[at+1 : end-1]
-	at = skipSpace(b, end)
-	if at >= len(b) || b[at] != ':' {
-		return false
+	name = b[at+1 : colon-1]
+	colon = skipSpace(b, colon)
+	if colon >= len(b) || b[colon] != ':' {
+		return nil, nil, -1
 	}
-	at = skipSpace(b, at+1)
+	at = skipSpace(b, colon+1)
 	if end = skipValue(b, at); end < 0 {
-		return false
+		return nil, nil, -1
 	}
-	m.value = b[at:end]
-	m.at = end
-	return true
+	return name, b[at:end], end
 }
 
-type elements struct {
-	b     []byte
-	at    int
-	value []byte
-}
-
-func elementsOf(array []byte) elements {
-	at := skipSpace(array, 0)
-	if at >= len(array) || array[at] != '[' {
-		return elements{at: -1}
+func skipComma(b []byte, i int) int {
+	if i = skipSpace(b, i); i < len(b) && b[i] == ',' {
+		i = skipSpace(b, i+1)
 	}
-	return elements{b: array, at: at + 1}
-}
-
-func (e *elements) next() bool {
-	if e.at < 0 {
-		return false
-	}
-	at := skipSpace(e.b, e.at)
-	if at < len(e.b) && e.b[at] == ',' {
-		at = skipSpace(e.b, at+1)
-	}
-	end := skipValue(e.b, at)
-	e.at = end
-	if end < 0 {
-		return false
-	}
-	e.value = e.b[at:end]
-	return true
+	return i
 }
 
 func skipSpace(b []byte, i int) int {
@@ -149,13 +142,7 @@ func skipValue(b []byte, i int) int {
 	return -1
 }
 
-func ends(c byte) bool {
-	switch c {
-	case ',', ':', '}', ']', ' ', '\n', '\r', '\t':
-		return true
-	}
-	return false
-}
+func ends(c byte) bool { return strings.IndexByte(",:}] \n\r\t", c) >= 0 }
 
 const maxCandidates = 64
 
@@ -185,10 +172,9 @@ func lastMember(body []byte, quoted string) []byte {
 		if stop < 0 {
 			return nil
 		}
-		rest := members{b: body, at: stop}
 		last := stop
-		for rest.next() {
-			last = rest.at
+		for next := stop; next > 0; _, _, next = member(body, next) {
+			last = next
 		}
 		last = skipSpace(body, last)
 		if last < len(body) && body[last] == '}' && skipSpace(body, last+1) == len(body) {

@@ -37,24 +37,24 @@ func (c *counts) usage() (u Usage, ok bool) {
 
 // merge copies the counts present in a usage or meta_info object.
 func (c *counts) merge(object []byte) {
-	for m := membersOf(object); m.next(); {
-		switch string(m.key) {
+	for name, value := range membersOf(object) {
+		switch string(name) {
 		case "prompt_tokens":
-			set(&c.prompt, m.value)
+			set(&c.prompt, value)
 		case "input_tokens":
-			set(&c.input, m.value)
+			set(&c.input, value)
 		case "completion_tokens", "output_tokens":
-			set(&c.output, m.value)
+			set(&c.output, value)
 		case "cached_tokens":
-			set(&c.cached, m.value)
+			set(&c.cached, value)
 		case "cache_read_input_tokens":
-			set(&c.read, m.value)
+			set(&c.read, value)
 		case "cache_creation_input_tokens":
-			set(&c.created, m.value)
+			set(&c.created, value)
 		case "prompt_tokens_details", "input_tokens_details":
-			for d := membersOf(m.value); d.next(); {
-				if string(d.key) == "cached_tokens" {
-					set(&c.cached, d.value)
+			for detail, count := range membersOf(value) {
+				if string(detail) == "cached_tokens" {
+					set(&c.cached, count)
 				}
 			}
 		}
@@ -98,45 +98,42 @@ func ParseUsage(body []byte) (u Usage, ok bool) {
 }
 
 func (c *counts) mergeTop(object []byte) {
-	for m := membersOf(object); m.next(); {
-		switch string(m.key) {
+	for name, value := range membersOf(object) {
+		switch string(name) {
 		case "usage", "meta_info":
 			n := noCounts
-			n.merge(m.value)
+			n.merge(value)
 			if n != noCounts {
 				*c = n
 			}
 		case "input_tokens":
-			set(&c.input, m.value)
+			set(&c.input, value)
 		}
 	}
 }
 
 // sumUsages adds SGLang's answers to a batch; a count is known if all its parts are.
 func sumUsages(array []byte) (u Usage, ok bool) {
-	first := true
-	for e := elementsOf(array); e.next(); first = false {
+	none := true
+	for element := range elementsOf(array) {
 		c := noCounts
-		c.mergeTop(e.value)
+		c.mergeTop(element)
 		v, _ := c.usage()
-		if first {
-			u = v
-			continue
-		}
-		add(&u.PromptTokens, v.PromptTokens)
-		add(&u.CachedTokens, v.CachedTokens)
-		add(&u.OutputTokens, v.OutputTokens)
+		u.PromptTokens = sum(u.PromptTokens, v.PromptTokens)
+		u.CachedTokens = sum(u.CachedTokens, v.CachedTokens)
+		u.OutputTokens = sum(u.OutputTokens, v.OutputTokens)
+		none = false
 	}
-	if first {
+	if none {
 		u = Usage{-1, -1, -1}
 	}
 	return u, u.PromptTokens >= 0 || u.CachedTokens >= 0 || u.OutputTokens >= 0
 }
 
-func add(to *int, n int) {
-	if *to < 0 || n < 0 {
-		*to = -1
-		return
+// sum is -1 if a part is unknown.
+func sum(a, b int) int {
+	if a < 0 || b < 0 {
+		return -1
 	}
-	*to += n
+	return a + b
 }

@@ -38,8 +38,6 @@ type Attempt struct {
 	bytes    int
 	charged  int64
 	ahead    int64 // peers' prefill tokens on the backend at Pick
-	placed   int64
-	inferred bool
 	whole    bool
 	held     float64
 	followed bool // held exceeds the common prefix
@@ -95,10 +93,6 @@ func (a *Attempt) FirstToken(now prefixtree.Time) {
 	// first token.
 	since := max(a.at.dispatched, a.slot.lastFirst)
 	a.slot.lastFirst = max(a.slot.lastFirst, now)
-	if a.inferred {
-		perBlock := float64(a.router.cfg.BlockBytes) / a.model.bytesPerToken()
-		a.slot.correctInferred(a, perBlock, a.router.rate.load(), now)
-	}
 	a.slot.mu.Unlock()
 	a.interval = float64(now-since) / 1000
 	a.router.answered(a.slot, a.at.picked, now)
@@ -204,10 +198,7 @@ func (a *Attempt) learnRate(tokens float64, o Outcome, now prefixtree.Time) {
 }
 
 func (a *Attempt) doubt() float64 {
-	switch {
-	case a.inferred:
-		return rateGuess
-	case a.router.fleet.Load().nodes > 1:
+	if a.router.fleet.Load().nodes > 1 {
 		return rateDoubt
 	}
 	return 1

@@ -19,23 +19,8 @@ func (leastRequest) Choose(s *Scene) (int, Rung) {
 	if equal {
 		return rotate(s), Rotate
 	}
-	n := 0
-	for i := range s.Candidates {
-		if s.Candidates[i].Cost == least {
-			n++
-		}
-	}
-	nth := int(s.Turn() % uint64(n))
-	for i := range s.Candidates {
-		if s.Candidates[i].Cost != least {
-			continue
-		}
-		if nth == 0 {
-			return i, Load
-		}
-		nth--
-	}
-	return 0, Load
+	i, _ := s.firstAmong(least, 0)
+	return i, Load
 }
 
 type roundRobin struct{}
@@ -46,7 +31,7 @@ func (roundRobin) Choose(s *Scene) (int, Rung) { return rotate(s), Rotate }
 // low-discrepancy sequence, which needs no state but the turn.
 func rotate(s *Scene) int {
 	turn := s.Turn()
-	if !s.weighted {
+	if !s.pool.weighted {
 		return int(turn % uint64(len(s.Candidates)))
 	}
 	_, frac := math.Modf(float64(turn%(1<<40)) * 0.6180339887498949)
@@ -56,7 +41,7 @@ func rotate(s *Scene) int {
 type random struct{}
 
 func (random) Choose(s *Scene) (int, Rung) {
-	if !s.weighted {
+	if !s.pool.weighted {
 		return int(s.Rand() % uint64(len(s.Candidates))), Rotate
 	}
 	return byWeight(s, float64(s.Rand()>>11)/(1<<53)), Rotate

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -57,9 +56,6 @@ func (d *Decision) Clone() Decision {
 	c.Candidates = slices.Clone(d.Candidates)
 	return c
 }
-
-// JSON returns the decision as JSON.
-func (d *Decision) JSON() ([]byte, error) { return json.Marshal(d) }
 
 // String returns a headline and one line per candidate.
 func (d *Decision) String() string {
@@ -123,6 +119,6 @@ func (s *Scene) considered(i int) Considered {
 	}
 	return Considered{
 		Backend: c.Backend, Name: s.pool.name(c.Backend), MatchedBlocks: int(c.HeldBlocks), HeldTokens: c.Held,
-		QueuedTokens: s.allQueued(c), Active: c.Active, Rate: c.Rate, Age: time.Duration(c.Age) * time.Millisecond, Cost: cost,
+		QueuedTokens: c.Queued, Active: c.Active, Rate: c.Rate, Age: time.Duration(c.Age) * time.Millisecond, Cost: cost,
 	}
 }

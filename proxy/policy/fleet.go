@@ -9,20 +9,13 @@ import (
 
 // DESIGN.md, "Several nodes", explains these rules.
 const (
-	// blindAfter is the age of peer loads, in ms, from which a decision ignores them.
-	blindAfter = 10_000
-	// factsLost is the age in ms from which peers' placements count as unknown; turns of a
-	// conversation follow within minutes.
-	factsLost = 60_000
-	// unseenBoost is by how much own work is scaled up per unseen peer, whose work is similar.
-	unseenBoost = 0.3
+	// maxStaleness, in ms, is the greatest age of other nodes' reports that a decision counts with,
+	// and the age of missing ones.
+	maxStaleness = 10_000
 	// DefaultEpsilon is the slack of the bounded-load test among several nodes.
 	DefaultEpsilon = 0.25
 	// fewChoices is the least number of candidates: two let a node avoid the busier one.
 	fewChoices = 2
-	// aimless narrows the candidates faster where only the order leads the next turn to the same
-	// backend.
-	aimless = 16
 	// maxChoices bounds the candidates.
 	maxChoices = 64
 	// maxHolders bounds the deepest holders added.
@@ -30,29 +23,20 @@ const (
 )
 
 type fleetState struct {
-	nodes        int
-	loads, facts int64 // staleness of peer loads and placements, ms
+	nodes     int
+	staleness int64 // ms
 }
 
-// SetFleet sets the number of routers and the measured staleness of their reports.
+// SetFleet sets the number of routers and the measured staleness of their reports. Until the first
+// SetPeerLoad, reports count as missing.
 func (r *Router) SetFleet(nodes int, staleness time.Duration) {
-	r.SetKnowledge(nodes, staleness, staleness)
-}
-
-// SetKnowledge is SetFleet with separate staleness; Never means not shared. Loads count as not
-// shared before the first SetPeerLoad.
-func (r *Router) SetKnowledge(nodes int, loads, facts time.Duration) {
-	r.fleet.Store(&fleetState{nodes: max(nodes, 1), loads: max(loads, 0).Milliseconds(), facts: max(facts, 0).Milliseconds()})
+	r.fleet.Store(&fleetState{nodes: max(nodes, 1), staleness: max(staleness, 0).Milliseconds()})
 }
 
 // outsight estimates the unseen work of other nodes.
 type outsight struct {
-	blind  bool    // peer loads are unknown
-	unseen float64 // expected peer placements since the reports
-	seen   float64 // expected share of backends without them
+	unseen float64 // expected placements of other nodes since their reports
 	sure   float64 // probability of none
-	boost  float64 // blind: scale of own work, at least 1
-	slack  float64 // blind: slack of the bounded-load test, in prompts
 	flood  float64 // expected prefill tokens of the unseen placements
 	crowd  float64
 	queue  float64 // water level of the queues, prefill tokens
@@ -66,72 +50,23 @@ type outsight struct {
 func (s *Scene) look(o *outlook) outsight {
 	b := float64(s.size())
 	if s.Nodes <= 1 {
-		return outsight{seen: 1, sure: 1, all: true}
+		return outsight{sure: 1, all: true}
 	}
-	late := s.loadLate()
-	if late > blindAfter {
-		return s.lookBlindly()
-	}
-	m := o.others * float64(late) / 1000
-	out := outsight{unseen: m, seen: math.Exp(-m / b), sure: math.Exp(-m), flood: m * o.mean * s.FleetRate}
-	if s.inferred {
-		out.sure = 0 // inferred loads are too uncertain
-	}
+	m := o.others * float64(s.Staleness) / 1000
+	out := outsight{unseen: m, sure: math.Exp(-m), flood: m * o.mean * s.FleetRate}
 	k := max(b/(1+m), fewChoices)
-	if s.FactStaleness > factsLost {
-		k = max(min(b/(1+aimless*m), fewChoices), 1)
-	}
-	return out.among(k, s.size())
-}
-
-// lookBlindly is look without peer loads: no common reports draw nodes together, so all backends
-// are candidates, unless only the order leads the next turn to the same backend.
-func (s *Scene) lookBlindly() outsight {
-	others := float64(s.Nodes - 1)
-	out := outsight{blind: true, boost: 1 + unseenBoost*others}
-	// The smaller this node's part of the traffic, the less its own load may overrule the order.
-	out.slack = math.Pow(others/float64(s.Nodes), 4)
-	k := math.Inf(1)
-	if s.FactStaleness > factsLost {
-		k = 1
-	}
-	return out.among(k, s.size())
-}
-
-func (o outsight) among(k float64, candidates int) outsight {
-	o.k = int(min(k+0.5, maxChoices))
-	o.all = k+0.5 >= float64(candidates)
-	return o
-}
-
-// narrow adapts the candidates to a part of the pool; unseen work is spread over the whole.
-func (o *outsight) narrow(within, all int) {
-	if o.blind {
-		return
-	}
-	part := float64(within)
-	k := max(part/(1+o.unseen*part/float64(all)), fewChoices)
-	if !o.all {
-		k = min(k, float64(o.k))
-	}
-	*o = o.among(k, within)
+	out.k, out.all = int(min(k+0.5, maxChoices)), k+0.5 >= b
+	return out
 }
 
 // weigh sets every candidate's expected queue and crowd. Unseen work fills the backends like water
 // up to a level, and a report, minus the progress since, counts only above it. Own work comes on
 // top, because the peers cannot see it.
 func (o *outsight) weigh(s *Scene) {
-	switch {
-	case s.Nodes <= 1:
+	if s.Nodes <= 1 {
 		for i := range s.Candidates {
 			c := &s.Candidates[i]
 			c.queue, c.crowd = c.Queued, float64(c.Active)
-		}
-		return
-	case o.blind:
-		for i := range s.Candidates {
-			c := &s.Candidates[i]
-			c.queue, c.crowd = c.OwnQueued*o.boost, float64(c.OwnActive)*o.boost
 		}
 		return
 	}
@@ -139,30 +74,26 @@ func (o *outsight) weigh(s *Scene) {
 		c := &s.Candidates[i]
 		c.queue = float64(c.Active - c.OwnActive)
 	}
-	o.crowd = s.level(s.overview.crowd, o.unseen)
-	late := float64(s.loadLate()) / 1000
+	o.crowd = s.level(o.unseen, func(st *poolStats) float64 { return st.crowd })
+	late := float64(s.Staleness) / 1000
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		c.crowd = max(c.queue, o.crowd) + float64(c.OwnActive)
-		c.queue = max(s.allQueued(c)-c.OwnQueued-c.Rate*late, 0)
+		c.queue = max(c.Queued-c.OwnQueued-c.Rate*late, 0)
 	}
-	o.queue = s.level(s.overview.queue, o.flood)
+	o.queue = s.level(o.flood, func(st *poolStats) float64 { return st.queue })
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		c.queue = max(c.queue, o.queue) + c.OwnQueued
 	}
 }
 
-func (s *Scene) level(surveyed, flood float64) float64 {
+// level returns the level to which flood fills the queues from the lowest up, or the one of the pool
+// if the candidates are a selection. Each pass drops the queues above it.
+func (s *Scene) level(flood float64, ofPool func(*poolStats) float64) float64 {
 	if s.sampled {
-		return surveyed
+		return ofPool(s.stats)
 	}
-	return s.waterLevel(flood)
-}
-
-// waterLevel returns the level to which flood fills the queues from the lowest up. Each pass drops
-// the queues above it.
-func (s *Scene) waterLevel(flood float64) float64 {
 	level := math.Inf(1)
 	for {
 		sum, n := flood, 0.0
@@ -188,13 +119,12 @@ func (o *outsight) rateSeen(s *Scene, c *Candidate) float64 {
 // orderKey returns the key whose order breaks ties and selects candidates, and whether it leads the
 // conversation's next request to the same backends. 0: the whole prompt is common.
 //
-// Normally it is the branch key. Nodes learn branch points separately, so without placements they
-// agree sooner on sessions. Before enough requests, the branch key may be common to all, and the
-// whole prompt's hash replaces it.
+// Normally it is the branch key. Before enough requests it may be common to all, and the session
+// or the whole prompt's hash replaces it.
 func (s *Scene) orderKey() (key uint64, leads bool) {
 	session := len(s.Request.Session) > 0 && s.Nodes > 1
 	switch {
-	case session && (s.FactStaleness > factsLost || s.Branch != 0 && !s.judged):
+	case session && (s.Staleness >= maxStaleness || s.Branch != 0 && !s.judged):
 		return xxh3.Hash(s.Request.Session), true
 	case s.Branch == 0, s.judged && s.nameless:
 		return 0, false
@@ -221,7 +151,7 @@ func (p *prefix) preselect(s *Scene, o *outsight, key uint64) {
 	if s.sampled && within == len(s.Candidates) {
 		sum, within = s.queues()
 	}
-	limit := (1+p.epsilon)*sum/float64(within) + o.slack*float64(s.PromptTokens)
+	limit := (1 + p.epsilon) * sum / float64(within)
 	at, k := s.choices(key, limit, o.k)
 	for _, i := range at[:k] {
 		s.Candidates[i].Cost = 0

@@ -33,10 +33,10 @@ type prefixHash struct {
 }
 
 func (p *prefixHash) Choose(s *Scene) (int, Rung) {
-	if len(s.Request.Hashes) == 0 {
+	key, ok := p.key(s)
+	if !ok {
 		return leastRequest{}.Choose(s)
 	}
-	key := uint64(s.Request.Hashes[min(p.blocks, len(s.Request.Hashes))-1])
 	var active int64
 	var weights float64
 	for i := range s.Candidates {

@@ -3,7 +3,6 @@ package policy
 import (
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"runtime"
 	"sync"
 	"testing"
@@ -14,88 +13,10 @@ import (
 	"grapevine/prefixtree"
 )
 
-// A hundred nodes with little traffic each find a common system prompt together.
-func TestSharedHeatFindsWhatIsCommon(t *testing.T) {
-	const nodes = 100
-	routers := among(t, nodes, Never, Never, fleetOf(16))
-	share := func(now prefixtree.Time) {
-		all, own := new(HeatSum), make([]*HeatSum, nodes)
-		for i, r := range routers {
-			h := r.OwnHeat(320, 4, now)
-			own[i] = new(HeatSum)
-			own[i].Add(&h)
-			all.Add(&h)
-		}
-		for i, r := range routers {
-			r.SetPeerHeat(all, own[i])
-		}
-	}
-	now := t0
-	for i := range 600 {
-		now += 100
-		if i%50 == 0 {
-			share(now)
-		}
-		serve(t, routers[i%nodes], ask(prompt(1, uint64(i), 5, 30)), now)
-	}
-	next := prompt(1, 9999, 5, 30)
-	d := new(Decision)
-	for i, r := range routers {
-		if err := r.Explain(ask(next), now, d); err != nil {
-			t.Fatal(err)
-		}
-		if d.Branch != next[5] {
-			t.Fatalf("node %d, of six requests: branches at %x, want %x", i, d.Branch, next[5])
-		}
-	}
-	routers[0].SetPeerHeat(nil, nil)
-	if err := routers[0].Explain(ask(next), now, d); err != nil || d.Branch != next[0] {
-		t.Errorf("alone again: branches at %x, want %x: %v", d.Branch, next[0], err)
-	}
-}
-
-// Shared counts are lower bounds, and close for heavy hitters.
-func TestHeatCountsAreLowerBounds(t *testing.T) {
-	seed := seedOf(t)
-	rnd := rand.New(rand.NewPCG(seed, 3))
-	zipf := rand.NewZipf(rnd, 1.2, 1, 1<<20)
-	exact, sum := map[prefixtree.Hash]float64{}, new(HeatSum)
-	const nodes, each = 5, 40_000
-	for range nodes {
-		s := newSketch()
-		for range each {
-			h := prefixtree.Hash(mix(zipf.Uint64() + 1))
-			s.count(h, 1)
-			s.total++
-			exact[h]++
-		}
-		var h Heat
-		h.Requests, h.Anchors = s.heat(320, t0)
-		if len(h.Anchors) > 320 || h.Requests != each {
-			t.Fatalf("%d anchors of %v requests", len(h.Anchors), h.Requests)
-		}
-		for i := 1; i < len(h.Anchors); i++ {
-			if h.Anchors[i].Count > h.Anchors[i-1].Count {
-				t.Fatal("not the hottest first")
-			}
-		}
-		sum.Add(&h)
-	}
-	p := newPeerCounts(sum, nil)
-	for h, c := range exact {
-		switch got := p.of(h); {
-		case got > c:
-			t.Errorf("%v sightings told of %v", got, c)
-		case c > nodes*each/50 && got < 0.9*c:
-			t.Errorf("%v sightings told of a heavy hitter's %v", got, c)
-		}
-	}
-}
-
 // Nodes that share paces all get the pace of the fleet.
 func TestPaceOfAFleet(t *testing.T) {
 	const nodes = 10
-	routers := among(t, nodes, 0, 0, fleetOf(4))
+	routers := among(t, nodes, 0, fleetOf(4))
 	for i, r := range routers {
 		for j := range 20 {
 			blocks := 20
@@ -162,83 +83,6 @@ func TestPaceReachesNewModels(t *testing.T) {
 	}
 }
 
-// A node infers queues from other nodes' placements.
-func TestPlacementsShowLoad(t *testing.T) {
-	r, tree := newRouter(t, Config{Nodes: 4}, fleetOf(4))
-	r.SetKnowledge(4, Never, 0)
-	look := func(now prefixtree.Time) (queued [4]float64) {
-		d := new(Decision)
-		if err := r.Explain(ask(prompt(77, 0, 40, 40)), now, d); err != nil {
-			t.Fatal(err)
-		}
-		for _, c := range d.Candidates {
-			queued[c.Backend] = c.QueuedTokens
-		}
-		return queued
-	}
-	place := func(b prefixtree.Backend, family uint64, blocks int, now prefixtree.Time) {
-		for _, f := range tree.AppendFacts(nil, b, prompt(family, 0, blocks, blocks), now) {
-			tree.Apply(f)
-		}
-	}
-	if got := look(t0 - 1000); got != [4]float64{} {
-		t.Fatalf("nothing is placed: %v", got)
-	}
-	place(0, 1, 400, t0) // 51,200 tokens, 5 s
-	place(1, 2, 160, t0)
-	place(2, 3, 160, t0)
-	got := look(t0)
-	if math.Abs(got[0]-400*128) > 600 || math.Abs(got[1]-160*128) > 600 || got[3] != 0 {
-		t.Fatalf("queues %v by placements of 400, 160, 160 and 0 blocks", got)
-	}
-	a := pick(t, r, ask(prompt(5, 0, 100, 100)), t0)
-	if a.Decision().Backend != 3 {
-		t.Fatalf("%v", a.Decision())
-	}
-	if got := look(t0 + 2000); math.Abs(got[0]-(400*128-20_000)) > 600 || got[1] > 600 {
-		t.Errorf("queues %v two seconds later", got)
-	}
-	place(0, 1, 400, t0+2000) // touched again, and cached
-	if got := look(t0 + 2000); got[0] > 400*128-19_000 {
-		t.Errorf("queues %v: what is cached need not be computed", got)
-	}
-	a.Dispatched(t0)
-	a.FirstToken(t0 + 2000)
-	a.End(unknown(), t0+3000)
-	b := pick(t, r, &Request{Hashes: prompt(6, 0, 4, 4), Exclude: except(4, 0)}, t0+2000)
-	b.Dispatched(t0 + 2000)
-	b.FirstToken(t0 + 2500)
-	b.End(unknown(), t0+2600)
-	if got := look(t0 + 2600); got[0] != 0 {
-		t.Errorf("queues %v after an own first token", got)
-	}
-	if r.Stats().Blind != 0 {
-		t.Error("what can be inferred is not unknown")
-	}
-	serve(t, r, ask(prompt(8, 0, 4, 4)), t0+60_000)
-	if r.Stats().Blind != 1 {
-		t.Error("a minute of silence was taken for idle engines")
-	}
-}
-
-func TestPromptsBehindGuessesTeachNoRates(t *testing.T) {
-	r, tree := newRouter(t, Config{Nodes: 4}, fleetOf(1))
-	r.SetKnowledge(4, Never, 200*time.Millisecond)
-	for i := range 20 {
-		now := t0 + prefixtree.Time(10_000*i)
-		for _, f := range tree.AppendFacts(nil, 0, prompt(uint64(100+i), 0, 200, 200), now) {
-			tree.Apply(f)
-		}
-		a := pick(t, r, ask(prompt(uint64(200+i), 0, 40, 40)), now)
-		a.Dispatched(now)
-		a.FirstToken(now + 3000)
-		a.End(Outcome{PromptTokens: 40 * 128, CachedTokens: 0, OutputTokens: 1}, now+3500)
-	}
-	if rate := r.Rate(0); rate < 9000 {
-		t.Errorf("an engine of 10,000 tokens/s is taken for one of %v", rate)
-	}
-}
-
 func TestWidespreadIsCommon(t *testing.T) {
 	for held, want := range map[int]int{4: 0, 5: 12, 8: 12} {
 		r, tree := newRouter(t, Config{Nodes: 4}, fleetOf(8))
@@ -289,28 +133,22 @@ func TestHeatAndViewsAtOnce(t *testing.T) {
 }
 
 func BenchmarkPickAmongNodes(b *testing.B) {
-	for _, mode := range []struct {
-		name         string
-		loads, facts time.Duration
-	}{{"both", 200 * time.Millisecond, 200 * time.Millisecond}, {"placements", Never, 200 * time.Millisecond}} {
-		for _, n := range []int{8, 64, 256} {
-			b.Run(fmt.Sprintf("%s/backends=%d", mode.name, n), func(b *testing.B) {
-				r, _ := newRouter(b, Config{Nodes: 16}, fleetOf(n))
-				r.SetKnowledge(16, mode.loads, mode.facts)
-				r.SetPeerLoad("others", []PeerLoad{{0, 5000, 2}})
-				q := ask(prompt(1, 1, 0, 256))
-				for i := range 64 {
-					serve(b, r, ask(prompt(1, uint64(i), 0, 256)), t0)
+	for _, n := range []int{8, 64, 256} {
+		b.Run(fmt.Sprintf("backends=%d", n), func(b *testing.B) {
+			r, _ := newRouter(b, Config{Nodes: 16, Staleness: 200 * time.Millisecond}, fleetOf(n))
+			r.SetPeerLoad("others", []PeerLoad{{0, 5000, 2}})
+			q := ask(prompt(1, 1, 0, 256))
+			for i := range 64 {
+				serve(b, r, ask(prompt(1, uint64(i), 0, 256)), t0)
+			}
+			a := new(Attempt)
+			b.ReportAllocs()
+			for i := range b.N {
+				if err := r.Pick(q, t0+prefixtree.Time(i/1000), a); err != nil {
+					b.Fatal(err)
 				}
-				a := new(Attempt)
-				b.ReportAllocs()
-				for i := range b.N {
-					if err := r.Pick(q, t0+prefixtree.Time(i/1000), a); err != nil {
-						b.Fatal(err)
-					}
-					a.End(unknown(), t0+prefixtree.Time(i/1000))
-				}
-			})
-		}
+				a.End(unknown(), t0+prefixtree.Time(i/1000))
+			}
+		})
 	}
 }

@@ -23,7 +23,7 @@ func TestLargePoolReplacesTheHotSet(t *testing.T) {
 	const n, replicas = 300, 8
 	for _, nodes := range []int{1, 5} {
 		for _, shrunk := range []bool{false, true} {
-			r := among(t, nodes, 200*time.Millisecond, 200*time.Millisecond, fleetOf(n))[0]
+			r := among(t, nodes, 200*time.Millisecond, fleetOf(n))[0]
 			now := t0
 			if shrunk {
 				r.SetHotPrefixes([]HotPrefix{theHotPrefix(120)})
@@ -33,7 +33,7 @@ func TestLargePoolReplacesTheHotSet(t *testing.T) {
 			order := r.HotSet(poolAll, theHotPrefix(n))
 			goes := func(what string, set []string) {
 				t.Helper()
-				now += 2 * surveyAge
+				now += 2 * statsAge
 				used := map[string]bool{}
 				for i := range 10 * len(set) {
 					now++

@@ -18,7 +18,7 @@ func theHotPrefix(replicas int) HotPrefix {
 // Prompts with a hot prefix go to its computed set, the same at all nodes.
 func TestHotPromptsGoToTheSet(t *testing.T) {
 	for _, nodes := range []int{1, 5} {
-		routers := among(t, nodes, 200*time.Millisecond, 200*time.Millisecond, fleetOf(16))
+		routers := among(t, nodes, 200*time.Millisecond, fleetOf(16))
 		used := map[string]bool{}
 		set := routers[0].HotSet(poolAll, theHotPrefix(4), "")
 		if len(set) != 4 {

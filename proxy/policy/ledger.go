@@ -51,8 +51,7 @@ type slot struct {
 	busyAt      prefixtree.Time // last answer of 429
 	busyUntil   int64           // ms; 0: none
 	adapters    adapterSet
-	inferred    inferred
-	_           [48]byte // pads to a cache line
+	_           [8]byte // pads to a cache line
 }
 
 // overdueGrace is in seconds: engine steps take tenths of a second, and rates are averages.
@@ -96,9 +95,6 @@ func (s *slot) charge(a *Attempt, now prefixtree.Time) {
 	a.prev, a.next = s.last, nil
 	a.ahead = s.peerTokens.Load()
 	a.since, a.front = now, s.whole
-	if a.inferred {
-		s.chargeInferred(a)
-	}
 	if a.whole {
 		s.whole += a.charged
 	}

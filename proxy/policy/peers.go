@@ -1,10 +1,8 @@
 package policy
 
 import (
-	"math"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"grapevine/prefixtree"
 )
@@ -15,9 +13,6 @@ type PeerLoad struct {
 	PrefillTokens int64 // of requests before their first token
 	Active        int64
 }
-
-// Never is the staleness of what nodes do not share.
-const Never = time.Duration(math.MaxInt64)
 
 // Bounds of one node's report for one backend, so that a wrong one does not divert all requests:
 // prefill tokens up to the KV capacity, and more requests than any engine runs.
@@ -113,6 +108,14 @@ func takeOut(held map[*slot]PeerLoad, s *slot) {
 	s.peerTokens.Add(-l.PrefillTokens)
 	s.peerActive.Add(-l.Active)
 	delete(held, s)
+}
+
+// PeerLoad returns what other nodes report as outstanding on a backend of the present view.
+func (r *Router) PeerLoad(b prefixtree.Backend) (prefillTokens, active int64) {
+	if s := r.table.Load().slot(b); s != nil {
+		return max(s.peerTokens.Load(), 0), max(s.peerActive.Load(), 0)
+	}
+	return 0, 0
 }
 
 // OwnLoads appends this node's outstanding work on the view's backends, without idle ones.

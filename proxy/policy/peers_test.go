@@ -86,7 +86,7 @@ func TestLoadBeforeTheView(t *testing.T) {
 }
 
 func TestBlindDecisionsAreCounted(t *testing.T) {
-	r, tree := newRouter(t, Config{}, fleetOf(4))
+	r, _ := newRouter(t, Config{}, fleetOf(4))
 	check := func(what string, want uint64) {
 		t.Helper()
 		before := r.Stats().Blind
@@ -96,20 +96,13 @@ func TestBlindDecisionsAreCounted(t *testing.T) {
 		}
 	}
 	check("alone", 0)
-	r.SetKnowledge(3, 50*time.Millisecond, Never)
-	check("no report yet", 1)
 	r.SetFleet(3, 50*time.Millisecond)
-	check("no report nor placement yet", 1)
-	for _, f := range tree.AppendFacts(nil, 1, prompt(9, 0, 8, 8), t0) {
-		tree.Apply(f)
-	}
-	check("no report yet, but placements show the load", 0)
+	check("no report yet", 1)
 	r.SetPeerLoad("a", nil)
-	check("a peer is idle, as it says", 0)
+	check("a peer reports that it is idle", 0)
 	r.SetFleet(3, time.Minute)
 	check("silent for a minute", 1)
-	r.SetKnowledge(3, 50*time.Millisecond, Never)
-	check("loads alone are told", 0)
+	r.SetFleet(3, 50*time.Millisecond)
 	r.DropPeer("a")
 	check("the only peer died", 1)
 }

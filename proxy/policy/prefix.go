@@ -45,7 +45,7 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 	// All backends hold common prefixes soon, so only what exceeds them is worth a detour.
 	follow := deepest-s.CommonTokens >= worthwhile*n
 	key, leads := s.orderKey()
-	gathered := s.Replicas > 0 && p.gather(s, out, deepest)
+	gathered := s.Replicas > 0 && p.gather(s, deepest)
 	if !out.all {
 		if key == 0 {
 			key = s.Rand()
@@ -71,7 +71,7 @@ func (s *Scene) foresee() {
 
 // gather rules out candidates outside the hot prefix's set, except the deepest holders of an
 // uncommon prefix, and reports whether there were any.
-func (p *prefix) gather(s *Scene, out *outsight, deepest float64) bool {
+func (p *prefix) gather(s *Scene, deepest float64) bool {
 	sum, all := s.queues()
 	within := s.gather((1+p.epsilon)*sum/float64(all) + float64(s.PromptTokens))
 	if within == all {
@@ -82,14 +82,13 @@ func (p *prefix) gather(s *Scene, out *outsight, deepest float64) bool {
 			c.Cost = math.Inf(1)
 		}
 	}
-	out.narrow(within, all)
 	return true
 }
 
 // queues returns the sum and number of all eligible queues.
 func (s *Scene) queues() (sum float64, n int) {
 	if s.sampled {
-		return s.overview.mean * float64(s.overview.eligible), s.overview.eligible
+		return s.stats.mean * float64(s.stats.eligible), s.stats.eligible
 	}
 	for i := range s.Candidates {
 		sum += s.Candidates[i].queue
@@ -116,7 +115,7 @@ func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least,
 		}
 	}
 	mark := max(o.slow, soonest)
-	timely, late := p.weights(follow, out.seen, o.fleetDemand/float64(max(len(s.pool.entries), 1)))
+	timely, late := p.weights(follow, o.fleetDemand/float64(max(len(s.pool.entries), 1)))
 
 	best, reference := math.Inf(1), 0.0
 	for i := range s.Candidates {
@@ -146,12 +145,10 @@ func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least,
 	return least, soonest
 }
 
-// weights returns W for timely and late candidates. W fades with seen, because a wait may only look
-// timely.
-func (p *prefix) weights(follow bool, seen, demand float64) (timely, late float64) {
-	timely = min(plainWork, p.work)
-	if follow {
-		timely += (p.work - timely) * seen
+// weights returns W for timely and late candidates.
+func (p *prefix) weights(follow bool, demand float64) (timely, late float64) {
+	if timely = p.work; !follow {
+		timely = min(plainWork, p.work)
 	}
 	tight := demand / tightDemand
 	return timely, min(max(tight*tight, easyWork-(easyWork-1)*demand, 1), timely)

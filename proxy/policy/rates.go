@@ -26,7 +26,7 @@ const (
 	// rateDoubt is the weight of a slow prefill among several nodes: it may have waited for another
 	// node's.
 	rateDoubt = 0.1
-	// rateGuess is rateDoubt where the work in front is inferred from placements.
+	// rateGuess is the weight of a slow non-streamed answer at a node without any streams.
 	rateGuess = 0.01
 )
 

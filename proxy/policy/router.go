@@ -69,12 +69,6 @@ type Retractor interface {
 	Revert(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.TouchHistory) (retracted int)
 }
 
-// Witness is an Index that counts the blocks newly placed by other nodes, from which the router
-// infers unreported load.
-type Witness interface {
-	Placed(b prefixtree.Backend) int64
-}
-
 // Request describes one request. Hashes must not change before End.
 type Request struct {
 	Model       []byte
@@ -100,7 +94,6 @@ type Router struct {
 	cfg        Config
 	tree       Index
 	retract    Retractor
-	witness    Witness
 	strategies map[string]*named
 	fallback   *named
 	rate       *fleetRate
@@ -119,7 +112,6 @@ type Router struct {
 	fleet      atomic.Pointer[fleetState]
 	peerHeat   peerHeat
 	hot        atomic.Pointer[hotPrefixes]
-	witnessed  atomic.Int64 // ms; when infer last saw placements of other nodes
 	streamed   atomic.Bool
 
 	rungs      [rungs]atomic.Uint64
@@ -145,7 +137,6 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 		ledger: ledger{slots: map[prefixtree.Backend]*slot{}}, slowStart: slowStartOf(cfg.SlowStart),
 	}
 	r.retract, _ = tree.(Retractor)
-	r.witness, _ = tree.(Witness)
 	r.strategies = map[string]*named{}
 	for name, s := range map[string]Strategy{
 		Prefix:       &prefix{work: cfg.WorkWeight, epsilon: cfg.Epsilon},
@@ -235,7 +226,7 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	att.held, att.followed = c.Held, c.Held > s.CommonTokens
 	att.charged = int64(att.decision.UncachedTokens)
 	att.resident = int64(s.PromptTokens + q.OutputHint)
-	att.trial, att.interval, att.adapter, att.inferred, att.whole = c.half, 0, 0, s.inferred, q.Whole
+	att.trial, att.interval, att.adapter, att.whole = c.half, 0, 0, q.Whole
 	if len(q.LoRA) > 0 {
 		att.adapter = xxh3.Hash(q.LoRA)
 	}
@@ -250,7 +241,7 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 		s.pool.entries[r.seq.Load()%n].slot.freshen(r.rate, now)
 	}
 	r.rungs[att.decision.Rung].Add(1)
-	if s.Nodes > 1 && s.loadLate() > blindAfter {
+	if s.Nodes > 1 && s.Staleness >= maxStaleness {
 		r.blind.Add(1)
 	}
 	return nil
@@ -295,37 +286,16 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 // populate adds candidates, or a selection in a large pool, and reports whether all are being
 // avoided.
 func (r *Router) populate(s *Scene, strategy *named) (lastResort bool) {
-	if s.pool.order != nil && r.scan(s, strategy) {
-		r.match(s)
-		r.assign(s)
-		return false
+	r.match(s)
+	if _, ok := strategy.Strategy.(*prefix); !ok || s.pool.order == nil || !r.shortlist(s) {
+		lastResort = s.stage()
 	}
-	matched := false
-	if _, ok := strategy.Strategy.(*prefix); ok && s.pool.order != nil && s.pool.survey.look(r, s) {
-		s.sampled, matched = true, true
-		r.match(s)
-		r.shortlist(s)
-		if len(s.Candidates) > 0 {
-			r.assign(s)
-			return false
-		}
-		s.sampled = false
-	}
-	lastResort = s.stage()
-	if len(s.Candidates) > 0 {
-		if !matched {
-			r.match(s)
-		}
-		r.assign(s)
-	}
+	r.assign(s)
 	return lastResort
 }
 
 // choose repeats if another request has just become the trial of the chosen half-open backend.
 func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
-	if s.scanned {
-		return 0, s.rung
-	}
 	for {
 		i, rung := strategy.Choose(s)
 		c := &s.Candidates[i]
@@ -365,9 +335,6 @@ func (r *Router) Rate(b prefixtree.Backend) float64 {
 	return r.rate.load()
 }
 
-// BytesPerToken returns the learned prompt bytes per token of a model.
-func (r *Router) BytesPerToken(model []byte) float64 { return r.models.of(model).bytesPerToken() }
-
 // SetTelemetry replaces what the engine last reported.
 func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 	if s := r.table.Load().slot(b); s != nil {
@@ -378,7 +345,7 @@ func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 // Stats are counters since the start.
 type Stats struct {
 	Picks      uint64
-	Blind      uint64 // made while peer loads were older than blindAfter
+	Blind      uint64 // made while peer loads were older than maxStaleness, or unknown
 	Rungs      [rungs]uint64
 	Outcomes   map[string]uint64
 	DoubleEnds uint64 // Attempts ended twice: a bug in the caller

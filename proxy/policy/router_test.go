@@ -114,7 +114,7 @@ func TestReceipt(t *testing.T) {
 	}) {
 		t.Errorf("not by cost: %v", &d)
 	}
-	raw, err := d.JSON()
+	raw, err := json.Marshal(d)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -361,9 +361,8 @@ func (w *bench) fleet() {
 	switch w.r.IntN(5) {
 	case 0:
 		nodes := 1 + w.r.IntN(4)*w.r.IntN(30)
-		loads := []time.Duration{0, 200 * time.Millisecond, 20 * time.Second, Never}[w.r.IntN(4)]
-		facts := []time.Duration{0, time.Second, 2 * time.Minute, Never}[w.r.IntN(4)]
-		w.both(func(r *Router) { r.SetKnowledge(nodes, loads, facts) })
+		loads := []time.Duration{0, 200 * time.Millisecond, 20 * time.Second, never}[w.r.IntN(4)]
+		w.both(func(r *Router) { r.SetFleet(nodes, loads) })
 	case 1:
 		var list []HotPrefix
 		for f := range uint64(w.r.IntN(4)) {
@@ -420,9 +419,7 @@ func (w *bench) books() {
 		w.t.Fatalf("%d backends with load too many; %+v after %d picks and %d ends", own, st, w.picks, w.ends)
 	}
 	heat := w.a.OwnHeat(16, 8, w.now)
-	for _, h := range heat.Anchors {
-		w.sane(h.Count)
-	}
+	w.sane(heat.Requests)
 	for _, k := range heat.Works {
 		w.sane(k.Requests, k.Fresh, k.Prefill, k.Active)
 	}

@@ -14,8 +14,8 @@ import (
 // Nodes find the few eligible backends of a large pool.
 func TestLargePoolOfFew(t *testing.T) {
 	const n = 400
-	for _, shared := range []time.Duration{200 * time.Millisecond, Never} {
-		r := among(t, 8, shared, shared, fleetOf(n))[0]
+	for _, shared := range []time.Duration{200 * time.Millisecond, never} {
+		r := among(t, 8, shared, fleetOf(n))[0]
 		well := []prefixtree.Backend{7, 123, 399}
 		for i := range n {
 			if b := prefixtree.Backend(i); !slices.Contains(well, b) {
@@ -23,15 +23,15 @@ func TestLargePoolOfFew(t *testing.T) {
 			}
 		}
 		used := map[prefixtree.Backend]int{}
-		for i := range 10 * surveyPicks {
+		for i := range 10 * statsPicks {
 			d := serve(t, r, ask(prompt(uint64(i), 0, 4, 4)), t0+prefixtree.Time(i))
 			if used[d.Backend]++; !slices.Contains(well, d.Backend) || d.LastResort {
 				t.Fatalf("request %d went to %d, last resort %v", i, d.Backend, d.LastResort)
 			}
 		}
 		for _, b := range well {
-			if used[b] < surveyPicks {
-				t.Errorf("%d has %d of %d requests", b, used[b], 10*surveyPicks)
+			if used[b] < statsPicks {
+				t.Errorf("%d has %d of %d requests", b, used[b], 10*statsPicks)
 			}
 		}
 	}
@@ -64,7 +64,7 @@ func TestLargePoolOfManyCold(t *testing.T) {
 		loads = append(loads, PeerLoad{prefixtree.Backend(i), 50_000, 4})
 	}
 	r.SetPeerLoad("others", loads)
-	for i := range 8 * surveyPicks {
+	for i := range 8 * statsPicks {
 		now := t0 + 1 + prefixtree.Time(i)
 		if d := serve(t, r, ask(prompt(uint64(i), 0, 4, 4)), now); d.Backend >= cold && d.Backend < n-free {
 			t.Fatalf("request %d went to %d, which has a queue", i, d.Backend)

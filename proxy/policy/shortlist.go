@@ -32,7 +32,7 @@ var unranked = float32(math.Inf(-1))
 // large is the extra state of a pool of more than weighAll backends.
 type large struct {
 	order    *order
-	survey   *survey
+	stats    statsOf
 	credited []atomic.Uint64 // by entry: last decision that credited it during slow start
 
 	setsMu sync.RWMutex
@@ -45,13 +45,16 @@ func (p *pool) enlarge(positions []int32) {
 		b := &p.view.Backends[at]
 		keys[i] = orderKey{mix(keyOf(b)), p.byID[b.ID]}
 	}
-	p.order, p.survey = newOrder(keys, p.entries, p.weighted), new(survey)
+	p.order = newOrder(keys, p.entries, p.weighted)
 	p.credited = make([]atomic.Uint64, len(p.entries))
 }
 
-// shortlist selects candidates of a large pool for a matched prompt. It may select none.
-func (r *Router) shortlist(s *Scene) {
-	s.inferred = len(s.Request.Hashes) > 0 && r.infers(s) && int64(s.Now)-r.witnessed.Load() <= blindAfter
+// shortlist selects candidates of a large pool and reports whether it found any.
+func (r *Router) shortlist(s *Scene) bool {
+	if s.pool.stats.look(r, s); s.stats.eligible == 0 {
+		return false
+	}
+	s.sampled = true
 	s.foresee()
 	key, _ := s.orderKey()
 	if key == 0 {
@@ -68,13 +71,23 @@ func (r *Router) shortlist(s *Scene) {
 	}
 	s.putHolders()
 	if s.outsight.all || hot {
-		for _, at := range s.lows {
-			s.putMore(int(at))
+		best, next := s.stats.left(s.turn)
+		for _, list := range [2][]int32{best, next} {
+			for _, at := range list {
+				s.putMore(int(at))
+			}
 		}
 	}
 	for range selectRandom {
 		s.putMore(int(s.Rand() % uint64(len(s.pool.entries))))
 	}
+	s.sampled = len(s.Candidates) > 0
+	return s.sampled
+}
+
+func (s *Scene) may(at int) bool {
+	e := &s.pool.entries[at]
+	return e.slot.health(s.Now) != avoided && !excluded(s.Request.Exclude, e.id)
 }
 
 func (s *Scene) putMore(at int) *Candidate {

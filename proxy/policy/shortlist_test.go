@@ -23,7 +23,7 @@ func TestPoolsAreLargeFromABoundOn(t *testing.T) {
 func TestLargePoolFollowsTheCache(t *testing.T) {
 	const n = 600
 	for _, nodes := range []int{1, 8} {
-		r := among(t, nodes, 200*time.Millisecond, 200*time.Millisecond, fleetOf(n))[0]
+		r := among(t, nodes, 200*time.Millisecond, fleetOf(n))[0]
 		for i := range 100 {
 			now := t0 + prefixtree.Time(50*i)
 			first := serve(t, r, ask(prompt(uint64(i), uint64(i)+1, 20, 20)), now)
@@ -100,10 +100,10 @@ func TestLargePoolExplains(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(300))
 	rng := rand.New(rand.NewPCG(seedOf(t), 0))
 	now := t0
-	for i := range 4 * surveyPicks {
+	for i := range 4 * statsPicks {
 		now += prefixtree.Time(rng.IntN(5))
 		if i%50 == 49 {
-			now += 2 * surveyAge
+			now += 2 * statsAge
 		}
 		q := ask(prompt(1, rng.Uint64N(60), 4, 4+rng.IntN(30)))
 		var d, again Decision
@@ -137,7 +137,7 @@ func TestLargePoolAvoids(t *testing.T) {
 			r.SetReported(b, true, t0)
 		}
 	}
-	for i := range 2 * surveyPicks {
+	for i := range 2 * statsPicks {
 		d := serve(t, r, ask(prompt(uint64(i), 0, 4, 4)), t0+prefixtree.Time(i))
 		if !slices.Contains(well, d.Backend) || d.LastResort {
 			t.Fatalf("request %d went to %d, last resort %v", i, d.Backend, d.LastResort)
@@ -158,7 +158,7 @@ func TestLargePoolKeepsToTheHotSet(t *testing.T) {
 	const n = 300
 	for _, nodes := range []int{1, 5} {
 		for _, replicas := range []int{12, 120} {
-			r := among(t, nodes, 200*time.Millisecond, 200*time.Millisecond, fleetOf(n))[0]
+			r := among(t, nodes, 200*time.Millisecond, fleetOf(n))[0]
 			p := theHotPrefix(replicas)
 			r.SetHotPrefixes([]HotPrefix{p})
 			set := r.HotSet(poolAll, p, "")
@@ -211,7 +211,7 @@ func TestLargePoolDoesNotAllocate(t *testing.T) {
 		t.Skip("the race detector empties pools at random")
 	}
 	for _, nodes := range []int{1, 20} {
-		r := among(t, nodes, 200*time.Millisecond, 200*time.Millisecond, fleetOf(300))[0]
+		r := among(t, nodes, 200*time.Millisecond, fleetOf(300))[0]
 		r.SetHotPrefixes([]HotPrefix{theHotPrefix(120)})
 		a, now := new(Attempt), t0+100_000
 		hot, plain := ask(hotPrompt(1)), warm(t, r)
@@ -237,7 +237,7 @@ func TestLargePoolDoesNotAllocate(t *testing.T) {
 
 func TestLargePoolConcurrently(t *testing.T) {
 	const n, workers, each = 300, 4, 150
-	r := among(t, 3, 200*time.Millisecond, 200*time.Millisecond, fleetOf(n))[0]
+	r := among(t, 3, 200*time.Millisecond, fleetOf(n))[0]
 	var wg sync.WaitGroup
 	for w := range workers {
 		wg.Go(func() {

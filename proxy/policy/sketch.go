@@ -1,9 +1,7 @@
 package policy
 
 import (
-	"cmp"
 	"math"
-	"slices"
 	"sync"
 
 	"grapevine/prefixtree"
@@ -38,13 +36,11 @@ type sketch struct {
 	total float64
 	last  prefixtree.Time
 	clock float64 // ms since an increment weighed 1, bounded per request by sketchGap
-	peers peerCounts
 }
 
 type heavy struct {
 	hash  prefixtree.Hash
 	count float64
-	over  float64 // part of count inherited from the former anchor
 }
 
 func newSketch() *sketch {
@@ -64,9 +60,8 @@ func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.weight(now, peek)
-	total := s.total + w*s.peers.requests
-	threshold := max(share*total, sketchSupport*w)
-	judged = share*total >= sketchSupport*w
+	threshold := max(share*s.total, sketchSupport*w)
+	judged = share*s.total >= sketchSupport*w
 	if !peek {
 		s.total += w
 	}
@@ -78,7 +73,7 @@ func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.
 		} else {
 			before = s.count(hashes[i], w)
 		}
-		if before+w*s.peers.of(hashes[i]) <= threshold {
+		if before <= threshold {
 			return hashes[i], common, judged
 		}
 		common = i + 1
@@ -96,25 +91,10 @@ func nextAnchor(i, last int) int {
 	return min(i, last)
 }
 
-func (s *sketch) setPeers(all, own *HeatSum) {
-	p := newPeerCounts(all, own)
+func (s *sketch) requests(now prefixtree.Time) float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.peers = p
-}
-
-func (s *sketch) heat(limit int, now prefixtree.Time) (requests float64, anchors []HotAnchor) {
-	s.mu.Lock()
-	w := s.weight(now, true)
-	requests = s.total / w
-	for i := range s.heap {
-		if c := (s.heap[i].count - s.heap[i].over) / w; c >= leastHeat {
-			anchors = append(anchors, HotAnchor{s.heap[i].hash, c})
-		}
-	}
-	s.mu.Unlock()
-	slices.SortFunc(anchors, func(a, b HotAnchor) int { return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Hash, b.Hash)) })
-	return requests, anchors[:min(len(anchors), limit)]
+	return s.total / s.weight(now, true)
 }
 
 func (s *sketch) estimate(h prefixtree.Hash) float64 {
@@ -129,7 +109,7 @@ func (s *sketch) estimate(h prefixtree.Hash) float64 {
 func (s *sketch) weight(now prefixtree.Time, peek bool) float64 {
 	clock := s.clock
 	if s.last != 0 {
-		clock += min(float64(max(now-s.last, 0)), sketchGap*float64(1+s.peers.nodes))
+		clock += min(float64(max(now-s.last, 0)), sketchGap)
 	}
 	w := math.Exp2(clock / sketchHalfLife)
 	if peek {
@@ -139,7 +119,6 @@ func (s *sketch) weight(now prefixtree.Time, peek bool) float64 {
 	if w > 1<<20 {
 		for i := range s.heap {
 			s.heap[i].count /= w
-			s.heap[i].over /= w
 		}
 		s.total /= w
 		s.clock = 0
@@ -162,7 +141,7 @@ func (s *sketch) count(h prefixtree.Hash, w float64) float64 {
 		// The new anchor takes over the least counter, whose count is no evidence, so the result is
 		// 0.
 		delete(s.index, s.heap[0].hash)
-		s.heap[0] = heavy{hash: h, count: s.heap[0].count + w, over: s.heap[0].count}
+		s.heap[0] = heavy{hash: h, count: s.heap[0].count + w}
 		s.index[h] = 0
 		s.down(0)
 		return 0

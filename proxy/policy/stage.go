@@ -155,18 +155,18 @@ func (t *table) newPool(key uint64, positions []int32, h *history) *pool {
 }
 
 func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
-	s.Request, s.pool, s.Now, s.weighted, s.sampled, s.scanned = q, p, now, p.weighted, false, false
+	s.Request, s.pool, s.Now, s.sampled = q, p, now, false
 	f := r.fleet.Load()
-	s.Nodes, s.Staleness, s.FactStaleness = f.nodes, f.loads, f.facts
+	s.Nodes, s.Staleness = f.nodes, min(f.staleness, maxStaleness)
 	if s.Nodes > 1 && r.peers.heard.Load() == 0 {
-		s.Staleness = Never.Milliseconds()
+		s.Staleness = maxStaleness
 	}
 	if s.peek {
 		s.rand = mix(r.cfg.Seed) + mix(r.seq.Load()+1)
 	} else {
 		s.rand = mix(r.cfg.Seed) + mix(r.seq.Add(1))
 	}
-	s.Branch, s.CommonTokens, s.nameless, s.judged, s.inferred = 0, 0, false, false, false
+	s.Branch, s.CommonTokens, s.nameless, s.judged = 0, 0, false, false
 	s.HotAnchor, s.Replicas, s.common, s.known = 0, 0, 0, 0
 	if cap(s.where) < len(p.entries) {
 		s.where = make([]int32, len(p.entries))
@@ -261,7 +261,7 @@ func (s *Scene) candidate(at int) *Candidate {
 
 func (s *Scene) size() int {
 	if s.sampled {
-		return s.overview.eligible
+		return s.stats.eligible
 	}
 	return len(s.Candidates)
 }
@@ -315,9 +315,6 @@ func (r *Router) assign(s *Scene) {
 	for i := range s.Candidates {
 		s.Candidates[i].Uncached = n
 	}
-	if len(s.Request.Hashes) > 0 {
-		r.infer(s)
-	}
 	further := s.model.cachedFurther()
 	for _, h := range s.holders() {
 		s.known = max(s.known, h.Blocks)
@@ -354,7 +351,7 @@ func (s *Scene) widespread() {
 	}
 	low, high := int32(0), int32(len(s.Request.Hashes))
 	for low < high {
-		if mid := (low + high + 1) / 2; 2*deep(mid) > s.size() {
+		if mid := (low + high + 1) / 2; 2*deep(mid) > len(s.pool.entries) {
 			low = mid
 		} else {
 			high = mid - 1

@@ -71,14 +71,13 @@ type Candidate struct {
 	Age         int64   // ms since the deepest held block was touched
 	Cost        float64 // set by the strategy; +Inf if ruled out
 
-	slot     *slot
-	key      uint64
-	queue    float64 // expected queue; set by outsight.weigh
-	crowd    float64 // expected active requests; likewise
-	inferred float64 // queue inferred from placements; 0: none
-	at       int32
-	rank     float32 // rank in the order that selected it, or unranked
-	half     bool
+	slot  *slot
+	key   uint64
+	queue float64 // expected queue; set by outsight.weigh
+	crowd float64 // expected active requests; likewise
+	at    int32
+	rank  float32 // rank in the order that selected it, or unranked
+	half  bool
 
 	// easeIn sets turnedAway, charged and warmth. With outside they fit into the word of half.
 	turnedAway, charged bool // charged: the request costs credit
@@ -116,28 +115,22 @@ type Scene struct {
 	FleetRate      float64         // prefill tokens/s over all backends; above 0
 	HoldSeconds    float64         // mean time a request keeps its memory after the first token
 	Nodes          int             // routers in the fleet, at least 1
-	Staleness      int64           // staleness of peers' load, ms
-	FactStaleness  int64           // staleness of peers' placements, ms
+	Staleness      int64           // ms; age of the other nodes' reports, at most maxStaleness
 	HotAnchor      prefixtree.Hash // deepest agreed hot prefix of the prompt; 0: none
 	Replicas       int
 
 	matches  prefixtree.Matches
 	where    []int32 // pool entry -> candidate index, -1: none; see candidate
-	lows     []int32 // least loaded entries of a large pool, in order
 	ranks    []float64
 	common   int   // leading blocks that are common
 	known    int32 // leading blocks of the longest match on any backend
 	pool     *pool
 	model    *modelStat
-	nameless bool // the whole prompt is common
-	judged   bool // enough requests were seen to judge what is common
-	weighted bool
-	inferred bool   // peers' load is inferred from their placements
-	sampled  bool   // the candidates are a selection
-	turn     uint64 // decision number in the pool
-	scanned  bool   // scan has already chosen the only candidate
-	rung     Rung
-	overview overview
+	nameless bool       // the whole prompt is common
+	judged   bool       // enough requests were seen to judge what is common
+	sampled  bool       // the candidates are a selection
+	turn     uint64     // decision number in the pool
+	stats    *poolStats // of a large pool
 	outlook  outlook
 	outsight outsight
 	rand     uint64

@@ -69,7 +69,7 @@ func BenchmarkDecide(b *testing.B) {
 	for _, n := range []int{64, 2000} {
 		b.Run(fmt.Sprintf("backends=%d", n), func(b *testing.B) {
 			r, _ := newRouter(b, Config{Nodes: 100}, fleetOf(n))
-			r.SetKnowledge(100, 200*time.Millisecond, 200*time.Millisecond)
+			r.SetFleet(100, 200*time.Millisecond)
 			for peer := range 99 {
 				var loads []PeerLoad
 				for i := peer; i < n; i += 7 {

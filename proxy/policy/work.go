@@ -44,13 +44,6 @@ type workMeter struct {
 	list  []prefixWork // never reallocated: requests hold pointers into it
 	all   decayedWork
 	alike beginnings
-	told  map[prefixtree.Hash]bool // anchors that other nodes report; never changed in place
-}
-
-func (m *workMeter) hear(anchors map[prefixtree.Hash]bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.told = anchors
 }
 
 // prefixWork is guarded by the meter's lock. Another prefix may take its place only when no request
@@ -175,12 +168,11 @@ func (m *workMeter) deepest(hashes []prefixtree.Hash, common int, now prefixtree
 		blocks = max(blocks, m.alike.behind(hashes[0]).extent(hashes, 1))
 	}
 	if seen < furtherLeast {
-		// While the sketch descends, each anchor is new here; earlier descents or other nodes may
-		// know the end.
+		// While the sketch descends, each anchor is new here; an earlier descent may know the end.
 		last := min(len(hashes), sketchDepth) - 1
 		for i := from - 1; i < last; {
 			i = nextAnchor(i, last)
-			if q := m.index[hashes[i]]; q != nil && q.apart || m.told[hashes[i]] {
+			if q := m.index[hashes[i]]; q != nil && q.apart {
 				blocks = max(blocks, i+1)
 			}
 		}

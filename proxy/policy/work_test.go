@@ -10,7 +10,7 @@ import (
 // Work of a popular prefix is what follows its end, found within a dozen requests.
 func TestWorkIsWhatRemains(t *testing.T) {
 	r, _ := newRouter(t, Config{PrefillRate: 1000}, fleetOf(8))
-	perBlock := testBlock / r.BytesPerToken(nil)
+	perBlock := testBlock / r.models.of(nil).bytesPerToken()
 	var open []*Attempt
 	now := t0
 	for i := range 400 {

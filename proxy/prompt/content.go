@@ -7,72 +7,58 @@ package prompt
 // request, so it is left out, as in vLLM (vllm-project/vllm#36829).
 const billing = "x-anthropic-billing-header"
 
-func (p *Parser) content() bool {
+func (p *Parser) content() {
 	start := p.tape.mark()
 	switch p.peek() {
 	case 'n':
-		_, ok := p.literal()
-		return ok
+		p.literal()
 	case '"':
-		if p.pos+1 < len(p.body) && p.body[p.pos+1] == '"' {
+		if p.atEmptyString() {
 			p.pos += 2
-			return true
+			return
 		}
 		p.nested()
-		p.tape.addByte(markText)
-		return p.text(true)
+		p.field(markText)
 	case '[':
+		p.contentParts(start)
 	default:
 		p.nested()
-		return p.other()
+		p.other()
 	}
-	if !p.open() {
-		return false
-	}
-	parts, blank := 0, false
-	for first := true; ; first = false {
-		more, ok := p.next(']', first)
-		if !ok {
-			return false
-		}
-		if !more {
-			break
-		}
+}
+
+func (p *Parser) contentParts(start int) {
+	count, blank := 0, false
+	for range p.array {
 		from := p.tape.mark()
-		if !p.part() {
-			return false
-		}
-		if p.inSystem && p.kind.anthropic() && p.isBilling(from) {
+		empty := p.part()
+		if p.inSystem && (p.kind == Messages || p.kind == CountTokens) && p.isBilling(from) {
 			p.tape.cut(from)
 			continue
 		}
-		parts++
-		blank = p.blank
+		count, blank = count+1, empty
 	}
-	if parts == 1 && blank {
+	if count == 1 && blank {
 		p.tape.cut(start)
 	}
-	p.blank = false
-	return true
 }
 
-func (k Kind) anthropic() bool { return k == Messages || k == CountTokens }
-
 func (p *Parser) isBilling(from int) bool {
-	at := -1 // -1: at the part's marker
+	want := string(rune(markText)) + billing
 	for _, o := range p.tape.ops[from:] {
-		for _, c := range p.tape.bytes(o) {
-			switch {
-			case at < 0 && c != markText, at >= 0 && c != billing[at]:
-				return false
-			}
-			if at++; at == len(billing) {
-				return true
-			}
+		b := p.tape.bytes(o)
+		n := min(len(b), len(want))
+		if string(b[:n]) != want[:n] {
+			return false
+		}
+		if want = want[n:]; want == "" {
+			return true
 		}
 	}
 	return false
 }
+
+func (p *Parser) atEmptyString() bool { return p.pos+1 < len(p.body) && p.body[p.pos+1] == '"' }
 
 func (p *Parser) nested() {
 	for range p.level {
@@ -80,221 +66,114 @@ func (p *Parser) nested() {
 	}
 }
 
-type partFields struct {
-	start int // on the tape
-	kind  op
-	f     [partCount]span
+var partMembers = inOrder{
+	{"text", asText, markText},
+	{"refusal", asText, markRefusal},
+	{"thinking", asText, markReasoning},
+	{"id", asText, markID},
+	{"tool_use_id", asText, markID},
+	{"name", asText, markName},
+	{"is_error", asFailed, 0},
+	{"input", asArguments, 0},
+	{"content", asNested, 0},
+
+	{"type", asKind, 0},
+	{"cache_control", asIgnored, 0}, // these four are in no prompt
+	{"signature", asIgnored, 0},
+	{"annotations", asIgnored, 0},
+	{"logprobs", asIgnored, 0},
+	{"image_url", asURL, 0},
+	{"audio_url", asURL, 0},
+	{"video_url", asURL, 0},
 }
 
-const (
-	partNest = iota
-	partMark
-	partText
-	partRefusal
-	partThinking
-	partID
-	partUseID
-	partName
-	partFailed
-	partInput
-	partContent
-
-	partCount
-)
-
-// part sets p.blank if the part is an empty text.
-func (p *Parser) part() bool {
+// part reports whether the part is an empty text.
+func (p *Parser) part() (blank bool) {
 	start := p.tape.mark()
 	p.nested()
-	p.blank = false
 	switch p.peek() {
 	case '"': // vLLM accepts strings as parts
-		p.tape.addByte(markText)
-		p.blank = p.pos+1 < len(p.body) && p.body[p.pos+1] == '"'
-		return p.text(true)
+		blank = p.atEmptyString()
+		p.field(markText)
+		return blank
 	case '{':
 	default:
-		return p.other()
-	}
-	s := partFields{start: start}
-	s.f[partNest] = p.tape.since(start)
-	base := len(p.members)
-	if !p.open() {
+		p.other()
 		return false
 	}
-	for first := true; ; first = false {
-		key, more, ok := p.member(first)
-		if !ok {
-			return false
-		}
-		if !more {
-			break
-		}
-		if !p.partMember(key, &s) {
-			return false
-		}
-	}
-	return p.settle(base, true) && p.renderPart(&s, base)
+	f, base := parts{p.tape.since(start)}, len(p.members)
+	kind := p.read(partMembers, asExtra, &f)
+	p.settle(base, true)
+	return p.renderPart(start, base, kind, &f)
 }
 
-func (p *Parser) partMember(key op, s *partFields) bool {
-	from, at, ok := p.tape.mark(), 0, false
-	switch string(p.tape.bytes(key)) {
-	case "type":
-		if p.peek() != '"' {
-			s.kind = op{}
-			return p.skip()
-		}
-		s.kind, ok = p.word()
-		return ok
-	case "text":
-		at, ok = partText, p.field(markText)
-	case "refusal":
-		at, ok = partRefusal, p.field(markRefusal)
-	case "thinking":
-		at, ok = partThinking, p.field(markReasoning)
-	case "id":
-		at, ok = partID, p.field(markID)
-	case "tool_use_id":
-		at, ok = partUseID, p.field(markID)
-	case "name":
-		at, ok = partName, p.field(markName)
-	case "is_error":
-		at, ok = partFailed, p.failed()
-	case "input":
-		at, ok = partInput, p.arguments()
-	case "content":
-		p.level++
-		at, ok = partContent, p.content()
-		p.level--
-	case "cache_control", "signature", "annotations", "logprobs":
-		return p.skip() // not in any prompt
-	case "image_url", "audio_url", "video_url":
-		return p.urlMember(key)
-	default:
-		return p.extra(key)
-	}
-	s.f[at] = p.tape.since(from)
-	return ok
-}
-
-func (p *Parser) failed() bool {
-	is, ok := p.truth()
-	if is {
-		p.tape.addByte(markFailed)
-	}
-	return ok
-}
-
-func (p *Parser) urlMember(key op) bool {
-	if p.peek() != '{' {
-		return p.extra(key)
-	}
-	from := p.tape.mark()
-	p.memberName(key)
-	start := p.tape.mark()
-	var url span
-	base := len(p.members)
-	if !p.open() {
-		return false
-	}
-	for first := true; ; first = false {
-		name, more, ok := p.member(first)
-		if !ok {
-			return false
-		}
-		if !more {
-			break
-		}
-		if string(p.tape.bytes(name)) != "url" {
-			if !p.extra(name) {
-				return false
-			}
-			continue
-		}
-		at := p.tape.mark()
-		if !p.json(true) {
-			return false
-		}
-		url = p.tape.since(at)
-	}
-	if !p.settle(base, true) {
-		return false
-	}
-	p.arrangeMembers(start, base, url)
-	p.remember(key, from)
-	return true
-}
-
-// renderPart orders a part's members by its type.
-func (p *Parser) renderPart(s *partFields, base int) bool {
-	has := func(i int) bool { return s.f[i].from != s.f[i].to }
-	kind := p.tape.bytes(s.kind)
-	switch string(kind) {
+// renderPart orders a part's members by its type. It reports whether the part is an empty text.
+func (p *Parser) renderPart(start, base int, kind op, f *parts) (blank bool) {
+	text := f[partMembers.find([]byte("text")).slot]
+	keep := func(mark byte, names ...string) { p.keep(start, base, partMembers, f, p.lead(mark, "", 0), names...) }
+	switch string(p.tape.bytes(kind)) {
 	case "text", "input_text", "output_text", "reasoning_text", "summary_text":
-		p.renderText(s, base)
-		return true
+		return p.renderText(start, base, f, text)
 	case "":
-		if has(partText) {
-			p.renderText(s, base)
-			return true
+		if !text.empty() {
+			return p.renderText(start, base, f, text)
 		}
 	case "refusal":
-		p.keep(s, base, 0, partRefusal)
-		return true
+		keep(0, "refusal")
+		return false
 	case "thinking":
-		p.keep(s, base, 0, partThinking)
-		return true
+		keep(0, "thinking")
+		return false
 	case "tool_use":
-		p.keep(s, base, markCall, partID, partName, partInput)
-		return true
+		keep(markCall, "id", "name", "input")
+		return false
 	case "tool_result":
-		p.keep(s, base, markResult, partUseID, partFailed, partContent)
-		return true
+		keep(markResult, "tool_use_id", "is_error", "content")
+		return false
 	}
 	p.media.reset()
-	for i := partMark; i < partCount; i++ {
-		p.feed(s.f[i])
+	for _, s := range f[1:] {
+		p.feed(s)
 	}
 	for _, m := range p.members[base:] {
 		p.feed(m.at)
 	}
 	p.members = p.members[:base]
-	p.tape.cut(s.f[partNest].to)
+	p.tape.cut(f[0].to)
 	p.tape.addByte(markMedia)
-	p.tape.add(p.tape.bytes(s.kind))
+	p.tape.add(p.tape.bytes(kind))
 	p.tape.addByte(':')
 	p.addDigest()
-	return true
+	return false
 }
 
-func (p *Parser) renderText(s *partFields, base int) {
-	text := s.f[partText]
-	if text.from == text.to {
-		p.keep(s, base, markText)
-		p.blank = true
-		return
+func (p *Parser) renderText(start, base int, f *parts, text span) (blank bool) {
+	if text.empty() {
+		p.keep(start, base, partMembers, f, p.lead(markText, "", 0))
+		return true
 	}
-	p.keep(s, base, 0, partText)
+	p.keep(start, base, partMembers, f, span{}, "text")
 	n := 0
-	for _, o := range p.tape.ops[s.start:] {
+	for _, o := range p.tape.ops[start:] {
 		n += int(o.n)
 	}
-	p.blank = n == p.level+1
+	return n == p.level+1
 }
 
-// keep makes the part the given fields behind a marker (0 for none).
-func (p *Parser) keep(s *partFields, base int, mark byte, fields ...int) {
-	p.members = p.members[:base]
-	var order [partCount]span
-	order[0] = s.f[partNest]
-	if mark != 0 {
-		from := p.tape.mark()
-		p.tape.addByte(mark)
-		order[1] = p.tape.since(from)
+var urlMembers = inOrder{{"url", asJSON, 0}}
+
+// url reads a medium: a value, or an object whose url comes first.
+func (p *Parser) url(key op) {
+	if p.peek() != '{' {
+		p.extra(key)
+		return
 	}
-	for i, f := range fields {
-		order[2+i] = s.f[f]
-	}
-	p.tape.arrange(s.start, order[:])
+	from := p.tape.mark()
+	p.memberName(key)
+	start, base := p.tape.mark(), len(p.members)
+	var f parts
+	p.read(urlMembers, asExtra, &f)
+	p.settle(base, true)
+	p.arrangeMembers(start, base, f[:]...)
+	p.remember(key, from)
 }

@@ -5,6 +5,9 @@ import (
 	"strconv"
 )
 
+// sessionUser is the slot of metadata, whose user_id names the session.
+const sessionUser = 4
+
 // controls concern the request but not the prompt.
 type controls struct {
 	stream       bool
@@ -17,140 +20,107 @@ type controls struct {
 }
 
 // control reads a member of the root or the controls; null means absent.
-func (p *Parser) control(f field) bool {
+func (p *Parser) control(f field) {
 	p.peek()
 	c := &p.ctl
-	ok := false
 	switch f.how {
 	case asRoot:
-		p.root[f.slot], ok = p.rootString()
+		p.root[f.slot] = p.rootString()
 	case asStream:
-		c.stream, ok = p.truth()
+		c.stream = p.truth()
 	case asMaxTokens:
-		c.max[f.slot], ok = p.count()
+		c.max[f.slot] = p.count()
 	case asSession:
-		c.session[f.slot], ok = p.scalar()
+		c.session[f.slot] = p.scalar()
 	case asSessionObject:
 		c.session[f.slot] = op{}
-		ok = p.inObject(func(name []byte) (bool, bool) {
-			switch string(name) {
-			case "session_id", "user_id", "id":
+		for key := range p.ifObject {
+			switch name := p.tape.bytes(key); {
+			case f.slot == sessionUser && string(name) == "user_id",
+				f.slot != sessionUser && (string(name) == "session_id" || string(name) == "id"):
+				c.session[f.slot] = p.scalar()
 			default:
-				return false, true
+				p.skip()
 			}
-			if (f.slot == 4) != (string(name) == "user_id") {
-				return false, true
-			}
-			var ok bool
-			c.session[f.slot], ok = p.scalar()
-			return true, ok
-		})
+		}
 	case asSampling:
 		c.max[f.slot] = 0
-		ok = p.inObject(func(name []byte) (bool, bool) {
-			if string(name) != "max_new_tokens" {
-				return false, true
+		for key := range p.ifObject {
+			if string(p.tape.bytes(key)) == "max_new_tokens" {
+				c.max[f.slot] = p.count()
+			} else {
+				p.skip()
 			}
-			var ok bool
-			c.max[f.slot], ok = p.count()
-			return true, ok
-		})
+		}
 	case asOptions:
-		ok = p.options()
+		p.options()
 	case asExtraArgs:
-		ok = p.extraArgs()
-	case asSteering:
-		ok = p.skip()
-	}
-	return ok
-}
-
-// inObject calls each for every member of an object. each reports whether it read the value.
-func (p *Parser) inObject(each func(name []byte) (read, ok bool)) bool {
-	if p.peek() != '{' {
-		return p.skip()
-	}
-	if !p.open() {
-		return false
-	}
-	for first := true; ; first = false {
-		key, more, ok := p.member(first)
-		if !more || !ok {
-			return ok
-		}
-		read, ok := each(p.tape.bytes(key))
-		if !ok || !read && !p.skip() {
-			return false
-		}
+		p.extraArgs()
+	default:
+		p.skip()
 	}
 }
 
 // rootString reads a string's text, or other JSON behind a marker.
-func (p *Parser) rootString() (op, bool) {
+func (p *Parser) rootString() op {
 	switch p.peek() {
 	case '"':
 		return p.word()
 	case 'n':
-		_, ok := p.literal()
-		return op{}, ok
+		p.literal()
+		return op{}
 	}
 	at := p.tape.mark()
-	if !p.other() {
-		return op{}, false
-	}
-	return p.tape.flatten(at), true
+	p.other()
+	return p.tape.flatten(at)
 }
 
 // scalar reads a string or number as text.
-func (p *Parser) scalar() (op, bool) {
+func (p *Parser) scalar() op {
 	switch c := p.peek(); {
 	case c == '"':
 		return p.word()
 	case c == '-' || c >= '0' && c <= '9':
 		from := p.pos
-		raw, _, ok := p.number()
-		return op{uint32(from), uint32(len(raw))}, ok
+		raw, _ := p.number()
+		return op{uint32(from), uint32(len(raw))}
 	}
-	return op{}, p.skip()
+	p.skip()
+	return op{}
 }
 
 // count reads a whole number up to 2^30, else 0.
-func (p *Parser) count() (int, bool) {
+func (p *Parser) count() int {
 	if c := p.peek(); c < '0' || c > '9' {
-		return 0, p.skip()
+		p.skip()
+		return 0
 	}
-	raw, whole, ok := p.number()
-	if !ok || !whole || len(raw) > 10 {
-		return 0, ok
+	raw, whole := p.number()
+	n, err := strconv.Atoi(string(raw[:min(len(raw), 11)]))
+	if err != nil || !whole || n > 1<<30 {
+		return 0
 	}
-	n, err := strconv.Atoi(string(raw))
-	if err != nil || n > 1<<30 {
-		return 0, true
-	}
-	return n, true
+	return n
 }
 
 // truth reads a boolean as engines do, which also accept 1 and a few words.
-func (p *Parser) truth() (bool, bool) {
+func (p *Parser) truth() bool {
 	switch c := p.peek(); {
 	case c == 't' || c == 'f' || c == 'n':
-		s, ok := p.literal()
-		return s == "true", ok
+		return p.literal() == "true"
 	case c == '"':
-		o, ok := p.word()
-		if !ok || o.n > 4 {
-			return false, ok
-		}
-		switch string(bytes.ToLower(p.tape.bytes(o))) {
+		b := p.tape.bytes(p.word())
+		switch string(bytes.ToLower(b[:min(len(b), 5)])) {
 		case "true", "t", "1", "on", "y", "yes":
-			return true, true
+			return true
 		}
-		return false, true
 	case c == '1':
-		raw, _, ok := p.number()
-		return string(raw) == "1" || string(raw) == "1.0", ok
+		raw, _ := p.number()
+		return string(raw) == "1" || string(raw) == "1.0"
+	default:
+		p.skip()
 	}
-	return false, p.skip()
+	return false
 }
 
 func (p *Parser) fill(r *Request) {
@@ -171,43 +141,18 @@ func (p *Parser) fill(r *Request) {
 	}
 }
 
-// decoded unescapes canonical text.
+// decoded unescapes canonical text, whose escapes are also Go's.
 func (p *Parser) decoded(o op) []byte {
-	if o.n == 0 {
-		return nil
-	}
 	b := p.tape.bytes(o)
-	if b[0] == markOther {
+	if len(b) == 0 || b[0] == markOther {
 		return nil
 	}
-	at := bytes.IndexByte(b, '\\')
-	if at < 0 {
+	if bytes.IndexByte(b, '\\') < 0 {
 		return b
 	}
-	from := len(p.texts)
-	for ; at >= 0; at = bytes.IndexByte(b, '\\') {
-		p.texts = append(p.texts, b[:at]...)
-		n := 2
-		switch c := b[at+1]; c {
-		case 'n':
-			c = '\n'
-			p.texts = append(p.texts, c)
-		case 't':
-			p.texts = append(p.texts, '\t')
-		case 'r':
-			p.texts = append(p.texts, '\r')
-		case 'b':
-			p.texts = append(p.texts, '\b')
-		case 'f':
-			p.texts = append(p.texts, '\f')
-		case 'u':
-			p.texts = append(p.texts, byte(hex4(b[at:])))
-			n = 6
-		default:
-			p.texts = append(p.texts, c)
-		}
-		b = b[at+n:]
+	text, err := strconv.Unquote(`"` + string(b) + `"`)
+	if err != nil {
+		return b // cannot happen
 	}
-	p.texts = append(p.texts, b...)
-	return p.texts[from:len(p.texts):len(p.texts)]
+	return []byte(text)
 }

@@ -33,44 +33,36 @@ var (
 const optionMember = `"stream_options":{"include_usage":true}`
 
 // options reads stream_options and prepares the edit that sets include_usage.
-func (p *Parser) options() bool {
+func (p *Parser) options() {
 	c := &p.ctl
 	c.usage, c.continuous, c.optionsGiven, c.ask = false, false, true, ask{}
 	from := p.pos
 	switch p.peek() {
 	case 'n':
-		_, ok := p.literal()
+		p.literal()
 		c.ask = ask{withUsage, from, p.pos}
-		return ok
+		return
 	case '{':
 	default:
-		return p.skip() // engines refuse other types
+		p.skip() // engines refuse other types
+		return
 	}
-	empty := true
-	ok := p.inObject(func(name []byte) (bool, bool) {
-		empty = false
-		switch string(name) {
+	text := usageOnly
+	for key := range p.object {
+		text = usageBefore
+		switch at := p.pos; string(p.tape.bytes(key)) {
 		case "include_usage":
-			at := p.pos
-			var ok bool
-			c.usage, ok = p.truth()
+			c.usage = p.truth()
 			c.ask = ask{usageTrue, at, p.pos}
-			return true, ok
 		case "continuous_usage_stats":
-			var ok bool
-			c.continuous, ok = p.truth()
-			return true, ok
+			c.continuous = p.truth()
+		default:
+			p.skip()
 		}
-		return false, true
-	})
-	switch {
-	case c.ask.text != nil:
-	case empty:
-		c.ask = ask{usageOnly, from + 1, from + 1}
-	default:
-		c.ask = ask{usageBefore, from + 1, from + 1}
 	}
-	return ok
+	if c.ask.text == nil {
+		c.ask = ask{text, from + 1, from + 1}
+	}
 }
 
 type ask struct {
@@ -89,7 +81,7 @@ func (p *Parser) retain(r *remains) { r.end, r.some = p.pos, true }
 
 // cut removes the member that ends at p.pos with a comma: before it or, if no earlier member stays,
 // after it.
-func (p *Parser) cut(r *remains) bool {
+func (p *Parser) cut(r *remains) {
 	from := r.end
 	r.end = p.pos
 	if !r.some && p.peek() == ',' {
@@ -97,13 +89,13 @@ func (p *Parser) cut(r *remains) bool {
 	}
 	if n := len(p.edits) - 1; n >= 0 && p.edits[n].To == from {
 		p.edits[n].To = r.end
-		return true
+		return
 	}
 	if len(p.edits) == maxEdits {
-		return p.fail(from, "too many members that steer engines")
+		p.fail(from, "too many members that steer engines")
+		return
 	}
 	p.edits = append(p.edits, Edit{From: from, To: r.end})
-	return true
 }
 
 // bootstrapFields begins SGLang's members that name a source of KV blocks.
@@ -116,22 +108,17 @@ func steers(name []byte) bool {
 }
 
 // extraArgs cuts steering members from vllm_xargs, which vLLM passes to the engine.
-func (p *Parser) extraArgs() bool {
-	if p.opt.Control || p.peek() != '{' {
-		return p.skip()
-	}
+func (p *Parser) extraArgs() {
 	r := remains{end: p.pos + 1}
-	return p.inObject(func(name []byte) (bool, bool) {
-		gone := steers(name)
-		if !p.skip() {
-			return true, false
-		}
+	for key := range p.ifObject {
+		gone := !p.opt.Control && steers(p.tape.bytes(key))
+		p.skip()
 		if gone {
-			return true, p.cut(&r)
+			p.cut(&r)
+		} else {
+			p.retain(&r)
 		}
-		p.retain(&r)
-		return true, true
-	})
+	}
 }
 
 // finishEdits adds the texts before the first member and the usage request.

@@ -1,6 +1,6 @@
 package prompt
 
-import "bytes"
+import "maps"
 
 // The members of a body that matter, per kind; others do not change the prompt.
 
@@ -54,23 +54,44 @@ const (
 	rootCount
 )
 
+// how is the way to read a member.
 type how uint8
 
 const (
-	asSetting how = iota // changes the template
-	asSorted             // the same, members sorted
-	asMedia              // the same, by hash
-	asTail               // acts behind the messages
-	asChoice
+	asIgnored how = iota
+
+	// Top-level members that matter to the prompt.
+	asSetting // changes the template
+	asTrue    // the same, true by default
+	asFalse   // the same, false by default
+	asSorted  // the same, members sorted
+	asChoice  // the same, some values left out
+	asMedia   // the same, by hash
 	asTools
-	asFunctions
 	asSystem
 	asMessages
 	asItems
 	asPrompt
-	asSecond
-	asRoot // into root[slot]
 
+	// Members of messages, tools, parts and items.
+	asText // behind the mark
+	asArguments
+	asContent
+	asNested // content of a part
+	asFailed
+	asCalls
+	asCall
+	asCallBody
+	asToolType
+	asToolBody
+	asSchema
+	asJSON
+	asURL
+	asKind
+	asExtra
+
+	// Top-level members that concern the request.
+	asRoot // into root[slot]
 	asStream
 	asMaxTokens // into controls.max[slot]
 	asSession   // into controls.session[slot]
@@ -81,330 +102,350 @@ const (
 	asExtraArgs
 )
 
+// field says how to read a member, into which slot, and the marker before it.
 type field struct {
 	slot slot
 	how  how
-	dflt string // literal that equals leaving the member out
+	mark byte
 }
+
+// inOrder lists the members of an object in template order. A member's slot is its place, counted
+// from 1.
+type inOrder []struct {
+	name string
+	how  how
+	mark byte
+}
+
+// find returns the field of a name, the zero field if unknown. Comparing a dozen
+// names is faster than a map.
+func (list inOrder) find(name []byte) field {
+	for i := range list {
+		if m := &list[i]; m.name == string(name) {
+			return field{slot(i + 1), m.how, m.mark}
+		}
+	}
+	return field{}
+}
+
+// parts are an object's spans by slot; slot 0 is what comes before its members.
+type parts [11]span
 
 // common holds for every kind.
 var common = map[string]field{
-	"model":      {rootModel, asRoot, ""},
-	"lora_path":  {rootLoRA, asRoot, ""},
-	"cache_salt": {rootSalt, asRoot, ""},
-	"extra_key":  {rootExtra, asRoot, ""},
+	"model":      {rootModel, asRoot, 0},
+	"lora_path":  {rootLoRA, asRoot, 0},
+	"cache_salt": {rootSalt, asRoot, 0},
+	"extra_key":  {rootExtra, asRoot, 0},
 
-	"stream":                {0, asStream, ""},
-	"stream_options":        {0, asOptions, ""},
-	"max_completion_tokens": {0, asMaxTokens, ""},
-	"max_output_tokens":     {1, asMaxTokens, ""},
-	"max_tokens":            {2, asMaxTokens, ""},
-	"sampling_params":       {3, asSampling, ""},
+	"stream":                {0, asStream, 0},
+	"stream_options":        {0, asOptions, 0},
+	"max_completion_tokens": {0, asMaxTokens, 0},
+	"max_output_tokens":     {1, asMaxTokens, 0},
+	"max_tokens":            {2, asMaxTokens, 0},
+	"sampling_params":       {3, asSampling, 0},
 
-	"session_id":       {0, asSession, ""},
-	"user":             {1, asSession, ""},
-	"user_id":          {2, asSession, ""},
-	"session_params":   {3, asSessionObject, ""},
-	"metadata":         {4, asSessionObject, ""},
-	"prompt_cache_key": {5, asSession, ""},
+	"session_id":       {0, asSession, 0},
+	"user":             {1, asSession, 0},
+	"user_id":          {2, asSession, 0},
+	"session_params":   {3, asSessionObject, 0},
+	"metadata":         {sessionUser, asSessionObject, 0},
+	"prompt_cache_key": {5, asSession, 0},
 
-	"kv_transfer_params":        {0, asSteering, ""},
-	"ec_transfer_params":        {0, asSteering, ""},
-	"kv_cache_report_mode":      {0, asSteering, ""},
-	"data_parallel_rank":        {0, asSteering, ""},
-	"data_parallel_rank_decode": {0, asSteering, ""},
-	"routed_dp_rank":            {0, asSteering, ""},
-	"disagg_prefill_dp_rank":    {0, asSteering, ""},
-	"decode_tp_size":            {0, asSteering, ""},
-	"vllm_xargs":                {0, asExtraArgs, ""},
+	"kv_transfer_params":        {0, asSteering, 0},
+	"ec_transfer_params":        {0, asSteering, 0},
+	"kv_cache_report_mode":      {0, asSteering, 0},
+	"data_parallel_rank":        {0, asSteering, 0},
+	"data_parallel_rank_decode": {0, asSteering, 0},
+	"routed_dp_rank":            {0, asSteering, 0},
+	"disagg_prefill_dp_rank":    {0, asSteering, 0},
+	"decode_tp_size":            {0, asSteering, 0},
+	"vllm_xargs":                {0, asExtraArgs, 0},
 
-	"truncate_prompt_tokens": {slotTruncate, asSetting, ""},
-	"mm_processor_kwargs":    {slotMediaArgs, asSorted, ""},
+	"truncate_prompt_tokens": {slotTruncate, asSetting, markSetting},
+	"mm_processor_kwargs":    {slotMediaArgs, asSorted, markSetting},
 }
 
 var chat = map[string]field{
-	"messages":               {slotMessages, asMessages, ""},
-	"tools":                  {slotTools, asTools, ""},
-	"functions":              {slotFunctions, asFunctions, ""},
-	"tool_choice":            {slotChoice, asChoice, ""},
-	"documents":              {slotDocuments, asSetting, ""},
-	"chat_template":          {slotTemplate, asSetting, ""},
-	"chat_template_kwargs":   {slotTemplateArgs, asSorted, ""},
-	"reasoning":              {slotReasoning, asSorted, ""},
-	"reasoning_effort":       {slotEffort, asSetting, ""},
-	"add_special_tokens":     {slotSpecial, asSetting, "false"},
-	"continue_final_message": {slotContinue, asTail, "false"},
-	"add_generation_prompt":  {slotGeneration, asTail, "true"},
+	"messages":               {slotMessages, asMessages, 0},
+	"tools":                  {slotTools, asTools, markTool},
+	"functions":              {slotFunctions, asTools, markFunction},
+	"tool_choice":            {slotChoice, asChoice, markSetting},
+	"documents":              {slotDocuments, asSetting, markSetting},
+	"chat_template":          {slotTemplate, asSetting, markSetting},
+	"chat_template_kwargs":   {slotTemplateArgs, asSorted, markSetting},
+	"reasoning":              {slotReasoning, asSorted, markSetting},
+	"reasoning_effort":       {slotEffort, asSetting, markSetting},
+	"add_special_tokens":     {slotSpecial, asFalse, markSetting},
+	"continue_final_message": {slotContinue, asFalse, markTail},
+	"add_generation_prompt":  {slotGeneration, asTrue, markTail},
 }
 
 var messages = map[string]field{
-	"messages":    {slotMessages, asMessages, ""},
-	"system":      {slotSystem, asSystem, ""},
-	"tools":       {slotTools, asTools, ""},
-	"tool_choice": {slotChoice, asChoice, ""},
-	"thinking":    {slotReasoning, asSorted, ""},
+	"messages":    {slotMessages, asMessages, 0},
+	"system":      {slotSystem, asSystem, 0},
+	"tools":       {slotTools, asTools, markTool},
+	"tool_choice": {slotChoice, asChoice, markSetting},
+	"thinking":    {slotReasoning, asSorted, markSetting},
 
-	"chat_template_kwargs": {slotTemplateArgs, asSorted, ""},
+	"chat_template_kwargs": {slotTemplateArgs, asSorted, markSetting},
 }
 
 var responses = map[string]field{
-	"input":                {slotMessages, asItems, ""},
-	"instructions":         {slotSystem, asSystem, ""},
-	"tools":                {slotTools, asTools, ""},
-	"tool_choice":          {slotChoice, asChoice, ""},
-	"reasoning":            {slotReasoning, asSorted, ""},
-	"previous_response_id": {slotPrevious, asSetting, ""},
-	"prompt":               {slotStored, asSorted, ""},
-	"chat_template_kwargs": {slotTemplateArgs, asSorted, ""},
+	"input":                {slotMessages, asItems, 0},
+	"instructions":         {slotSystem, asSystem, 0},
+	"tools":                {slotTools, asTools, markTool},
+	"tool_choice":          {slotChoice, asChoice, markSetting},
+	"reasoning":            {slotReasoning, asSorted, markSetting},
+	"previous_response_id": {slotPrevious, asSetting, markSetting},
+	"prompt":               {slotStored, asSorted, markSetting},
+	"chat_template_kwargs": {slotTemplateArgs, asSorted, markSetting},
 }
 
 var perKind = [kinds]map[string]field{
 	Chat: chat,
 	Completion: {
-		"prompt":             {slotPrompt, asPrompt, ""},
-		"prompt_embeds":      {slotEmbeds, asMedia, ""},
-		"suffix":             {slotSuffix, asTail, ""},
-		"add_special_tokens": {slotSpecial, asSetting, "true"},
+		"prompt":             {slotPrompt, asPrompt, 0},
+		"prompt_embeds":      {slotEmbeds, asMedia, markSetting},
+		"suffix":             {slotSuffix, asSetting, markTail},
+		"add_special_tokens": {slotSpecial, asTrue, markSetting},
 	},
 	Responses:   responses,
-	Embeddings:  with(chat, map[string]field{"input": {slotPrompt, asPrompt, ""}}),
+	Embeddings:  with(chat, map[string]field{"input": {slotPrompt, asPrompt, 0}}),
 	Messages:    messages,
 	CountTokens: messages,
 	Generate: {
-		"text":         {slotPrompt, asPrompt, ""},
-		"input_ids":    {slotIDs, asPrompt, ""},
-		"input_embeds": {slotEmbeds, asMedia, ""},
-		"image_data":   {slotImages, asMedia, ""},
-		"audio_data":   {slotAudio, asMedia, ""},
-		"video_data":   {slotVideo, asMedia, ""},
+		"text":         {slotPrompt, asPrompt, 0},
+		"input_ids":    {slotIDs, asPrompt, 0},
+		"input_embeds": {slotEmbeds, asMedia, markSetting},
+		"image_data":   {slotImages, asMedia, markSetting},
+		"audio_data":   {slotAudio, asMedia, markSetting},
+		"video_data":   {slotVideo, asMedia, markSetting},
 	},
-	Tokenize:   with(chat, map[string]field{"prompt": {slotPrompt, asPrompt, ""}}),
-	Detokenize: {"tokens": {slotPrompt, asPrompt, ""}},
+	Tokenize:   with(chat, map[string]field{"prompt": {slotPrompt, asPrompt, 0}}),
+	Detokenize: {"tokens": {slotPrompt, asPrompt, 0}},
 	Score: {
-		"text_1":    {slotFirst, asPrompt, ""},
-		"queries":   {slotFirstB, asPrompt, ""},
-		"query":     {slotFirstC, asPrompt, ""},
-		"data_1":    {slotFirstD, asPrompt, ""},
-		"text_2":    {slotSecond, asSecond, ""},
-		"documents": {slotSecondB, asSecond, ""},
-		"items":     {slotSecondC, asSecond, ""},
-		"data_2":    {slotSecondD, asSecond, ""},
+		"text_1":    {slotFirst, asPrompt, 0},
+		"queries":   {slotFirstB, asPrompt, 0},
+		"query":     {slotFirstC, asPrompt, 0},
+		"data_1":    {slotFirstD, asPrompt, 0},
+		"text_2":    {slotSecond, asPrompt, markSecond},
+		"documents": {slotSecondB, asPrompt, markSecond},
+		"items":     {slotSecondC, asPrompt, markSecond},
+		"data_2":    {slotSecondD, asPrompt, markSecond},
 	},
 	Rerank: {
-		"query":     {slotFirst, asPrompt, ""},
-		"documents": {slotSecond, asSecond, ""},
+		"query":     {slotFirst, asPrompt, 0},
+		"documents": {slotSecond, asPrompt, markSecond},
 	},
 	Pooling: with(chat, map[string]field{
-		"input": {slotPrompt, asPrompt, ""},
-		"data":  {slotSecond, asSecond, ""},
+		"input": {slotPrompt, asPrompt, 0},
+		"data":  {slotSecond, asPrompt, markSecond},
 	}),
 }
 
 func with(base, more map[string]field) map[string]field {
-	m := make(map[string]field, len(base)+len(more))
-	for k, f := range base {
-		m[k] = f
-	}
-	for k, f := range more {
-		m[k] = f
-	}
-	return m
+	all := maps.Clone(base)
+	maps.Copy(all, more)
+	return all
 }
 
-func (p *Parser) top() bool {
-	if !p.open() {
-		return false
-	}
-	p.inside, p.rest = p.pos, remains{end: p.pos}
-	for first := true; ; first = false {
-		key, more, ok := p.member(first)
-		if !ok {
-			return false
-		}
-		if !more {
-			return true
-		}
+func (p *Parser) top() {
+	p.inside, p.rest = p.pos+1, remains{end: p.pos + 1}
+	for key := range p.object {
 		name := p.tape.bytes(key)
 		f, known := perKind[p.kind][string(name)]
 		if !known {
-			f, known = common[string(name)]
+			f = common[string(name)]
 		}
-		gone := p.unwanted(name, f, known)
+		gone := p.unwanted(name, f)
 		switch {
-		case !known:
-			ok = p.skip()
+		case f.how == asIgnored:
+			p.skip()
 		case f.how >= asRoot:
-			ok = p.control(f)
-		default:
-			ok = p.promptMember(key, f)
+			p.control(f)
+		default: // the last of several wins
+			from := p.tape.mark()
+			p.value(key, f)
+			p.slots[f.slot] = p.tape.since(from)
 		}
-		switch {
-		case !ok:
-			return false
-		case !gone:
+		if gone {
+			p.cut(&p.rest)
+		} else {
 			p.retain(&p.rest)
-		case !p.cut(&p.rest):
-			return false
 		}
 	}
 }
 
 // unwanted reports whether to cut a member: it steers the engine, or a tenant's salt replaces it.
-func (p *Parser) unwanted(name []byte, f field, known bool) bool {
-	switch {
-	case !known:
-		return !p.opt.Control && bytes.HasPrefix(name, bootstrapFields)
-	case f.how == asSteering:
-		return !p.opt.Control
-	case f.how == asRoot:
+func (p *Parser) unwanted(name []byte, f field) bool {
+	if f.how == asRoot {
 		return len(p.opt.Tenant) > 0 && string(name) == saltMember(p.kind)
 	}
-	return false
+	return !p.opt.Control && steers(name)
 }
 
-// promptMember reads a member into its slot; the last of several wins.
-func (p *Parser) promptMember(key op, f field) bool {
-	from := p.tape.mark()
-	ok := false
-	switch f.how {
-	case asSetting:
-		ok = p.setting(key, markSetting, false)
-	case asSorted:
-		ok = p.setting(key, markSetting, true)
-	case asTail:
-		ok = p.setting(key, markTail, false)
-	case asMedia:
-		ok = p.mediaSetting(key)
-	case asChoice:
-		ok = p.choice(key)
-	case asTools:
-		ok = p.list((*Parser).tool)
-	case asFunctions:
-		ok = p.list((*Parser).function)
-	case asSystem:
-		ok = p.system()
-	case asMessages:
-		ok = p.list((*Parser).message)
-	case asItems:
-		ok = p.items()
-	case asPrompt:
-		ok = p.prompts()
-	case asSecond:
-		p.tape.addByte(markSecond)
-		at := p.tape.mark()
-		if ok = p.prompts(); len(p.tape.ops) == at {
-			p.tape.cut(from)
+// read reads the object at p.pos: members in the list into f, by their slots; others are extra
+// members or ignored. It returns the text of the member asKind.
+func (p *Parser) read(list inOrder, others how, f *parts) (kind op) {
+	for key := range p.object {
+		d := list.find(p.tape.bytes(key))
+		if d.slot == 0 {
+			d.how = others
+		}
+		from := p.tape.mark()
+		switch d.how {
+		case asIgnored:
+			p.skip()
+		case asExtra:
+			p.extra(key)
+		case asURL:
+			p.url(key)
+		case asKind:
+			if kind = (op{}); p.peek() == '"' {
+				kind = p.word()
+			} else {
+				p.skip()
+			}
+		default:
+			p.value(key, d)
+			f[d.slot] = p.tape.since(from)
 		}
 	}
-	if !ok {
-		return false
-	}
-	s := p.tape.since(from)
-	if f.dflt != "" && p.isSetting(key, s, f.dflt) {
-		s = span{}
-	}
-	p.slots[f.slot] = s
-	return true
+	return kind
 }
 
-func (p *Parser) isSetting(key op, s span, v string) bool {
-	if s.to != s.from+1 {
-		return false
+// value puts a member's value on the tape.
+func (p *Parser) value(key op, f field) {
+	switch f.how {
+	case asTrue:
+		p.setting(key, f, "true")
+	case asFalse:
+		p.setting(key, f, "false")
+	case asChoice:
+		// "none" and a named tool change the prompt (in SGLang always, in vLLM by option); these
+		// values constrain only the output.
+		p.setting(key, f, `"auto"`, `"required"`, `"any"`)
+	case asTools:
+		for range p.list {
+			p.tool(f.mark)
+		}
+	case asSystem:
+		p.system()
+	case asMessages:
+		for range p.list {
+			p.message()
+		}
+	case asItems:
+		p.items()
+	case asPrompt:
+		p.prompts(f.mark)
+	case asText:
+		p.field(f.mark)
+	case asArguments:
+		p.arguments()
+	case asContent:
+		p.content()
+	case asNested:
+		p.level++
+		p.content()
+		p.level--
+	case asFailed:
+		if p.truth() {
+			p.tape.addByte(markFailed)
+		}
+	case asCalls:
+		for range p.list {
+			p.call()
+		}
+	case asCall:
+		p.call()
+	case asCallBody:
+		p.callBody(p.tape.mark())
+	case asToolType:
+		p.toolType()
+	case asToolBody:
+		p.toolBody(p.tape.mark())
+	case asSchema:
+		p.schema()
+	case asJSON:
+		p.json(true)
+	default:
+		p.setting(key, f)
 	}
-	b := p.tape.bytes(p.tape.ops[s.from])
-	n := len(b) - len(v)
-	return n == int(key.n)+4 && string(b[n:]) == v
 }
 
-// setting puts marker, name and JSON on the tape unless empty.
-func (p *Parser) setting(key op, mark byte, sorted bool) bool {
+// setting puts marker, name and JSON on the tape unless the value is empty or a default.
+func (p *Parser) setting(key op, f field, defaults ...string) {
 	from := p.tape.mark()
-	p.tape.addByte(mark)
+	p.tape.addByte(f.mark)
 	p.memberName(key)
 	at := p.tape.mark()
-	if !p.json(sorted) {
-		return false
-	}
-	if p.isEmpty(at) {
+	p.json(f.how == asSorted || f.how == asChoice || f.how == asMedia)
+	switch {
+	case p.is(at, "null", "{}", "[]") || p.is(at, defaults...):
 		p.tape.cut(from)
-		return true
+	case f.how == asMedia:
+		p.media.reset()
+		p.feed(p.tape.since(at))
+		p.tape.cut(at)
+		p.addDigest()
+	default:
+		p.tape.coalesce(from)
 	}
-	p.tape.coalesce(from)
-	return true
 }
 
-// isEmpty reports whether the JSON after a mark is null, {} or [].
-func (p *Parser) isEmpty(at int) bool {
+// is reports whether the tape after a mark is one of these values.
+func (p *Parser) is(at int, values ...string) bool {
 	if len(p.tape.ops) != at+1 {
 		return false
 	}
-	switch string(p.tape.bytes(p.tape.ops[at])) {
-	case "null", "{}", "[]":
-		return true
+	b := p.tape.bytes(p.tape.ops[at])
+	for _, v := range values {
+		if string(b) == v {
+			return true
+		}
 	}
 	return false
 }
 
-func (p *Parser) mediaSetting(key op) bool {
-	from := p.tape.mark()
-	p.tape.addByte(markSetting)
-	p.memberName(key)
-	at := p.tape.mark()
-	if !p.json(true) {
-		return false
+// keep makes the tape after start what comes before an object's members, lead and these members.
+func (p *Parser) keep(start, base int, list inOrder, f *parts, lead span, names ...string) {
+	p.members = p.members[:base]
+	order := parts{f[0], lead}
+	for i, name := range names {
+		order[2+i] = f[list.find([]byte(name)).slot]
 	}
-	if p.isEmpty(at) {
-		p.tape.cut(from)
-		return true
-	}
-	p.media.reset()
-	p.feed(p.tape.since(at))
-	p.tape.cut(at)
-	p.addDigest()
-	return true
+	p.tape.arrange(start, order[:])
 }
 
-// choice reads tool_choice. "none" or a named tool changes the prompt (SGLang always, vLLM by
-// option); other values constrain only the output.
-func (p *Parser) choice(key op) bool {
+// lead puts markers (0 for none) around a text on the tape.
+func (p *Parser) lead(before byte, text string, after byte) span {
 	from := p.tape.mark()
-	if !p.setting(key, markSetting, true) {
-		return false
+	if before != 0 {
+		p.tape.addByte(before)
 	}
-	if p.isSetting(key, p.tape.since(from), `"auto"`) || p.isSetting(key, p.tape.since(from), `"required"`) ||
-		p.isSetting(key, p.tape.since(from), `"any"`) {
-		p.tape.cut(from)
+	p.tape.add([]byte(text))
+	if after != 0 {
+		p.tape.addByte(after)
 	}
-	return true
+	return p.tape.since(from)
 }
 
-// list reads an array; other values become JSON, null nothing.
-func (p *Parser) list(each func(*Parser) bool) bool {
+// list is array where null is no element and other values become JSON.
+func (p *Parser) list(yield func() bool) {
 	switch p.peek() {
 	case '[':
+		p.array(yield)
 	case 'n':
-		_, ok := p.literal()
-		return ok
+		p.literal()
 	default:
-		return p.other()
-	}
-	if !p.open() {
-		return false
-	}
-	for first := true; ; first = false {
-		more, ok := p.next(']', first)
-		if !more || !ok {
-			return ok
-		}
-		p.tape.mark()
-		if !each(p) {
-			return false
-		}
+		p.other()
 	}
 }
 
 // other reads a value of unexpected shape.
-func (p *Parser) other() bool {
+func (p *Parser) other() {
 	p.tape.addByte(markOther)
-	return p.json(true)
+	p.json(true)
 }

@@ -42,36 +42,26 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
-// KindOf returns the kind served at a path without query, or Other.
-func KindOf(path []byte) Kind {
-	switch string(path) {
-	case "/v1/chat/completions":
-		return Chat
-	case "/v1/completions":
-		return Completion
-	case "/v1/responses":
-		return Responses
-	case "/v1/embeddings":
-		return Embeddings
-	case "/v1/messages":
-		return Messages
-	case "/v1/messages/count_tokens":
-		return CountTokens
-	case "/generate":
-		return Generate
-	case "/tokenize":
-		return Tokenize
-	case "/detokenize":
-		return Detokenize
-	case "/score", "/v1/score":
-		return Score
-	case "/rerank", "/v1/rerank", "/v2/rerank":
-		return Rerank
-	case "/pooling":
-		return Pooling
-	}
-	return Other
+var kindOf = map[string]Kind{
+	"/v1/chat/completions":      Chat,
+	"/v1/completions":           Completion,
+	"/v1/responses":             Responses,
+	"/v1/embeddings":            Embeddings,
+	"/v1/messages":              Messages,
+	"/v1/messages/count_tokens": CountTokens,
+	"/generate":                 Generate,
+	"/tokenize":                 Tokenize,
+	"/detokenize":               Detokenize,
+	"/score":                    Score,
+	"/v1/score":                 Score,
+	"/rerank":                   Rerank,
+	"/v1/rerank":                Rerank,
+	"/v2/rerank":                Rerank,
+	"/pooling":                  Pooling,
 }
+
+// KindOf returns the kind served at a path without query, or Other.
+func KindOf(path []byte) Kind { return kindOf[string(path)] }
 
 const (
 	// MaxBody is the longest parsed body, in bytes: tape offsets have 31 bits, and the arena can
@@ -136,9 +126,7 @@ type Parser struct {
 	members []member // stack of the objects being scanned
 	spans   []span   // scratch
 	table   []int32  // scratch
-	texts   []byte   // scratch
 
-	blank    bool // the last part was an empty text
 	inSystem bool // in a system prompt outside the messages
 
 	slots [slotCount]span
@@ -165,12 +153,11 @@ func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
 	if k == Other {
 		return nil
 	}
-	ok := p.scan(k, body, o)
+	err := p.scan(k, body, o)
 	p.opt.Tenant = nil
 	p.fill(r)
-	if !ok {
-		bad := p.bad
-		return &bad
+	if err != nil {
+		return err
 	}
 	salted := rootCount // the root that the salt replaces; rootCount if none
 	p.salt = p.salt[:0]
@@ -201,48 +188,29 @@ func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
 	return nil
 }
 
-// PromptBytes returns what a body's hashes depend on: the root strings, each ended by a zero byte,
-// and the prompt bytes. For tests.
-func (p *Parser) PromptBytes(k Kind, body []byte) ([]byte, error) {
-	if k == Other {
-		return nil, nil
-	}
-	if !p.scan(k, body, Options{Control: true}) {
-		bad := p.bad
-		return nil, &bad
-	}
-	var dst []byte
-	for _, o := range p.root {
-		dst = append(dst, p.tape.bytes(o)...)
-		dst = append(dst, 0)
-	}
-	for _, s := range p.slots {
-		dst = p.tape.appendTo(dst, s)
-	}
-	return dst, nil
-}
-
-func (p *Parser) scan(k Kind, body []byte, o Options) bool {
+func (p *Parser) scan(k Kind, body []byte, o Options) error {
 	p.opt, p.edits = o, p.edits[:0]
 	p.tape.reset(body)
-	if 32*cap(p.members)+16*cap(p.spans)+4*cap(p.table)+cap(p.texts) > keepBytes {
-		p.members, p.spans, p.table, p.texts = nil, nil, nil, nil
+	if 32*cap(p.members)+16*cap(p.spans)+4*cap(p.table) > keepBytes {
+		p.members, p.spans, p.table = nil, nil, nil
 	}
 	p.body, p.pos, p.depth, p.level, p.kind = body, 0, 0, 0, k
-	p.members, p.texts = p.members[:0], p.texts[:0]
+	p.members, p.bad = p.members[:0], Error{}
 	p.slots, p.root, p.ctl = [slotCount]span{}, [rootCount]op{}, controls{}
-	if len(body) > MaxBody {
-		return p.fail(MaxBody, "body too long")
+	switch {
+	case len(body) > MaxBody:
+		p.fail(MaxBody, "body too long")
+	case p.peek() != '{':
+		p.fail(p.pos, "body is not a JSON object")
+	default:
+		p.top()
+		if p.peek(); p.pos < len(body) {
+			p.fail(p.pos, "bytes after the body's object")
+		}
 	}
-	if p.peek() != '{' {
-		return p.fail(p.pos, "body is not a JSON object")
+	if p.bad.Reason == "" {
+		return nil
 	}
-	if !p.top() {
-		return false
-	}
-	p.peek()
-	if p.pos < len(body) {
-		return p.fail(p.pos, "bytes after the body's object")
-	}
-	return true
+	bad := p.bad
+	return &bad
 }

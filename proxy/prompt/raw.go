@@ -2,61 +2,57 @@ package prompt
 
 // Prompts without a conversation: texts and token ids.
 
-// prompts reads one text or array of token ids, or an array of these. A prompt alone equals an
-// array of one.
-func (p *Parser) prompts() bool {
-	switch p.peek() {
-	case 'n':
-		_, ok := p.literal()
-		return ok
-	case '"':
-		return p.field(markPrompt)
-	case '[':
-		return p.promptArray(true)
+// prompts reads one text or array of token ids, or an array of these, behind a mark (0 for none)
+// unless it is empty. A prompt alone equals an array of one.
+func (p *Parser) prompts(mark byte) {
+	from := p.tape.mark()
+	if mark != 0 {
+		p.tape.addByte(mark)
 	}
-	return p.other()
+	at := p.tape.mark()
+	switch p.peek() {
+	case '[':
+		p.promptArray(true)
+	case '"', 'n':
+		p.field(markPrompt)
+	default:
+		p.other()
+	}
+	if len(p.tape.ops) == at {
+		p.tape.cut(from)
+	}
 }
 
-func (p *Parser) promptArray(batch bool) bool {
-	if !p.open() {
-		return false
-	}
+func (p *Parser) promptArray(batch bool) {
 	if !batch {
 		p.tape.addByte(markTokens)
 	}
 	ids := !batch // the next id needs no markTokens
-	for first := true; ; first = false {
-		more, ok := p.next(']', first)
-		if !more || !ok {
-			return ok
-		}
+	for range p.array {
 		c := p.peek()
 		if c == '-' || c >= '0' && c <= '9' {
 			if !ids {
 				p.tape.addByte(markTokens)
 				ids = true
 			}
-			ok = p.token()
-		} else {
-			ids = !batch
-			switch {
-			case c == '"':
-				ok = p.field(markPrompt)
-			case c == '[' && batch:
-				ok = p.promptArray(false)
-			default:
-				ok = p.other()
-			}
+			p.token()
+			continue
 		}
-		if !ok {
-			return false
+		ids = !batch
+		switch {
+		case c == '"':
+			p.field(markPrompt)
+		case c == '[' && batch:
+			p.promptArray(false)
+		default:
+			p.other()
 		}
 	}
 }
 
 // token writes an id of 28 bits as four bytes above 0x7f, which need no separator and cannot look
 // like markers.
-func (p *Parser) token() bool {
+func (p *Parser) token() {
 	b, i := p.body, p.pos
 	id := uint32(0)
 	for i < len(b) && b[i]-'0' <= 9 && i < p.pos+9 {
@@ -65,15 +61,12 @@ func (p *Parser) token() bool {
 	}
 	if i < len(b) && i > p.pos && id < 1<<28 && endsNumber(b[i]) && (b[p.pos] != '0' || i == p.pos+1) {
 		p.pos = i
-		p.tape.add4(byte(0x80|id>>21), byte(0x80|id>>14), byte(0x80|id>>7), byte(0x80|id))
-		return true
+		p.tape.add([]byte{byte(0x80 | id>>21), byte(0x80 | id>>14), byte(0x80 | id>>7), byte(0x80 | id)})
+		return
 	}
 	p.tape.addByte(markOther)
-	if !p.jsonNumber() {
-		return false
-	}
+	p.jsonNumber()
 	p.tape.addByte(',')
-	return true
 }
 
 func endsNumber(c byte) bool {

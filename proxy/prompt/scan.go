@@ -6,12 +6,15 @@ import (
 	"unicode/utf8"
 )
 
-// A strict JSON scanner (RFC 8259, valid UTF-8, no lone surrogates). Methods advance p.pos, or set
-// p.bad and return false.
+// A strict JSON scanner (RFC 8259, valid UTF-8, no lone surrogates). Methods advance p.pos. After an
+// error p.pos is at the end of the body, where every loop ends, so callers need not check.
 
-func (p *Parser) fail(at int, reason string) bool {
-	p.bad = Error{Offset: at, Reason: reason}
-	return false
+// fail keeps the first error.
+func (p *Parser) fail(at int, reason string) {
+	if p.bad.Reason == "" {
+		p.bad = Error{Offset: at, Reason: reason}
+	}
+	p.pos = len(p.body)
 }
 
 func (p *Parser) peek() byte {
@@ -131,14 +134,15 @@ func hopWords(b []byte, i int) int {
 }
 
 // text scans the string at p.pos and, if emit, puts its canonical text on the tape.
-func (p *Parser) text(emit bool) bool {
+func (p *Parser) text(emit bool) {
 	b := p.body
 	i := p.pos + 1
 	from := i
 	for {
 		i = hop(b, i)
 		if i >= len(b) {
-			return p.fail(i, "string does not end")
+			p.fail(i, "string does not end")
+			return
 		}
 		switch c := b[i]; {
 		case c == '"':
@@ -146,11 +150,12 @@ func (p *Parser) text(emit bool) bool {
 				p.tape.run(from, i)
 			}
 			p.pos = i + 1
-			return true
+			return
 		case c == '\\':
 			r, n := escaped(b[i:])
 			if n == 0 {
-				return p.fail(i, "bad escape or lone surrogate")
+				p.fail(i, "bad escape or lone surrogate")
+				return
 			}
 			if emit {
 				p.tape.run(from, i)
@@ -159,10 +164,12 @@ func (p *Parser) text(emit bool) bool {
 			i += n
 			from = i
 		case c < ' ':
-			return p.fail(i, "control character in string")
+			p.fail(i, "control character in string")
+			return
 		default:
 			if i = sequences(b, i); i < 0 {
-				return p.fail(^i, "invalid UTF-8")
+				p.fail(^i, "invalid UTF-8")
+				return
 			}
 		}
 	}
@@ -258,64 +265,79 @@ func (p *Parser) rune(r rune) {
 }
 
 // word returns a string's canonical text in one piece, off the tape.
-func (p *Parser) word() (op, bool) {
+func (p *Parser) word() op {
 	from := p.pos + 1
 	if i := plain(p.body, from); i < len(p.body) && p.body[i] == '"' {
 		p.pos = i + 1
-		return op{uint32(from), uint32(i - from)}, true
+		return op{uint32(from), uint32(i - from)}
 	}
 	at := p.tape.mark()
-	if !p.text(true) {
-		return op{}, false
-	}
-	return p.tape.flatten(at), true
+	p.text(true)
+	return p.tape.flatten(at)
 }
 
-func (p *Parser) open() bool {
+func (p *Parser) open() {
 	if p.depth++; p.depth > MaxDepth {
-		return p.fail(p.pos, "nested too deeply")
+		p.fail(p.pos, "nested too deeply")
+		return
+	}
+	p.pos++
+}
+
+func (p *Parser) next(end byte, first bool) (more bool) {
+	switch c := p.peek(); {
+	case c == end:
+		p.pos++
+		p.depth--
+		return false
+	case first:
+		return true
+	case c != ',':
+		p.fail(p.pos, "expected a comma or the end of an array or object")
+		return false
 	}
 	p.pos++
 	return true
 }
 
-func (p *Parser) next(end byte, first bool) (more, ok bool) {
-	c := p.peek()
-	if c == end {
+// object yields the members of the object at p.pos, with p.pos at the value, which the loop reads.
+func (p *Parser) object(yield func(key op) bool) {
+	p.open()
+	for first := true; p.next('}', first); first = false {
+		if p.peek() != '"' {
+			p.fail(p.pos, "expected a member name")
+			return
+		}
+		key := p.word()
+		if p.peek() != ':' {
+			p.fail(p.pos, "expected a colon")
+			return
+		}
 		p.pos++
-		p.depth--
-		return false, true
+		p.peek()
+		if !yield(key) {
+			return
+		}
 	}
-	if first {
-		return true, true
-	}
-	if c != ',' {
-		return false, p.fail(p.pos, "expected a comma or the end of an array or object")
-	}
-	p.pos++
-	return true, true
 }
 
-// member returns the next member's name and moves to its value.
-func (p *Parser) member(first bool) (key op, more, ok bool) {
-	if more, ok = p.next('}', first); !more || !ok {
-		return key, false, ok
+// ifObject is object where other values are skipped.
+func (p *Parser) ifObject(yield func(key op) bool) {
+	if p.peek() == '{' {
+		p.object(yield)
+		return
 	}
-	if p.peek() != '"' {
-		return key, false, p.fail(p.pos, "expected a member name")
-	}
-	if key, ok = p.word(); !ok {
-		return key, false, false
-	}
-	if p.peek() != ':' {
-		return key, false, p.fail(p.pos, "expected a colon")
-	}
-	p.pos++
-	p.peek()
-	return key, true, true
+	p.skip()
 }
 
-func (p *Parser) literal() (string, bool) {
+// array yields once per element of the array at p.pos, which the loop reads.
+func (p *Parser) array(yield func() bool) {
+	p.open()
+	for first := true; p.next(']', first) && yield(); first = false {
+	}
+}
+
+func (p *Parser) literal() string {
 	want := "null"
 	switch p.body[p.pos] {
 	case 't':
@@ -325,46 +347,49 @@ func (p *Parser) literal() (string, bool) {
 	}
 	end := p.pos + len(want)
 	if end > len(p.body) || string(p.body[p.pos:end]) != want {
-		return "", p.fail(p.pos, "expected a value")
+		p.fail(p.pos, "expected a value")
+		return ""
 	}
 	p.pos = end
-	return want, true
+	return want
 }
 
-func (p *Parser) number() (raw []byte, whole, ok bool) {
+// number returns a number as written, and whether it has neither fraction nor exponent.
+func (p *Parser) number() (raw []byte, whole bool) {
 	b, i := p.body, p.pos
 	if i < len(b) && b[i] == '-' {
 		i++
 	}
 	first := i
-	i = digits(b, i)
-	if i == first {
-		return nil, false, p.fail(p.pos, "expected a value")
+	switch i = digits(b, i); {
+	case i == first:
+		p.fail(p.pos, "expected a value")
+		return nil, false
+	case b[first] == '0' && i > first+1:
+		p.fail(p.pos, "number with a leading zero")
+		return nil, false
 	}
-	if b[first] == '0' && i > first+1 {
-		return nil, false, p.fail(p.pos, "number with a leading zero")
-	}
-	whole = true
+	integer := i
 	if i < len(b) && b[i] == '.' {
-		whole = false
 		from := i + 1
 		if i = digits(b, from); i == from {
-			return nil, false, p.fail(i, "expected a digit")
+			p.fail(i, "expected a digit")
+			return nil, false
 		}
 	}
 	if i < len(b) && b[i]|0x20 == 'e' {
-		whole = false
 		from := i + 1
 		if from < len(b) && (b[from] == '+' || b[from] == '-') {
 			from++
 		}
 		if i = digits(b, from); i == from {
-			return nil, false, p.fail(i, "expected a digit")
+			p.fail(i, "expected a digit")
+			return nil, false
 		}
 	}
 	raw = b[p.pos:i]
 	p.pos = i
-	return raw, whole, true
+	return raw, i == integer
 }
 
 func digits(b []byte, i int) int {
@@ -374,38 +399,21 @@ func digits(b []byte, i int) int {
 	return i
 }
 
-func (p *Parser) skip() bool {
+func (p *Parser) skip() {
 	switch p.peek() {
 	case '"':
-		return p.text(false)
+		p.text(false)
 	case '{':
-		if !p.open() {
-			return false
-		}
-		for first := true; ; first = false {
-			if _, more, ok := p.member(first); !more || !ok {
-				return ok
-			}
-			if !p.skip() {
-				return false
-			}
+		for range p.object {
+			p.skip()
 		}
 	case '[':
-		if !p.open() {
-			return false
-		}
-		for first := true; ; first = false {
-			if more, ok := p.next(']', first); !more || !ok {
-				return ok
-			}
-			if !p.skip() {
-				return false
-			}
+		for range p.array {
+			p.skip()
 		}
 	case 't', 'f', 'n':
-		_, ok := p.literal()
-		return ok
+		p.literal()
+	default:
+		p.number()
 	}
-	_, _, ok := p.number()
-	return ok
 }

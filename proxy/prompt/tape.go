@@ -1,7 +1,5 @@
 package prompt
 
-import "slices"
-
 // Members come in any order, the template has one. So the scanner writes a tape of references to
 // canonical runs of the body and to the arena of made bytes, which is hashed in template order:
 // body bytes are scanned once, long runs not copied.
@@ -22,6 +20,8 @@ const (
 
 // span is a half-open range of ops.
 type span struct{ from, to int }
+
+func (s span) empty() bool { return s.from == s.to }
 
 type tape struct {
 	body    []byte
@@ -53,9 +53,7 @@ func (t *tape) cut(from int) {
 
 func (t *tape) run(from, to int) {
 	if to-from < inlineBytes {
-		if from < to {
-			t.add(t.body[from:to])
-		}
+		t.add(t.body[from:to])
 		return
 	}
 	t.ops = append(t.ops, op{uint32(from), uint32(to - from)})
@@ -67,24 +65,16 @@ func (t *tape) add(b []byte) {
 	t.grown(off)
 }
 
-func (t *tape) addString(s string) {
-	off := len(t.arena)
-	t.arena = append(t.arena, s...)
-	t.grown(off)
-}
-
 func (t *tape) addByte(c byte) {
 	t.arena = append(t.arena, c)
 	t.grown(len(t.arena) - 1)
 }
 
-func (t *tape) add4(a, b, c, d byte) {
-	t.arena = append(t.arena, a, b, c, d)
-	t.grown(len(t.arena) - 4)
-}
-
 func (t *tape) grown(off int) {
 	n := uint32(len(t.arena) - off)
+	if n == 0 {
+		return
+	}
 	if k := len(t.ops); k > t.barrier {
 		if last := &t.ops[k-1]; last.off&arenaBit != 0 && int(last.off&^arenaBit+last.n) == off {
 			last.n += n
@@ -164,16 +154,4 @@ func (t *tape) flatten(start int) op {
 	}
 	t.cut(start)
 	return op{uint32(off) | arenaBit, uint32(len(t.arena) - off)}
-}
-
-func (t *tape) appendTo(dst []byte, s span) []byte {
-	n := 0
-	for _, o := range t.ops[s.from:s.to] {
-		n += int(o.n)
-	}
-	dst = slices.Grow(dst, n)
-	for _, o := range t.ops[s.from:s.to] {
-		dst = append(dst, t.bytes(o)...)
-	}
-	return dst
 }

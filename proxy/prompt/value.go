@@ -16,63 +16,39 @@ type member struct {
 	hash uint64
 }
 
-const (
-	// pairwise members are compared in pairs to find duplicates.
-	pairwise = 8
-
-	// maxSorted bounds sorting, which is not linear; such objects have a handful of members.
-	maxSorted = 1024
-)
+// maxSorted bounds sorting, which is not linear; such objects have a handful of members.
+const maxSorted = 1024
 
 // Random, so that clients cannot construct collisions.
 var nameSeed = maphash.MakeSeed()
 
 // json puts the canonical value on the tape; sorted orders members by name at every level.
-func (p *Parser) json(sorted bool) bool {
+func (p *Parser) json(sorted bool) {
 	switch p.peek() {
 	case '"':
 		p.tape.addByte('"')
-		if !p.text(true) {
-			return false
-		}
+		p.text(true)
 		p.tape.addByte('"')
-		return true
 	case '{':
-		return p.jsonObject(sorted)
+		p.jsonObject(sorted)
 	case '[':
-		if !p.open() {
-			return false
-		}
 		p.tape.addByte('[')
-		for first := true; ; first = false {
-			more, ok := p.next(']', first)
-			if !ok {
-				return false
-			}
-			if !more {
-				p.tape.addByte(']')
-				return true
-			}
-			if !p.json(sorted) {
-				return false
-			}
+		for range p.array {
+			p.json(sorted)
 			p.tape.addByte(',')
 		}
+		p.tape.addByte(']')
 	case 't', 'f', 'n':
-		s, ok := p.literal()
-		p.tape.addString(s)
-		return ok
+		p.tape.add([]byte(p.literal()))
+	default:
+		p.jsonNumber()
 	}
-	return p.jsonNumber()
 }
 
 // jsonNumber keeps whole numbers as written and writes others with an exponent, so that 1 and 1.0
 // differ as in Python.
-func (p *Parser) jsonNumber() bool {
-	raw, whole, ok := p.number()
-	if !ok {
-		return false
-	}
+func (p *Parser) jsonNumber() {
+	raw, whole := p.number()
 	switch {
 	case !whole:
 		// Beyond float64 a number becomes infinite, as in Python.
@@ -80,49 +56,26 @@ func (p *Parser) jsonNumber() bool {
 		off := len(p.tape.arena)
 		p.tape.arena = strconv.AppendFloat(p.tape.arena, f, 'e', -1, 64)
 		p.tape.grown(off)
-	case len(raw) == 2 && raw[0] == '-' && raw[1] == '0':
+	case string(raw) == "-0":
 		p.tape.addByte('0')
 	default:
 		p.tape.add(raw)
 	}
-	return true
 }
 
-func (p *Parser) jsonObject(sorted bool) bool {
-	if !p.open() {
-		return false
-	}
+func (p *Parser) jsonObject(sorted bool) {
 	p.tape.addByte('{')
 	start, base := p.tape.mark(), len(p.members)
-	for first := true; ; first = false {
-		key, more, ok := p.member(first)
-		if !ok {
-			return false
-		}
-		if !more {
-			break
-		}
-		if !p.jsonMember(key, sorted) {
-			return false
-		}
+	for key := range p.object {
+		from := p.tape.mark()
+		p.memberName(key)
+		p.json(sorted)
+		p.remember(key, from)
 	}
-	if !p.settle(base, sorted) {
-		return false
-	}
+	p.settle(base, sorted)
 	p.arrangeMembers(start, base)
 	p.tape.addByte('}')
 	p.tape.coalesce(start - 1) // including the brace
-	return true
-}
-
-func (p *Parser) jsonMember(key op, sorted bool) bool {
-	from := p.tape.mark()
-	p.memberName(key)
-	if !p.json(sorted) {
-		return false
-	}
-	p.remember(key, from)
-	return true
 }
 
 func (p *Parser) memberName(key op) {
@@ -140,45 +93,23 @@ func (p *Parser) remember(key op, from int) {
 }
 
 // settle removes duplicates from the members after base and sorts them if asked.
-func (p *Parser) settle(base int, sorted bool) bool {
-	ms := p.members[base:]
-	if len(ms) <= pairwise {
-		ms = p.uniquePairwise(ms)
-	} else {
-		ms = p.uniqueHashed(ms)
-	}
+func (p *Parser) settle(base int, sorted bool) {
+	ms := p.unique(p.members[base:])
 	p.members = p.members[:base+len(ms)]
-	if !sorted {
-		return true
+	switch {
+	case !sorted:
+	case len(ms) > maxSorted:
+		p.fail(p.pos, "too many members")
+	default:
+		slices.SortFunc(ms, func(a, b member) int { return bytes.Compare(p.tape.bytes(a.key), p.tape.bytes(b.key)) })
 	}
-	if len(ms) > maxSorted {
-		return p.fail(p.pos, "too many members")
-	}
-	slices.SortFunc(ms, func(a, b member) int { return bytes.Compare(p.tape.bytes(a.key), p.tape.bytes(b.key)) })
-	return true
 }
 
-func (p *Parser) same(a, b *member) bool {
-	return a.hash == b.hash && bytes.Equal(p.tape.bytes(a.key), p.tape.bytes(b.key))
-}
-
-func (p *Parser) uniquePairwise(ms []member) []member {
-	n := 0
-next:
-	for i := range ms {
-		for j := range ms[:n] {
-			if p.same(&ms[i], &ms[j]) {
-				ms[j].at = ms[i].at
-				continue next
-			}
-		}
-		ms[n] = ms[i]
-		n++
+// unique finds duplicates by a hash table with open addressing.
+func (p *Parser) unique(ms []member) []member {
+	if len(ms) < 2 {
+		return ms
 	}
-	return ms[:n]
-}
-
-func (p *Parser) uniqueHashed(ms []member) []member {
 	size := 1
 	for size < 2*len(ms) {
 		size *= 2
@@ -190,15 +121,15 @@ func (p *Parser) uniqueHashed(ms []member) []member {
 	clear(table)
 	n := 0
 next:
-	for i := range ms {
-		at := int(ms[i].hash) & (size - 1)
+	for _, m := range ms {
+		at := int(m.hash) & (size - 1)
 		for ; table[at] != 0; at = (at + 1) & (size - 1) {
-			if j := table[at] - 1; p.same(&ms[i], &ms[j]) {
-				ms[j].at = ms[i].at
+			if same := &ms[table[at]-1]; same.hash == m.hash && bytes.Equal(p.tape.bytes(same.key), p.tape.bytes(m.key)) {
+				same.at = m.at
 				continue next
 			}
 		}
-		ms[n] = ms[i]
+		ms[n] = m
 		n++
 		table[at] = int32(n)
 	}

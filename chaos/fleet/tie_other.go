@@ -1,7 +1,0 @@
-//go:build !unix
-
-package fleet
-
-import "os/exec"
-
-func tie(*exec.Cmd) {}

@@ -1,0 +1,183 @@
+package scenario
+
+import (
+	"slices"
+	"time"
+)
+
+var oneOutcome = Invariant{
+	Name:       "one-outcome",
+	Promise:    "every admitted request ends in exactly one way, and the engines compute each request of a client once",
+	Bound:      "40 s, the longest that a client waits",
+	Seen:       "clients read every answer to its last byte; engines report every request by its id",
+	ofAttempts: true,
+	judge:      judgeOutcomes,
+}
+
+func judgeOutcomes(e *evidence) (f finding) {
+	known := make(map[string]bool, len(e.attempts))
+	f.checked = len(e.attempts)
+	for _, a := range e.attempts {
+		known[a.ID] = true
+		switch a.Outcome {
+		case Silent, Malformed, Truncated:
+			f.violate(a.End, a.place(), "%s %s: %s", a.ID, a.Outcome, a.Detail)
+		default:
+			e.served(&f, a)
+		}
+	}
+	for id, list := range e.visits {
+		if !known[id] {
+			f.violate(list[0].began, list[0].engine, "a request %q that no client sent", id)
+		}
+	}
+	return f
+}
+
+// served checks that the named engine computed a complete answer to its end, and that any answer
+// was computed at most once. Engines that broke meanwhile do not count, nor does a first engine
+// whose router asked another after its first-byte timeout.
+func (e *evidence) served(f *finding, a *Attempt) {
+	var whole []visit
+	for _, v := range e.visits[a.ID] {
+		if v.ended >= 0 && !v.departed && !e.engineBroke(v.engine, v.began, v.ended) {
+			whole = append(whole, v)
+		}
+	}
+	patience := firstByte
+	if a.Shape == chatWhole {
+		patience = wholeByte
+	}
+	for i := 1; i < len(whole); i++ {
+		if whole[i].began-whole[i-1].began < patience {
+			f.violate(a.End, a.place(), "%s was served %d times: %+v", a.ID, len(whole), e.visits[a.ID])
+			return
+		}
+	}
+	switch {
+	case a.Outcome != Complete:
+	case len(whole) == 0 && !e.engineBroke(a.Backend, a.Sent, a.End):
+		f.violate(a.End, a.place(), "%s was served by no engine: %+v", a.ID, e.visits[a.ID])
+	case len(whole) > 0 && whole[len(whole)-1].engine != a.Backend && !e.askedAgain(a, whole[len(whole)-1].began+patience):
+		f.violate(a.End, a.place(), "%s names %s, and was served by %s", a.ID, a.Backend, whole[len(whole)-1].engine)
+	}
+}
+
+// askedAgain reports whether the answer's engine, which broke meanwhile, got an attempt after from.
+func (e *evidence) askedAgain(a *Attempt, from time.Duration) bool {
+	return slices.ContainsFunc(e.visits[a.ID], func(v visit) bool {
+		return v.engine == a.Backend && v.began >= from && e.engineBroke(v.engine, a.Sent, a.End)
+	})
+}
+
+var noForeignBytes = Invariant{
+	Name:       "no-foreign-bytes",
+	Promise:    "no stream has a byte of another stream, none twice, none missing, none after its end",
+	Bound:      "every byte",
+	Seen:       "replies follow from prompts, all prompts differ, and clients compare every byte",
+	ofAttempts: true,
+	judge: func(e *evidence) (f finding) {
+		for _, a := range e.attempts {
+			if a.Text > 0 {
+				f.checked++
+			}
+			if a.Outcome == Foreign {
+				f.violate(a.End, a.place(), "%s: %s", a.ID, a.Detail)
+			}
+		}
+		return f
+	},
+}
+
+func (a *Attempt) place() string {
+	where := "connection " + a.Conn
+	if a.Node != "" {
+		where = a.Node + ", " + where
+	}
+	if a.Backend != "" {
+		where += ", " + a.Backend
+	}
+	return where
+}
+
+var streamsSurvive = Invariant{
+	Name: "streams-survive",
+	Promise: "an answer that has begun is never broken if its node and its engine live on; a draining node cuts no answer within its " +
+		"limit, and no request that is at an engine",
+	Bound:      "always",
+	Seen:       "the ends of all answers that had begun, compared with the times in which their node or engine was harmed",
+	ofAttempts: true,
+	judge: func(e *evidence) (f finding) {
+		for _, a := range e.attempts {
+			if a.Outcome == Unanswered {
+				e.cutBefore(&f, a)
+				continue
+			}
+			if a.Head < 0 || a.Outcome == Refused {
+				continue
+			}
+			if a.Outcome == Departed || e.nodeLost(a.Node, a.Sent, a.End) || e.overstayed(a) {
+				continue
+			}
+			if e.struck <= a.End {
+				f.checked++
+			}
+			if a.failed() && !e.engineExcuses(a) {
+				f.violate(a.End, a.place(), "%s %s after %d of %d bytes, sent at %v: %s", a.ID, a.Outcome, a.Text, a.Want, a.Sent, a.Detail)
+			}
+		}
+		return f
+	},
+}
+
+// cutBefore checks that no connection broke while its request was at an engine.
+func (e *evidence) cutBefore(f *finding, a *Attempt) {
+	for _, v := range e.visits[a.ID] {
+		if v.began > a.End {
+			continue
+		}
+		if e.nodeLost("", a.Sent, a.End) || e.overstayed(a) {
+			return
+		}
+		f.checked++
+		f.violate(a.End, a.place(), "%s was cut before its answer began, while it was at %s: %s", a.ID, v.engine, a.Detail)
+		return
+	}
+}
+
+// engineExcuses reports whether the engine's end explains the answer's: a stream must then end with
+// an error event, other answers can only break off.
+func (e *evidence) engineExcuses(a *Attempt) bool {
+	if !e.engineBroke(a.Backend, a.Sent, a.End) && !e.linkBroken(a.Node, a.Sent, a.End, a.Backend) {
+		return false
+	}
+	return a.Outcome == ErrorEvent || a.Outcome == Broken && a.Shape == chatWhole
+}
+
+var requestsAnswered = Invariant{
+	Name: "requests-answered",
+	Promise: "a request fails only if its answer had begun on a node or an engine that was lost; an earlier loss is made good by " +
+		"another router, another engine or the client's retry",
+	Bound:      "two retries, as the official clients make",
+	Seen:       "the last attempt of every request",
+	ofAttempts: true,
+	judge: func(e *evidence) (f finding) {
+		for _, a := range e.attempts {
+			if !a.Last || a.Outcome == Departed {
+				continue
+			}
+			if e.struck <= a.End {
+				f.checked++
+			}
+			if !a.failed() {
+				continue
+			}
+			begun := a.Head >= 0 && a.Outcome != Refused
+			if begun && (e.nodeLost(a.Node, a.Sent, a.End) || e.overstayed(a) || e.engineExcuses(a)) {
+				continue
+			}
+			f.violate(a.End, a.place(), "%s %s (status %d) at try %d, sent at %v: %s", a.ID, a.Outcome, a.Status, a.Try+1, a.Sent, a.Detail)
+		}
+		return f
+	},
+}

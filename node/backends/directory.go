@@ -1,0 +1,295 @@
+package backends
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"grapevine/node/config"
+	"grapevine/prefixtree"
+	"grapevine/proxy/engine"
+	"grapevine/proxy/policy"
+	"grapevine/raftstore"
+)
+
+// Config configures a Directory.
+type Config struct {
+	Own     []config.Backend // the node's own list; never changed
+	Rules   []config.Rule    // the node's own
+	Idle    time.Duration    // how long a connection for the node's own requests may idle
+	Numbers *Registry
+	Log     zerolog.Logger
+	// Publish receives new rosters and views in order, under the directory's lock. old is nil for
+	// the first roster, and equals now if only the view is new; a nil view means unchanged.
+	Publish func(old, now *Roster, view *policy.View)
+	// Reported receives every load report. resized: the cache size in use changed.
+	Reported func(e *Engine, m *engine.Metrics, resized bool)
+}
+
+// Directory holds the roster in force and what its engines report. It makes the policy's views.
+// Safe for concurrent use.
+type Directory struct {
+	cfg     Config
+	rules   []policy.Rule // the node's own
+	current atomic.Pointer[Roster]
+	changed atomic.Pointer[chan struct{}] // closed when current is replaced
+
+	refreshing sync.Mutex // one refresh at a time; taken before mu
+
+	mu              sync.Mutex
+	keys            Keys                   // replaced, never written
+	viewed          []policy.Backend       // of the newest view
+	reported, shown uint64                 // number of changes that engines reported, and that the newest view has
+	entries         map[string]listedModel // by model
+	page            *modelList             // the last /v1/models answer
+}
+
+// NewDirectory returns a directory with the roster of the node's own list. Publish has to follow.
+func NewDirectory(cfg Config) (*Directory, error) {
+	keys, err := readKeys(cfg.Own)
+	if err != nil {
+		return nil, err
+	}
+	d := &Directory{cfg: cfg, rules: policyRules(cfg.Rules), keys: keys, entries: make(map[string]listedModel)}
+	d.changed.Store(new(make(chan struct{})))
+	first, err := d.ownRoster()
+	d.current.Store(first)
+	return d, err
+}
+
+// Publish publishes the first roster and view.
+func (d *Directory) Publish() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	r := d.Roster()
+	v, err := d.viewLocked(r)
+	if err == nil {
+		d.cfg.Publish(nil, r, v)
+	}
+	return err
+}
+
+// Roster returns the roster in force.
+func (d *Directory) Roster() *Roster { return d.current.Load() }
+
+// Numbers returns the registry of the engines' numbers.
+func (d *Directory) Numbers() *Registry { return d.cfg.Numbers }
+
+// Changed returns a channel that closes when the roster is replaced. Take it before the roster.
+func (d *Directory) Changed() <-chan struct{} { return *d.changed.Load() }
+
+// Close closes idle connections.
+func (d *Directory) Close() {
+	for _, e := range d.Roster().List {
+		e.client.CloseIdleConnections()
+	}
+}
+
+// Adopt makes a newer state the roster and ignores an older one. Its error names what is left out:
+// unusable rules, and backends that get no number.
+func (d *Directory) Adopt(s *raftstore.State) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	old := d.Roster()
+	if s.Version <= old.Version {
+		return nil
+	}
+	next, errLeftOut := d.agreedRoster(s)
+	if err := d.replaceLocked(next); err != nil {
+		return err
+	}
+	if old.Version > 0 {
+		d.logChanges(old, next)
+	}
+	return errLeftOut
+}
+
+// replaceLocked publishes a roster, with a view if that changed.
+func (d *Directory) replaceLocked(next *Roster) error {
+	old := d.Roster()
+	var v *policy.View
+	if !slices.EqualFunc(backendsOf(next), d.viewed, sameForPolicy) || !slices.Equal(next.Rules, old.Rules) {
+		var err error
+		if v, err = d.viewLocked(next); err != nil {
+			return err
+		}
+	}
+	d.shown = d.reported
+	d.current.Store(next)
+	d.cfg.Publish(old, next, v)
+	if next == old {
+		return nil
+	}
+	close(*d.changed.Swap(new(make(chan struct{}))))
+	kept := make(map[*link]bool, len(next.List))
+	for _, e := range next.List {
+		kept[e.link] = true
+	}
+	for _, e := range old.List {
+		if !kept[e.link] {
+			e.client.CloseIdleConnections()
+		}
+	}
+	return nil
+}
+
+func backendsOf(r *Roster) []policy.Backend {
+	list := make([]policy.Backend, len(r.List))
+	for i, e := range r.List {
+		list[i] = e.forPolicy()
+	}
+	return list
+}
+
+func (d *Directory) viewLocked(r *Roster) (*policy.View, error) {
+	list := backendsOf(r)
+	v, err := policy.NewView(list, r.Rules)
+	if err != nil {
+		return nil, fmt.Errorf("backends: %w", err)
+	}
+	d.viewed = list
+	return v, nil
+}
+
+// refresh publishes reported changes. Concurrent callers share a view: at a start every engine
+// reports, and a view of thousands takes milliseconds.
+func (d *Directory) refresh() error {
+	d.refreshing.Lock()
+	defer d.refreshing.Unlock()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.shown == d.reported {
+		return nil // another call published it
+	}
+	return d.replaceLocked(d.Roster())
+}
+
+// ReadKeys reads the API keys of list. CA files stay as they are, because connections were verified
+// with them.
+func (d *Directory) ReadKeys(list []config.Backend) (Keys, error) {
+	list = slices.Clone(list)
+	for i := range list {
+		list[i].CAFile = ""
+	}
+	keys, err := readKeys(list)
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for name, old := range d.keys {
+		if old.caFile != "" {
+			c := keys[name]
+			c.caFile, c.roots = old.caFile, old.roots
+			keys[name] = c
+		}
+	}
+	return keys, nil
+}
+
+// SetKeys makes new requests use keys and returns whether they changed.
+func (d *Directory) SetKeys(keys Keys) (changed bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if maps.Equal(d.keys, keys) {
+		return false, nil
+	}
+	d.keys = keys
+	old := d.Roster()
+	list := make([]*Engine, len(old.List))
+	for i, e := range old.List {
+		list[i] = new(*e)
+	}
+	next := d.newRoster(old.Version, list, old.Rules)
+	next.Source = old.Source
+	return true, d.replaceLocked(next)
+}
+
+// Reach asks the engine of a new backend for its models. Any answer below 500 passes; a 5xx may
+// come from a proxy without an engine. A name's api_key is sent only to its configured URL: clients
+// could otherwise have the key sent anywhere.
+func (d *Directory) Reach(ctx context.Context, b raftstore.Backend) error {
+	d.mu.Lock()
+	c := d.keys[b.Name]
+	d.mu.Unlock()
+	configured := func(own config.Backend) bool { return own.Name == b.Name && config.SameURL(own.URL, b.URL) }
+	if !slices.ContainsFunc(d.cfg.Own, configured) {
+		c.apiKey = "" // a 401 counts as an answer, too
+	}
+	e := &Engine{Backend: b}
+	e.connect(nil, c, d.cfg.Idle)
+	defer e.client.CloseIdleConnections()
+	resp, err := e.send(ctx, "/v1/models", nil)
+	if err != nil {
+		return err
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode >= http.StatusInternalServerError {
+		return fmt.Errorf("it says %s", resp.Status)
+	}
+	return nil
+}
+
+// Post sends a JSON body to the named backend and returns the backend's number. It fails unless the
+// answer is 200.
+func (d *Directory) Post(ctx context.Context, name, path string, body []byte) (prefixtree.Backend, error) {
+	e := d.Roster().Named(name)
+	if e == nil {
+		return 0, fmt.Errorf("backend %s was removed", name)
+	}
+	_, err := e.ask(ctx, path, body)
+	return e.ID, err
+}
+
+// Load returns an engine's latest load report and the cache size in use, 0 if unknown.
+func (d *Directory) Load(e *Engine) (l Load, kvTokens int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return e.load, e.kvTokens()
+}
+
+// Models returns a backend's models, their source ("configured", "engine" or "unknown", which
+// matches any), and the failure of the last query.
+func (d *Directory) Models(e *Engine) (names []string, source, failure string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case len(e.Models) > 0:
+		return e.Models, "configured", ""
+	case e.listed != nil:
+		return e.listed, "engine", e.failure
+	}
+	return nil, "unknown", e.failure
+}
+
+// OnlyServedBy lists models that only going engines serve. A staying engine with unknown models
+// serves any.
+func (d *Directory) OnlyServedBy(going, staying []*Engine) (models []string) {
+	served := make(map[string]bool)
+	for _, e := range staying {
+		names, _, _ := d.Models(e)
+		if names == nil {
+			return nil
+		}
+		for _, name := range names {
+			served[name] = true
+		}
+	}
+	for _, e := range going {
+		names, _, _ := d.Models(e)
+		for _, name := range names {
+			if !served[name] {
+				models = append(models, name)
+			}
+		}
+	}
+	slices.Sort(models)
+	return slices.Compact(models)
+}

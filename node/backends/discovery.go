@@ -1,0 +1,202 @@
+package backends
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"grapevine/proxy/engine"
+)
+
+const (
+	// AskTimeout bounds one query. It suffices during a long prefill: engines answer from another
+	// thread.
+	AskTimeout    = 5 * time.Second
+	maxModelNames = 10_000
+	askers        = 16
+)
+
+// Poll calls ask for all engines every interval, and for new ones at once, until ctx ends and all
+// calls have returned.
+func (d *Directory) Poll(ctx context.Context, interval time.Duration, ask func(context.Context, *Engine)) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	var asked map[*link]bool // in this interval
+	for {
+		changed := d.Changed()
+		list := d.Roster().List
+		askAll(ctx, slices.DeleteFunc(slices.Clone(list), func(e *Engine) bool { return asked[e.link] }), ask)
+		asked = make(map[*link]bool, len(list))
+		for _, e := range list {
+			asked[e.link] = true
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			asked = nil
+		case <-changed:
+		}
+	}
+}
+
+func askAll(ctx context.Context, list []*Engine, ask func(context.Context, *Engine)) {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	slots := make(chan struct{}, askers)
+	for _, e := range list {
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			ctx, cancel := context.WithTimeout(ctx, AskTimeout)
+			defer cancel()
+			ask(ctx, e)
+		})
+	}
+}
+
+// AskModels queries an engine's models unless they are declared.
+func (d *Directory) AskModels(ctx context.Context, e *Engine) {
+	if len(e.Models) > 0 {
+		return
+	}
+	models, failure := e.askModels(ctx)
+	if errors.Is(failure, context.Canceled) {
+		return // the node stops
+	}
+	changed, was, err := d.learnModels(e, models, failure)
+	log := d.cfg.Log.With().Str("component", "discovery").Str("backend", e.Name).Logger()
+	switch {
+	case err != nil:
+		log.Error().Err(err).Msg("cannot route by the models that the backend lists")
+	case failure != nil && was != silent:
+		log.Warn().Err(failure).Msg("backend does not list its models; the last list stays in force")
+	case changed, failure == nil && was != answers:
+		log.Info().Int("models", len(models)).Msg("backend listed its models")
+	}
+}
+
+// learnModels records an engine's models. An engine that fails keeps its list, since its failures
+// make the router avoid it. was is the outcome of the previous query.
+func (d *Directory) learnModels(e *Engine, models []listedModel, failure error) (changed bool, was answering, err error) {
+	if changed, was = d.noteModels(e, models, failure); changed {
+		err = d.refresh()
+	}
+	return changed, was, err
+}
+
+func (d *Directory) noteModels(e *Engine, models []listedModel, failure error) (changed bool, was answering) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	was = e.answered
+	if failure != nil {
+		e.answered, e.failure = silent, failure.Error()
+		return false, was
+	}
+	e.answered, e.failure = answers, ""
+	d.noteEntries(e, models)
+	ids := idsOf(models)
+	if slices.Equal(e.listed, ids) {
+		return false, was
+	}
+	e.listed = ids
+	d.reported++
+	return true, was
+}
+
+// AskMetrics queries an engine's load. It ignores engines without metrics: the policy has its own
+// estimates, and /backends shows the age of the last answer.
+func (d *Directory) AskMetrics(ctx context.Context, e *Engine) {
+	text, err := e.ask(ctx, "/metrics", nil)
+	if err != nil {
+		return
+	}
+	m, err := engine.ParseMetrics(bytes.NewReader(text)) // of vLLM or SGLang
+	if err != nil {
+		return
+	}
+	if now := d.Roster().At(e.ID); now == nil || now.link != e.link {
+		return // the number may be another engine's
+	}
+	resized, err := d.learnMetrics(e, m, time.Now())
+	if err != nil {
+		d.cfg.Log.Error().Str("component", "discovery").Err(err).Str("backend", e.Name).Msg("cannot route by the cache size that the backend reports")
+	}
+	d.cfg.Reported(e, &m, resized)
+}
+
+// learnMetrics reports whether the cache size in use changed; a configured size stays.
+func (d *Directory) learnMetrics(e *Engine, m engine.Metrics, at time.Time) (resized bool, err error) {
+	if resized = d.noteMetrics(e, m, at); resized {
+		err = d.refresh()
+	}
+	return resized, err
+}
+
+func (d *Directory) noteMetrics(e *Engine, m engine.Metrics, at time.Time) (resized bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	before := e.kvTokens()
+	if m.KVTokens <= 0 || m.KVTokens > maxKVTokens {
+		m.KVTokens = e.load.KVTokens // not reported
+	}
+	e.load = Load{m, at}
+	if e.kvTokens() == before {
+		return false
+	}
+	d.reported++
+	return true
+}
+
+func (e *Engine) askModels(ctx context.Context) ([]listedModel, error) {
+	text, err := e.ask(ctx, "/v1/models", nil)
+	if err != nil {
+		return nil, err
+	}
+	return parseModels(text)
+}
+
+// parseModels returns OpenAI's list sorted by id, without duplicates.
+func parseModels(text []byte) ([]listedModel, error) {
+	var list struct {
+		Data []json.RawMessage `json:"data"`
+	}
+	if err := json.Unmarshal(text, &list); err != nil {
+		return nil, fmt.Errorf("/v1/models: %w", err)
+	}
+	if len(list.Data) > maxModelNames {
+		return nil, fmt.Errorf("/v1/models: %d models, more than %d", len(list.Data), maxModelNames)
+	}
+	var models []listedModel
+	for _, raw := range list.Data {
+		var entry struct {
+			ID string `json:"id"`
+		}
+		if err := json.Unmarshal(raw, &entry); err != nil {
+			return nil, fmt.Errorf("/v1/models: %w", err)
+		}
+		if entry.ID != "" {
+			models = append(models, listedModel{id: entry.ID, raw: raw})
+		}
+	}
+	slices.SortStableFunc(models, func(a, b listedModel) int { return strings.Compare(a.id, b.id) })
+	return slices.CompactFunc(models, func(a, b listedModel) bool { return a.id == b.id }), nil
+}
+
+func idsOf(list []listedModel) []string {
+	var names []string
+	for i := range list {
+		names = append(names, list[i].id)
+	}
+	return names
+}

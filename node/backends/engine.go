@@ -1,0 +1,275 @@
+package backends
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"grapevine/gossip/member"
+	"grapevine/node/config"
+	"grapevine/prefixtree"
+	"grapevine/proxy"
+	"grapevine/proxy/engine"
+	"grapevine/proxy/policy"
+	"grapevine/raftstore"
+)
+
+// Engine is one backend of one Roster. Only its link changes.
+type Engine struct {
+	raftstore.Backend                    // as agreed, or from the node's own list
+	Agreed            bool               // false: from the node's own list
+	ID                prefixtree.Backend // this node's number; see Registry
+	Key               uint32             // prefixtree.BackendKey of the name
+
+	since  prefixtree.Time // see policy.Backend.Since
+	apiKey string
+	target proxy.Target
+	*link
+}
+
+// link is what outlives rosters while a backend's URL stays. Directory.mu guards the engine's
+// answers.
+type link struct {
+	url      string
+	tls      *tls.Config  // nil: no TLS
+	client   *http.Client // for the node's own requests
+	listed   []string     // models that the engine listed; nil if it never answered
+	failure  string       // of the last query for models; "" if it succeeded
+	answered answering    // outcome of that query
+	load     Load
+}
+
+type answering uint8
+
+const (
+	notAsked answering = iota
+	answers
+	silent
+)
+
+// Load is an engine's latest load report. At is zero before the first.
+type Load struct {
+	engine.Metrics
+	At time.Time
+}
+
+// Keys are the credentials of backends by name. They never leave this node.
+type Keys map[string]credentials
+
+type credentials struct {
+	apiKey, caFile string
+	roots          *x509.CertPool // nil: the system's
+}
+
+func readKeys(list []config.Backend) (Keys, error) {
+	keys := make(Keys)
+	for i := range list {
+		b := &list[i]
+		if b.APIKey == "" && b.APIKeyFile == "" && b.CAFile == "" {
+			continue
+		}
+		c := credentials{apiKey: b.APIKey, caFile: b.CAFile}
+		if b.APIKeyFile != "" {
+			text, err := member.ReadSecret(b.APIKeyFile, config.MaxSecretFile)
+			if err != nil {
+				return nil, fmt.Errorf("backend %s: api_key_file: %w", b.Name, err)
+			}
+			if c.apiKey = strings.TrimSpace(string(text)); c.apiKey == "" || !config.HeaderWord(c.apiKey) {
+				return nil, fmt.Errorf("backend %s: api_key_file %s: want one word of visible ASCII", b.Name, b.APIKeyFile)
+			}
+		}
+		if b.CAFile != "" {
+			pem, err := os.ReadFile(b.CAFile)
+			if err != nil {
+				return nil, fmt.Errorf("backend %s: ca_file: %w", b.Name, err)
+			}
+			c.roots = x509.NewCertPool()
+			if !c.roots.AppendCertsFromPEM(pem) {
+				return nil, fmt.Errorf("backend %s: ca_file %s holds no certificate", b.Name, b.CAFile)
+			}
+		}
+		keys[b.Name] = c
+	}
+	return keys, nil
+}
+
+// connect gives e its target, its credentials and the link of was, an engine with the same URL, or
+// a new one if was is nil.
+func (e *Engine) connect(was *Engine, c credentials, idle time.Duration) {
+	b := config.Backend{URL: e.URL}
+	addr, host, base, secure := b.Address()
+	if was != nil {
+		e.link = was.link
+	} else {
+		e.link = &link{url: e.URL}
+		if secure {
+			name := (&url.URL{Host: host}).Hostname()
+			e.tls = &tls.Config{ServerName: name, MinVersion: tls.VersionTLS12, RootCAs: c.roots}
+		}
+		e.client = &http.Client{Transport: &http.Transport{
+			TLSClientConfig: e.tls.Clone(), MaxIdleConns: 1, IdleConnTimeout: idle,
+			Proxy: nil,
+		}}
+	}
+	e.apiKey = c.apiKey
+	e.target = proxy.Target{ID: e.ID, Name: e.Name, Addr: addr, Host: host, BasePath: base, TLS: e.tls}
+	if e.apiKey != "" {
+		e.target.Header = [][2]string{{"Authorization", "Bearer " + e.apiKey}}
+	}
+}
+
+// Connection identifies the engine's process as long as its URL stays: engines of later rosters
+// have the same.
+func (e *Engine) Connection() any { return e.link }
+
+// Prober returns a prober of the engine on the connections for the node's own requests. It never
+// follows a redirect.
+func (e *Engine) Prober(path string) *engine.Prober {
+	client := *e.client
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	return &engine.Prober{Client: &client, URL: e.URL, Path: path, Key: e.apiKey}
+}
+
+// send sends the node's own request with the engine's api_key; a nil body makes it a GET.
+func (e *Engine) send(ctx context.Context, path string, body []byte) (*http.Response, error) {
+	method := http.MethodGet
+	if body != nil {
+		method = http.MethodPost
+	}
+	req, err := http.NewRequestWithContext(ctx, method, e.URL+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if e.apiKey != "" {
+		req.Header.Set("Authorization", "Bearer "+e.apiKey)
+	}
+	return e.client.Do(req)
+}
+
+// maxAnswer holds tens of thousands of adapters, and ten times the largest metrics page seen.
+const maxAnswer = 4 << 20
+
+// ask returns the body of a 200 answer, of at most maxAnswer bytes.
+func (e *Engine) ask(ctx context.Context, path string, body []byte) ([]byte, error) {
+	resp, err := e.send(ctx, path, body)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s: %s", path, resp.Status)
+	}
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	if len(text) > maxAnswer {
+		return nil, fmt.Errorf("%s: answer larger than %s", path, config.Bytes(maxAnswer))
+	}
+	return text, nil
+}
+
+// firstGeneration is what the store gives a new backend.
+const firstGeneration = 1
+
+// returned is the start of slow start: the backend was added, restarted or resumed. It is 0 for the
+// first generation of configured backends, all of which are cold.
+func (e *Engine) returned() prefixtree.Time {
+	if e.State != raftstore.Active || e.Source == raftstore.Static && e.Generation == firstGeneration && e.Reason == "" {
+		return 0
+	}
+	return prefixtree.Time(e.Since)
+}
+
+// startedSince is returned, or when this node saw a new generation. It is never in the future,
+// since other clocks may be ahead. was is the engine in the previous roster, or nil.
+func (e *Engine) startedSince(was *Engine) prefixtree.Time {
+	at := now()
+	since := min(e.returned(), at)
+	switch {
+	case was == nil || !was.Agreed:
+		return since
+	case was.Generation != e.Generation:
+		return at
+	case was.returned() == e.returned():
+		return was.since
+	}
+	return max(since, was.since)
+}
+
+// KnownGeneration is 0 until the fleet's state is known; facts learned before stay valid.
+func (e *Engine) KnownGeneration() uint32 {
+	if !e.Agreed {
+		return 0
+	}
+	return e.Generation
+}
+
+// LastResort says whether only health took the backend down. The policy uses such a backend if no
+// other is left, since the request would fail anyway.
+func (e *Engine) LastResort() bool { return e.DownByHealth() && !e.Drained }
+
+// DownByHealth says whether health checks took the backend down, not an operator.
+func (e *Engine) DownByHealth() bool {
+	return e.State == raftstore.Down && e.DownBy == raftstore.ByHealth
+}
+
+// eligible is the backend's state for the policy. A last resort is active; health makes the policy
+// avoid it.
+func (e *Engine) eligible() policy.State {
+	switch {
+	case e.State == raftstore.Active || e.LastResort():
+		return policy.Active
+	case e.State == raftstore.Draining:
+		return policy.Draining
+	}
+	return policy.Down // including states of later releases
+}
+
+// models are the declared or else the listed models; nil means any. Directory.mu must be held.
+func (e *Engine) models() []string {
+	if len(e.Models) > 0 {
+		return e.Models
+	}
+	return e.listed
+}
+
+// kvTokens is the declared or else the reported capacity; 0 is unknown. Directory.mu must be held.
+func (e *Engine) kvTokens() int {
+	if e.KVTokens > 0 {
+		return int(min(e.KVTokens, maxKVTokens))
+	}
+	return int(e.load.KVTokens)
+}
+
+// maxKVTokens exceeds any engine; larger values would overflow sums.
+const maxKVTokens = 1 << 40
+
+// forPolicy is the policy's input. Directory.mu must be held.
+func (e *Engine) forPolicy() policy.Backend {
+	return policy.Backend{
+		ID: e.ID, Generation: e.KnownGeneration(), Name: e.Name, Models: e.models(), Weight: e.Weight, State: e.eligible(),
+		KVTokens: e.kvTokens(), Since: e.since, Handle: &e.target,
+	}
+}
+
+func sameForPolicy(x, y policy.Backend) bool {
+	a, b := x.Handle.(*proxy.Target), y.Handle.(*proxy.Target)
+	return x.ID == y.ID && x.Generation == y.Generation && x.Name == y.Name && slices.Equal(x.Models, y.Models) &&
+		x.Weight == y.Weight && x.State == y.State && x.KVTokens == y.KVTokens && x.Since == y.Since &&
+		a.Addr == b.Addr && a.Host == b.Host && a.BasePath == b.BasePath && a.TLS == b.TLS && slices.Equal(a.Header, b.Header)
+}
+
+func now() prefixtree.Time { return prefixtree.Time(time.Now().UnixMilli()) }

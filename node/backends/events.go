@@ -1,0 +1,91 @@
+package backends
+
+import (
+	"slices"
+
+	"grapevine/raftstore"
+)
+
+// Values of the log field "event": unlike messages, they never change.
+const (
+	EventRulesApplied = "rules_applied"
+
+	EventEngineAdded    = "engine_added"
+	EventEngineRemoved  = "engine_removed"
+	EventEngineChanged  = "engine_changed"
+	EventEngineDraining = "engine_draining"
+	EventEngineResumed  = "engine_resumed"
+	EventEngineDown     = "engine_down"
+	EventEngineUp       = "engine_up"
+	EventEngineRestart  = "engine_restarted"
+)
+
+// maxEngineEvents bounds the lines of one change.
+const maxEngineEvents = 64
+
+func (d *Directory) logChanges(old, now *Roster) {
+	log := d.cfg.Log.With().Str("component", "agreement").Logger()
+	if now.Source.Version != old.Source.Version {
+		log.Info().Str("event", EventRulesApplied).Uint64("version", now.Source.Version).Int("rules", len(now.Rules)).Msg("the fleet changed its routing rules")
+	}
+	before := make(map[string]*raftstore.Backend, len(old.List))
+	for _, e := range old.List {
+		before[e.Name] = &e.Backend
+	}
+	lines := 0
+	note := func(event string, b *raftstore.Backend) {
+		if lines++; lines > maxEngineEvents {
+			return
+		}
+		line := log.Info()
+		if event == EventEngineDown {
+			line = log.Warn()
+		}
+		line = line.Str("event", event).Str("backend", b.Name).Str("url", b.URL)
+		switch event {
+		case EventEngineDown:
+			line = line.Str("reason", b.Reason).Stringer("by", b.DownBy)
+		case EventEngineDraining:
+			line = line.Str("reason", b.Reason).Stringer("by", b.DrainedBy)
+		}
+		line.Msg("the fleet changed an engine")
+	}
+	for _, e := range now.List {
+		if event := engineEvent(before[e.Name], &e.Backend); event != "" {
+			note(event, &e.Backend)
+		}
+		delete(before, e.Name)
+	}
+	for _, e := range old.List {
+		if was, gone := before[e.Name]; gone {
+			note(EventEngineRemoved, was)
+		}
+	}
+	if lines > maxEngineEvents {
+		log.Info().Int("more", lines-maxEngineEvents).Msg("the fleet changed more engines")
+	}
+}
+
+// engineEvent names the change of an engine since was, nil if new; "" without a name.
+func engineEvent(was, is *raftstore.Backend) string {
+	switch {
+	case was == nil:
+		return EventEngineAdded
+	case was.State != is.State:
+		switch is.State {
+		case raftstore.Draining:
+			return EventEngineDraining
+		case raftstore.Down:
+			return EventEngineDown
+		}
+		if was.State == raftstore.Draining {
+			return EventEngineResumed
+		}
+		return EventEngineUp
+	case was.URL == is.URL && was.Generation != is.Generation:
+		return EventEngineRestart
+	case was.URL != is.URL || was.Weight != is.Weight || was.KVTokens != is.KVTokens || !slices.Equal(was.Models, is.Models):
+		return EventEngineChanged
+	}
+	return ""
+}

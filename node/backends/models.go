@@ -1,0 +1,120 @@
+package backends
+
+import (
+	"encoding/json"
+	"slices"
+	"time"
+
+	"grapevine/raftstore"
+)
+
+const (
+	// modelListFresh is how long an answer is reused; engines send new times of creation with every
+	// list.
+	modelListFresh = 3 * time.Second
+	// maxModelEntry bounds an entry that is kept; else only its id is used.
+	maxModelEntry = 4 << 10
+)
+
+type listedModel struct {
+	id  string
+	raw json.RawMessage
+	by  *link // the sender; other engines' entries are ignored
+}
+
+// modelList is an immutable answer to /v1/models.
+type modelList struct {
+	of       *Roster
+	reported uint64
+	at       time.Time
+	page     []byte // nil: there are backends, and no models are known
+	byID     map[string]json.RawMessage
+}
+
+// noteEntries keeps the entries of an engine's list. d.mu must be held.
+func (d *Directory) noteEntries(e *Engine, list []listedModel) {
+	for _, m := range list {
+		was, known := d.entries[m.id]
+		if len(m.raw) > maxModelEntry || known && was.by != nil && was.by != e.link || !known && len(d.entries) >= maxModelNames {
+			continue
+		}
+		m.by = e.link
+		d.entries[m.id] = m
+	}
+}
+
+// ModelsAnswer is the body for /v1/models or /v1/models/ID; nil if unknown.
+func (d *Directory) ModelsAnswer(id string) []byte {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	l := d.page
+	if l == nil || l.of != d.Roster() || l.reported != d.reported || time.Since(l.at) > modelListFresh {
+		l = d.newModelList()
+		d.page = l
+	}
+	if id == "" {
+		return l.page
+	}
+	return l.byID[id]
+}
+
+// newModelList merges the models of backends that are not down. d.mu must be held.
+func (d *Directory) newModelList() *modelList {
+	l := &modelList{of: d.Roster(), reported: d.reported, at: time.Now(), byID: make(map[string]json.RawMessage)}
+	links, kept, known := make(map[*link]bool), make(map[string]bool), len(d.Roster().List) == 0
+	var ids []string
+	for _, e := range l.of.List {
+		links[e.link] = true
+		models := e.models()
+		known = known || models != nil
+		for _, id := range models {
+			kept[id] = true
+			if e.State == raftstore.Down || l.byID[id] != nil {
+				continue
+			}
+			raw := d.entries[id].raw
+			if raw == nil {
+				raw = declaredModel(id)
+			}
+			l.byID[id] = raw
+			ids = append(ids, id)
+		}
+	}
+	for id, m := range d.entries {
+		if !kept[id] {
+			delete(d.entries, id)
+		} else if !links[m.by] {
+			m.by = nil
+			d.entries[id] = m
+		}
+	}
+	if known {
+		slices.Sort(ids)
+		l.page = modelPage(ids, l.byID)
+	}
+	return l
+}
+
+func declaredModel(id string) json.RawMessage {
+	text, _ := json.Marshal(map[string]any{"id": id, "object": "model", "created": 0, "owned_by": "grapevine"}) // cannot fail
+	return text
+}
+
+// modelPage is OpenAI's list with Anthropic's paging fields.
+func modelPage(ids []string, byID map[string]json.RawMessage) []byte {
+	page := struct {
+		Object  string            `json:"object"`
+		Data    []json.RawMessage `json:"data"`
+		FirstID *string           `json:"first_id"`
+		LastID  *string           `json:"last_id"`
+		HasMore bool              `json:"has_more"`
+	}{Object: "list", Data: make([]json.RawMessage, len(ids))}
+	for i, id := range ids {
+		page.Data[i] = byID[id]
+	}
+	if n := len(ids); n > 0 {
+		page.FirstID, page.LastID = &ids[0], &ids[n-1]
+	}
+	text, _ := json.Marshal(page)
+	return text
+}

@@ -1,0 +1,93 @@
+package node
+
+import (
+	"grapevine/node/metrics"
+	"grapevine/raftstore"
+)
+
+// collect reports the figures of all parts.
+func (n *Node) collect(s metrics.Scrape) {
+	n.collectRequests(s)
+	n.collectEngines(s)
+	n.collectTree(s)
+	n.collectAgreement(s)
+	n.checker.collect(s)
+	n.sources.collect(s)
+	n.hot.Collect(s)
+	if f := n.fleetFigures(); f != nil {
+		f.collect(s)
+	}
+}
+
+func (n *Node) collectRequests(s metrics.Scrape) {
+	bodyBytes, bodiesRefused := n.proxy.BodyMemory()
+	s.Gauge("ready", "1 while the node asks for traffic.")(metrics.Bool(n.Ready()))
+	s.Gauge("requests_in_flight", "Requests being served.")(float64(n.proxy.InFlight()))
+	s.Gauge("connections", "Open client connections.")(float64(n.proxy.Connections()))
+	s.Gauge("body_memory_bytes", "Bytes that request bodies hold, of max_body_memory.")(float64(bodyBytes))
+	s.Counter("bodies_refused_total", "Requests answered 503 because max_body_memory was in use.")(float64(bodiesRefused))
+}
+
+func (n *Node) collectEngines(s metrics.Scrape) {
+	active := s.Gauge("backend_active_requests", "Requests of this node at the backend.", "backend")
+	prefill := s.Gauge("backend_prefill_tokens", "Estimated prompt tokens of this node's requests that the backend has still to compute.", "backend")
+	avoided := s.Gauge("backend_avoided", "1 while this node avoids the backend because requests to it failed.", "backend")
+	horizon := s.Gauge("backend_horizon_seconds", "Learned age at which the engine has probably evicted an unused prefix. Not additive.", "backend")
+	rate := s.Gauge("backend_prefill_rate", "Learned prompt tokens per second. Not additive.", "backend")
+	models := s.Gauge("backend_models", "Known models of the backend; 0: it may serve any.", "backend")
+	at := now()
+	for _, u := range n.backends.Roster().List {
+		tokens, requests := n.router.Load(u.ID)
+		_, avoids := n.router.Avoided(u.ID, at)
+		names, _, _ := n.backends.Models(u)
+		active(float64(requests), u.Name)
+		prefill(float64(tokens), u.Name)
+		avoided(metrics.Bool(avoids), u.Name)
+		horizon(n.tree.Horizon(u.ID).Seconds(), u.Name)
+		rate(n.router.Rate(u.ID), u.Name)
+		models(float64(len(names)), u.Name)
+	}
+}
+
+func (n *Node) collectTree(s metrics.Scrape) {
+	st := n.tree.Stats()
+	s.Gauge("tree_facts", "Facts in the tree: which engine probably caches which prefix.")(float64(st.Facts))
+	s.Gauge("tree_bytes", "Bytes of the tree's tables.")(float64(st.Bytes))
+	s.Counter("tree_evicted_total", "Facts dropped to keep the budget, oldest first.")(float64(st.Evicted))
+	s.Counter("tree_expired_total", "Facts dropped because the engine has probably evicted the prefix.")(float64(st.Expired))
+	s.Counter("tree_retracted_total", "Facts removed because an engine reported fewer cached tokens.")(float64(st.Retracted))
+	s.Counter("tree_refused_total", "Facts not stored because the tree was full.")(float64(st.Refused))
+	s.Counter("tree_rebuilds_total", "Tables rebuilt to grow, shrink or evict.")(float64(st.Rebuilds))
+	s.Counter("tree_surprises_total", "Answers without a cached token although a recent match was predicted.")(float64(st.Surprises))
+	s.Counter("tree_caches_lost_total", "Backends whose facts were dropped after three answers in a row without a cached token.")(float64(st.CachesLost))
+}
+
+func (n *Node) collectAgreement(s metrics.Scrape) {
+	r, count := n.backends.Roster(), make(map[raftstore.BackendState]int)
+	for _, u := range r.List {
+		count[u.State]++
+	}
+	engines := s.Gauge("backends", "Backends by their agreed state. Not additive.", "state")
+	for _, state := range []raftstore.BackendState{raftstore.Active, raftstore.Draining, raftstore.Down} {
+		engines(float64(count[state]), state.String())
+	}
+	var st RaftStatus
+	if now, err := n.Raft(); err == nil {
+		st = *now
+	}
+	voters := 0
+	for _, v := range st.Servers {
+		if v.Voter {
+			voters++
+		}
+	}
+	s.Gauge("state_version", "Version of the agreed state that this node routes by; 0: its own list. Not additive.")(float64(r.Version))
+	s.Gauge("raft_leads", "1 on the leader; the sum over a fleet is 1.")(metrics.Bool(st.Role == "leader"))
+	s.Gauge("raft_has_leader", "1 while this node knows a leader; without one the fleet takes no changes and keeps routing. Not additive.")(metrics.Bool(st.Leader != ""))
+	s.Gauge("raft_behind", "Log entries that this node has and does not know to be committed.")(max(float64(st.LastIndex)-float64(st.Committed), 0))
+	s.Gauge("raft_voters", "Voters of the Raft group as this node knows it. Not additive.")(float64(voters))
+	s.Counter("raft_writes_total", "Writes of the Raft log to this node's disk.")(float64(st.Writes.Count))
+	s.Counter("raft_write_failures_total", "Writes of the Raft log that failed or were too slow: the node does not vote until its disk works again.")(float64(st.Writes.Failed))
+	s.Gauge("raft_write_max_seconds", "Slowest write of the Raft log since the start. Not additive.")(st.Writes.Max.Seconds())
+	s.Gauge("raft_disk_failed", "1 while the disk of data_dir takes no writes: the node follows the leader in memory and does not vote; alone, it refuses changes.")(metrics.Bool(st.DiskFailed))
+}

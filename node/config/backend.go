@@ -1,0 +1,220 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"grapevine/raftstore"
+)
+
+// Backend is one engine of the static list: in YAML a mapping or bare URL, else the text that
+// UnmarshalText reads.
+type Backend struct {
+	URL      string   // http or https://host[:port][/base]
+	Name     string   // unique, in x-grapevine-backend; default: host:port and base
+	Models   []string // nil: the engine is asked
+	Weight   float64  // share of traffic; 0 becomes 1
+	KVTokens int      // KV cache in tokens; 0: learned
+	APIKey   string   // bearer token instead of the client's
+	// APIKeyFile keeps the key out of process lists and configuration; each reload reads it again.
+	APIKeyFile string
+	CAFile     string // PEM roots; default: the system's
+}
+
+// Rule sets the strategy of requests that match all its given fields.
+type Rule struct {
+	Model       string
+	Path        string // prefix of the request path
+	Header      string // name; with HeaderValue, or any value if that is empty
+	HeaderValue string
+	Strategy    string
+}
+
+func (b *Backend) fields() []field {
+	return []field{
+		{"url", "text", &b.URL}, {"name", "text", &b.Name}, {"models", "list of texts", &b.Models},
+		{"weight", "number", &b.Weight}, {"kv_tokens", "whole number", &b.KVTokens},
+		{"api_key", "text", &b.APIKey}, {"api_key_file", "text", &b.APIKeyFile}, {"ca_file", "text", &b.CAFile},
+	}
+}
+
+func (r *Rule) fields() []field {
+	return []field{
+		{"model", "text", &r.Model}, {"path", "text", &r.Path}, {"header", "text", &r.Header},
+		{"value", "text", &r.HeaderValue}, {"strategy", "text", &r.Strategy},
+	}
+}
+
+func decodeBackend(n *yaml.Node, key string) (b Backend, errs []error) {
+	if n.Kind == yaml.ScalarNode {
+		b.URL = n.Value
+	} else {
+		errs = decodeMapping(n, key, b.fields(), nil)
+	}
+	if len(errs) == 0 {
+		if err := b.Check(); err != nil {
+			errs = append(errs, &Error{Line: n.Line, Key: key, Reason: err.Error()})
+		}
+	}
+	return b, errs
+}
+
+func decodeRule(n *yaml.Node, key string) (r Rule, errs []error) {
+	errs = decodeMapping(n, key, r.fields(), nil)
+	if len(errs) == 0 && r.Strategy == "" {
+		errs = append(errs, &Error{Line: n.Line, Key: key, Reason: "names no strategy", Remedy: "add strategy: NAME"})
+	}
+	return r, errs
+}
+
+// UnmarshalText reads URL[,key=value...], as in --backend.
+func (b *Backend) UnmarshalText(text []byte) error {
+	*b = Backend{}
+	parts := strings.Split(string(text), ",")
+	b.URL = strings.TrimSpace(parts[0])
+	for _, p := range parts[1:] {
+		k, v, _ := strings.Cut(p, "=")
+		var err error
+		switch strings.TrimSpace(k) {
+		case "name":
+			b.Name = v
+		case "models":
+			b.Models = strings.Split(v, "|")
+		case "weight":
+			b.Weight, err = strconv.ParseFloat(v, 64)
+		case "kv_tokens":
+			b.KVTokens, err = strconv.Atoi(v)
+		case "api_key":
+			b.APIKey = v
+		case "api_key_file":
+			b.APIKeyFile = v
+		case "ca_file":
+			b.CAFile = v
+		default:
+			return fmt.Errorf("backend %s: unknown attribute %q: name, models, weight, kv_tokens, api_key, api_key_file and ca_file are known", b.URL, k)
+		}
+		if err != nil {
+			return fmt.Errorf("backend %s: %s %q is not a number", b.URL, k, v)
+		}
+	}
+	return b.Check()
+}
+
+// UnmarshalText reads key=value[,key=value...], as in --rule.
+func (r *Rule) UnmarshalText(text []byte) error {
+	*r = Rule{}
+	for _, p := range strings.Split(string(text), ",") {
+		k, v, _ := strings.Cut(p, "=")
+		switch strings.TrimSpace(k) {
+		case "model":
+			r.Model = v
+		case "path":
+			r.Path = v
+		case "header":
+			r.Header, r.HeaderValue, _ = strings.Cut(v, ":")
+		case "strategy":
+			r.Strategy = v
+		default:
+			return fmt.Errorf("rule %q: unknown attribute %q: model, path, header and strategy are known", text, k)
+		}
+	}
+	if r.Strategy == "" {
+		return fmt.Errorf("rule %q names no strategy: add strategy=NAME", text)
+	}
+	return nil
+}
+
+// Check normalises b, or returns the first mistake.
+func (b *Backend) Check() error {
+	u, err := url.Parse(b.URL)
+	switch {
+	case err != nil:
+		return fmt.Errorf("url %q does not parse: write http://host:port", b.URL)
+	case u.Scheme != "http" && u.Scheme != "https", u.Host == "", u.Hostname() == "":
+		return fmt.Errorf("url %q is not one of an engine: write http://host:port", b.URL)
+	case u.User != nil, u.RawQuery != "", u.Fragment != "":
+		return errors.New("url must not hold a user, a query or a fragment: use api_key for a credential")
+	case !Finite(b.Weight) || b.Weight < 0:
+		return fmt.Errorf("weight %v is not a number from 0 up", b.Weight)
+	case b.KVTokens < 0:
+		return fmt.Errorf("kv_tokens %d is negative", b.KVTokens)
+	case b.APIKey != "" && b.APIKeyFile != "":
+		return errors.New("api_key and api_key_file are both given: keep one")
+	case b.CAFile != "" && u.Scheme != "https":
+		return errors.New("ca_file without https")
+	}
+	if p := u.Port(); p != "" {
+		if n, err := strconv.Atoi(p); err != nil || n < 1 || n > 65535 {
+			return fmt.Errorf("url %q: port %s is not from 1 to 65535", b.URL, p)
+		}
+	}
+	if slices.Contains(b.Models, "") {
+		return errors.New("models holds an empty name: remove it; without models the engine is asked")
+	}
+	if !HeaderWord(b.APIKey) {
+		return errors.New("api_key holds a character that no header may hold")
+	}
+	u.Path = strings.TrimSuffix(u.Path, "/")
+	// Engines document their URL with /v1, but requests carry that in their own path.
+	u.Path = strings.TrimSuffix(u.Path, "/v1")
+	b.URL = u.String()
+	if b.Name == "" {
+		b.Name = u.Host + u.Path
+	}
+	if !HeaderWord(b.Name) || strings.Contains(b.Name, ",") {
+		return fmt.Errorf("name %q holds something else than visible ASCII, or a comma: it goes into a response header", b.Name)
+	}
+	if b.Weight == 0 {
+		b.Weight = 1
+	}
+	return nil
+}
+
+// Finite reports that x is neither infinite nor NaN.
+func Finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+
+// HeaderWord reports whether s is visible ASCII without spaces.
+func HeaderWord(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r < '!' || r > '~' })
+}
+
+// Address splits the URL for dialers and Host headers.
+func (b *Backend) Address() (addr, host, base string, tls bool) {
+	u, err := url.Parse(b.URL)
+	if err != nil {
+		panic("config: address of an unchecked backend: " + err.Error())
+	}
+	port, tls := u.Port(), u.Scheme == "https"
+	if port == "" {
+		port = "80"
+		if tls {
+			port = "443"
+		}
+	}
+	h := u.Hostname()
+	if strings.Contains(h, ":") {
+		h = "[" + h + "]"
+	}
+	return h + ":" + port, u.Host, u.Path, tls
+}
+
+// Spec is the part of b that the fleet agrees on.
+func (b *Backend) Spec() raftstore.Backend {
+	return raftstore.Backend{
+		Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: raftstore.Static,
+	}
+}
+
+// SameURL reports whether two URLs of backends lead to the same engine.
+func SameURL(a, b string) bool {
+	x, errX := raftstore.NormalURL(a)
+	y, errY := raftstore.NormalURL(b)
+	return errX == nil && errY == nil && strings.EqualFold(x, y)
+}

@@ -1,0 +1,276 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"grapevine/gossip/member"
+)
+
+// maxConfigFile holds thousands of backends, but stops a mistaken model file or device.
+const maxConfigFile = 4 << 20
+
+// Error is one mistake and its remedy.
+type Error struct {
+	File   string // "" if none
+	Line   int    // 1-based; 0 unknown
+	Key    string // the setting; "" for the whole file
+	Reason string
+	Remedy string
+}
+
+// Error prints FILE:LINE: KEY: REASON: REMEDY without unknown parts.
+func (e *Error) Error() string {
+	var b strings.Builder
+	if e.File != "" {
+		b.WriteString(e.File)
+		if e.Line > 0 {
+			fmt.Fprintf(&b, ":%d", e.Line)
+		}
+		b.WriteString(": ")
+	}
+	if e.Key != "" {
+		b.WriteString(e.Key + ": ")
+	}
+	b.WriteString(e.Reason)
+	if e.Remedy != "" {
+		b.WriteString(": " + e.Remedy)
+	}
+	return b.String()
+}
+
+// Mistakes lists the mistakes that err joins; one that is no *Error has a Reason only.
+func Mistakes(err error) (all []Error) {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range joined.Unwrap() {
+			all = append(all, Mistakes(e)...)
+		}
+		return all
+	}
+	var c *Error
+	if errors.As(err, &c) {
+		return []Error{*c}
+	}
+	return []Error{{Reason: err.Error()}}
+}
+
+// Load reads a YAML file over the defaults and reports all mistakes, each a *Error, unknown
+// and repeated keys included. Flags may then override cfg before Validate, which takes the line of
+// each key from lines.
+func Load(path string) (cfg Config, lines map[string]int, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Config{}, nil, fmt.Errorf("config: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	text, err := io.ReadAll(io.LimitReader(f, maxConfigFile+1))
+	if err != nil {
+		return Config{}, nil, fmt.Errorf("config: %w", err)
+	}
+	if len(text) > maxConfigFile {
+		return Config{}, nil, &Error{File: path, Reason: fmt.Sprintf("larger than %s", Bytes(maxConfigFile)), Remedy: "is this a configuration file?"}
+	}
+	if cfg, lines, err = Parse(path, text); err != nil {
+		return cfg, lines, err
+	}
+	if key := cfg.inlineSecret(); key != "" {
+		if err := member.CheckSecret(f); err != nil {
+			return Config{}, nil, &Error{File: path, Line: lines[key], Key: key, Reason: "holds a secret, and " + err.Error(), Remedy: "or move the secret to " + secretFiles[key]}
+		}
+	}
+	return cfg, lines, nil
+}
+
+// secretFiles maps keys that can hold a secret to settings that name a file.
+var secretFiles = map[string]string{"secret": "secret_file", "backends": "api_key_file"}
+
+// inlineSecret is a key with a secret in the configuration itself, "" if none.
+func (c *Config) inlineSecret() string {
+	switch {
+	case c.Secret != "":
+		return "secret"
+	case slices.ContainsFunc(c.Backends, func(b Backend) bool { return b.APIKey != "" }):
+		return "backends"
+	}
+	return ""
+}
+
+// Parse is Load for text; name stands for the file in errors.
+func Parse(name string, text []byte) (cfg Config, lines map[string]int, err error) {
+	cfg, lines = Default(), make(map[string]int)
+	var doc yaml.Node
+	dec := yaml.NewDecoder(bytes.NewReader(text))
+	switch err := dec.Decode(&doc); {
+	case errors.Is(err, io.EOF):
+		return cfg, lines, nil // allowed
+	case err != nil:
+		return Config{}, nil, &Error{File: name, Reason: err.Error()}
+	}
+	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return Config{}, nil, &Error{File: name, Reason: "more than one YAML document", Remedy: "keep the first and remove the ---"}
+	}
+	fields := make([]field, 0, 48)
+	v := reflect.ValueOf(&cfg).Elem()
+	for _, s := range Settings() {
+		fields = append(fields, field{s.Key, s.Kind, v.Field(s.field).Addr().Interface()})
+	}
+	errs := decodeMapping(doc.Content[0], "", fields, lines)
+	for _, e := range errs {
+		var c *Error
+		if errors.As(e, &c) {
+			c.File = name
+		}
+	}
+	return cfg, lines, errors.Join(errs...)
+}
+
+type field struct {
+	key  string
+	kind string
+	dst  any // pointer
+}
+
+// decodeMapping accepts known keys, once each, and fills lines unless nil. yaml's strict mode skips
+// types with custom decoding and offers no remedy.
+func decodeMapping(n *yaml.Node, path string, fields []field, lines map[string]int) []error {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	if n.Kind == yaml.ScalarNode && n.Tag == "!!null" {
+		return nil // only comments
+	}
+	if n.Kind != yaml.MappingNode {
+		return []error{&Error{Line: n.Line, Key: path, Reason: "not a mapping", Remedy: "write KEY: VALUE lines"}}
+	}
+	var errs []error
+	seen := make(map[string]int, len(n.Content)/2)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		k, v := n.Content[i], n.Content[i+1]
+		key := join(path, k.Value)
+		if first, ok := seen[k.Value]; ok {
+			errs = append(errs, &Error{Line: k.Line, Key: key, Reason: fmt.Sprintf("given twice, first in line %d", first), Remedy: "keep one"})
+			continue
+		}
+		seen[k.Value] = k.Line
+		f, ok := findField(fields, k.Value)
+		if !ok {
+			errs = append(errs, &Error{Line: k.Line, Key: key, Reason: "unknown key", Remedy: remedyUnknown(k.Value, fields)})
+			continue
+		}
+		if lines != nil {
+			lines[k.Value] = k.Line
+		}
+		errs = append(errs, decodeValue(v, key, f)...)
+	}
+	return errs
+}
+
+func decodeValue(v *yaml.Node, key string, f field) []error {
+	if v.Kind == yaml.AliasNode {
+		v = v.Alias
+	}
+	switch dst := f.dst.(type) {
+	case *[]Backend:
+		return decodeList(v, key, f, func(n *yaml.Node, key string) []error {
+			b, errs := decodeBackend(n, key)
+			*dst = append(*dst, b)
+			return errs
+		})
+	case *[]Rule:
+		return decodeList(v, key, f, func(n *yaml.Node, key string) []error {
+			r, errs := decodeRule(n, key)
+			*dst = append(*dst, r)
+			return errs
+		})
+	}
+	if d, ok := f.dst.(*time.Duration); ok && v.Kind == yaml.ScalarNode && v.Value == "0" {
+		*d = 0 // needs no unit, as in flags
+		return nil
+	}
+	if v.Kind == yaml.ScalarNode && v.Tag == "!!null" {
+		return []error{&Error{Line: v.Line, Key: key, Reason: "has no value", Remedy: "write " + example(f.kind) + ", or remove the key"}}
+	}
+	if err := v.Decode(f.dst); err != nil {
+		reason := "not a " + f.kind
+		if v.Kind == yaml.ScalarNode {
+			reason = fmt.Sprintf("%q is not a %s", v.Value, f.kind)
+		}
+		return []error{&Error{Line: v.Line, Key: key, Reason: reason, Remedy: "write " + example(f.kind)}}
+	}
+	return nil
+}
+
+func decodeList(v *yaml.Node, key string, f field, each func(*yaml.Node, string) []error) []error {
+	if v.Kind != yaml.SequenceNode {
+		return []error{&Error{Line: v.Line, Key: key, Reason: "not a list", Remedy: "write " + example(f.kind)}}
+	}
+	var errs []error
+	for i, n := range v.Content {
+		if n.Kind == yaml.AliasNode {
+			n = n.Alias
+		}
+		errs = append(errs, each(n, fmt.Sprintf("%s[%d]", key, i))...)
+	}
+	return errs
+}
+
+func findField(fields []field, key string) (field, bool) {
+	for _, f := range fields {
+		if f.key == key {
+			return f, true
+		}
+	}
+	return field{}, false
+}
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+func remedyUnknown(key string, fields []field) string {
+	norm := strings.ReplaceAll(strings.ToLower(key), "-", "_")
+	best, bestDist := "", len(norm)/3+1
+	names := make([]string, len(fields))
+	for i, f := range fields {
+		names[i] = f.key
+		if d := editDistance(norm, f.key); d < bestDist {
+			best, bestDist = f.key, d
+		}
+	}
+	if best != "" {
+		return fmt.Sprintf("did you mean %s?", best)
+	}
+	return "known keys are " + strings.Join(names, ", ")
+}
+
+func editDistance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		diagonal := row[0]
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			next := min(row[j]+1, row[j-1]+1, diagonal+cost)
+			diagonal, row[j] = row[j], next
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,213 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"grapevine/gossip/member"
+	"grapevine/proxy"
+	"grapevine/proxy/policy"
+	"grapevine/raftstore"
+)
+
+// minSecret is 128 bits, if random, which resist a search.
+const minSecret = 16
+
+// MaxSecretFile bounds a file that holds one secret, in bytes.
+const MaxSecretFile = 4096
+
+// NoProbes as the probe path turns probes off: only requests judge engines.
+const NoProbes = "-"
+
+// Validate returns all mistakes as joined *Error, located by file and lines of Load. It fills
+// in missing names and weights.
+func (c *Config) Validate(file string, lines map[string]int) error {
+	var errs []error
+	bad := func(key, remedy, format string, args ...any) {
+		e := &Error{Key: key, Reason: fmt.Sprintf(format, args...), Remedy: remedy}
+		if n, ok := lines[key]; ok {
+			e.File, e.Line = file, n
+		}
+		errs = append(errs, e)
+	}
+	c.checkServing(bad)
+	c.checkBackends(bad)
+	c.checkRouting(bad)
+	c.checkAgreement(bad)
+	c.checkFleet(bad)
+	c.checkAmounts(bad)
+	if _, err := ParseLevel(c.LogLevel); err != nil {
+		bad("log_level", "want debug, info, warn or error", "%q is no level", c.LogLevel)
+	}
+	switch c.LogFormat {
+	case "json", "console", "auto":
+	default:
+		bad("log_format", "want json, console or auto", "%q is no format", c.LogFormat)
+	}
+	return errors.Join(errs...)
+}
+
+type complain func(key, remedy, format string, args ...any)
+
+func (c *Config) checkServing(bad complain) {
+	if c.Listen == "" {
+		bad("listen", "write :8080", "is empty")
+	}
+	if c.Admin == "" {
+		bad("admin", "write 127.0.0.1:8081", "is empty")
+	}
+	if (c.TLSCert == "") != (c.TLSKey == "") {
+		bad("tls_cert", "give both or neither", "tls_cert and tls_key belong together")
+	}
+	for _, p := range c.PassPaths {
+		if err := proxy.CheckPassPath(p); err != nil {
+			bad("pass_paths", "write paths such as /classify", "%v", err)
+		}
+	}
+	if _, err := proxy.ParseResponseHeaders(c.ResponseHeaders); err != nil {
+		bad("response_headers", "want none, route or all", "%q is unknown", c.ResponseHeaders)
+	}
+	if _, err := proxy.ParseTenant(c.Tenant); err != nil {
+		bad("tenant", "want none, credential or header:NAME, a header that is passed on to engines", "%q cannot be used", c.Tenant)
+	}
+	if !HeaderWord(c.NodeName) {
+		bad("node_name", "write one word of visible ASCII: it goes into a response header", "%q cannot be used", c.NodeName)
+	}
+}
+
+func (c *Config) checkBackends(bad complain) {
+	for i, entry := range c.BackendsFrom {
+		if _, err := ParseSource(entry); err != nil {
+			bad("backends_from", "write file:PATH, dns:NAME:PORT or srv:_SERVICE._tcp.NAME", "entry %d, %q: %v", i+1, entry, err)
+		}
+	}
+	names, urls := make(map[string]string, len(c.Backends)), make(map[string]string, len(c.Backends))
+	for i := range c.Backends {
+		b := &c.Backends[i]
+		if err := b.Check(); err != nil {
+			bad("backends", "", "%v", err)
+			continue
+		}
+		if other, ok := names[b.Name]; ok {
+			bad("backends", "name them apart with name", "two backends are called %s (%s and %s)", b.Name, other, b.URL)
+		}
+		names[b.Name] = b.URL
+		url, err := raftstore.NormalURL(b.URL)
+		switch other, ok := urls[url]; {
+		case err != nil:
+			bad("backends", "", "url of %s: %v", b.Name, err)
+		case ok:
+			bad("backends", "list every engine once", "%s and %s are one engine, %s", other, b.Name, b.URL)
+		default:
+			if err := b.Spec().Check(); err != nil {
+				bad("backends", "shorten it, or leave it out: of models the engine is asked then", "%v", err)
+			}
+		}
+		urls[url] = b.Name
+	}
+	if len(c.Backends) > raftstore.MaxBackends {
+		bad("backends", "split them over several fleets", "%d are more than %d", len(c.Backends), raftstore.MaxBackends)
+	}
+}
+
+func (c *Config) checkRouting(bad complain) {
+	if !slices.Contains(policy.Strategies(), c.Strategy) {
+		bad("strategy", "known are "+strings.Join(policy.Strategies(), ", "), "%q is unknown", c.Strategy)
+	}
+	for i, r := range c.Rules {
+		if !slices.Contains(policy.Strategies(), r.Strategy) {
+			bad("rules", "known are "+strings.Join(policy.Strategies(), ", "), "rule %d: strategy %q is unknown", i, r.Strategy)
+		}
+	}
+	if !Finite(c.WorkWeight) || c.WorkWeight <= 0 {
+		bad("work_weight", "100 is the default", "%v is not a number above 0", c.WorkWeight)
+	}
+	if !Finite(c.Epsilon) || c.Epsilon < 0 {
+		bad("epsilon", "0.25 is the default", "%v is not a number from 0 up", c.Epsilon)
+	}
+	if c.HashBlocks <= 0 {
+		bad("hash_blocks", "16 is the default", "%d is not positive", c.HashBlocks)
+	}
+	if c.BlockBytes < 64 || c.BlockBytes > 1<<16 {
+		bad("block_bytes", "512 is the default", "%d is not between 64 and 65536", c.BlockBytes)
+	}
+	if c.Secret != "" && c.SecretFile != "" {
+		bad("secret", "keep one", "secret and secret_file are both given")
+	}
+	if c.Secret != "" && len(c.Secret) < minSecret {
+		bad("secret", "generate one with: openssl rand -hex 32", "is shorter than %d bytes", minSecret)
+	}
+	for name, w := range c.Weights {
+		if !Finite(w) || w < 0 {
+			bad("weights", "write {prefix: 2, load: 1}", "%s: %v is not a number from 0 up", name, w)
+		}
+	}
+}
+
+func (c *Config) checkAmounts(bad complain) {
+	for _, d := range []struct {
+		key   string
+		value time.Duration
+		least time.Duration
+	}{
+		{"models_interval", c.ModelsInterval, 0}, {"metrics_interval", c.MetricsInterval, 0},
+		{"probe_interval", c.ProbeInterval, minProbeInterval}, {"probe_timeout", c.ProbeTimeout, time.Millisecond}, {"slow_start", c.SlowStart, 0},
+		{"drain_grace", c.DrainGrace, 0}, {"drain_close", c.DrainClose, 0},
+		{"drain_timeout", c.DrainTimeout, 0}, {"header_hold", c.HeaderHold, 0}, {"write_timeout", c.WriteTimeout, 1},
+		{"stream_first_byte_timeout", c.StreamFirstByteTimeout, 1},
+		{"connect_timeout", c.ConnectTimeout, 1}, {"first_byte_timeout", c.FirstByteTimeout, 1}, {"idle_timeout", c.IdleTimeout, 1},
+		{"read_timeout", c.ReadTimeout, 1}, {"keep_alive", c.KeepAlive, 1}, {"upstream_idle", c.UpstreamIdle, 1}, {"horizon", c.Horizon, 1},
+		{"warm_deadline", c.WarmDeadline, 1},
+	} {
+		if d.value < d.least {
+			bad(d.key, "write a duration such as 30s", "%v is too short", d.value)
+		}
+	}
+	for _, n := range []struct {
+		key   string
+		value int64
+	}{
+		{"max_body", int64(c.MaxBody)}, {"max_header", int64(c.MaxHeader)}, {"max_connections", int64(c.MaxConnections)},
+		{"max_attempts", int64(c.MaxAttempts)}, {"max_idle", int64(c.MaxIdle)}, {"tree_budget", int64(c.TreeBudget)}, {"gossip_budget", int64(c.GossipBudget)},
+	} {
+		if n.value <= 0 {
+			bad(n.key, "write 1 or more", "%d is not positive", n.value)
+		}
+	}
+	if c.ProbePath != NoProbes && (!strings.HasPrefix(c.ProbePath, "/") || strings.ContainsAny(c.ProbePath, " #")) {
+		bad("probe_path", "write /health, or - for no probes", "%q is no path", c.ProbePath)
+	}
+	if c.MaxHeader > 0 && c.MaxHeader < proxy.DefaultMaxHeader {
+		bad("max_header", "16KiB is the default", "%s is below 16KiB, which agents' headers need", c.MaxHeader)
+	}
+	if c.MaxBodyMemory < 0 || c.MaxBodyMemory > 0 && c.MaxBodyMemory/proxy.BodyMemoryShare < c.MaxBody {
+		bad("max_body_memory", "raise it or lower max_body, or write 0 for a quarter of the memory", "%s is below %d times max_body, %s", c.MaxBodyMemory, proxy.BodyMemoryShare, c.MaxBody)
+	}
+	if c.MaxBody > maxBodyLimit {
+		bad("max_body", "1GiB is the most", "%s is too large: a body is held in memory", c.MaxBody)
+	}
+}
+
+// minProbeInterval keeps probes from loading the engines.
+const minProbeInterval = 10 * time.Millisecond
+
+// maxBodyLimit protects the machine's memory.
+const maxBodyLimit = 1 << 30
+
+func (c *Config) HashSecret() ([]byte, error) {
+	if c.SecretFile == "" {
+		return []byte(c.Secret), nil
+	}
+	text, err := member.ReadSecret(c.SecretFile, MaxSecretFile)
+	if err != nil {
+		return nil, fmt.Errorf("secret_file: %w", err)
+	}
+	key := strings.TrimSpace(string(text))
+	if len(key) < minSecret {
+		return nil, fmt.Errorf("secret_file %s: want %d to %d bytes, got %d", c.SecretFile, minSecret, MaxSecretFile, len(key))
+	}
+	return []byte(key), nil
+}

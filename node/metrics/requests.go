@@ -1,0 +1,255 @@
+// Package metrics is a node's Prometheus registry. It counts requests itself; other parts report
+// their figures at each scrape.
+package metrics
+
+import (
+	"maps"
+	"net/http"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"grapevine/proxy"
+	"grapevine/proxy/policy"
+	"grapevine/proxy/prompt"
+	"grapevine/raftstore"
+)
+
+const prefix = "grapevine_"
+
+// Metrics is one node's registry. Counters, histograms and loads add up over nodes. A model or path
+// that a client writes becomes a label only if an engine listed it. Series are looked up once,
+// because a lookup costs more than routing a request. Safe for concurrent use.
+type Metrics struct {
+	Registry     *prometheus.Registry
+	Certificates *prometheus.GaugeVec // expiry in Unix seconds, by setting
+
+	requests *prometheus.CounterVec // kind, code
+	tokens   *prometheus.CounterVec // model, type
+
+	kinds     [prompt.Pooling + 1]kindSeries  // by prompt.Kind
+	decisions map[string][]prometheus.Counter // by strategy and rung; immutable
+	ttft      []prometheus.Observer           // by rung
+	retries   prometheus.Counter
+	resent    prometheus.Counter
+	cancels   struct{ before, after prometheus.Counter }
+	overhead  prometheus.Observer
+	error     struct{ over, under prometheus.Observer } // of predictions
+
+	labelsMu sync.Mutex                              // serialises AddModels and AddBackends
+	models   atomic.Pointer[map[string]*modelTokens] // replaced, never written
+	other    *modelTokens
+
+	outcomes *prometheus.CounterVec                          // backend, outcome
+	backends atomic.Pointer[map[string][]prometheus.Counter] // by name and failure; replaced, never written
+}
+
+type kindSeries struct {
+	codes    [600]atomic.Pointer[prometheus.Counter] // by status, created when first seen
+	duration prometheus.Observer
+	unparsed prometheus.Counter
+}
+
+type modelTokens struct{ prompt, cached, output prometheus.Counter }
+
+const otherModel = "other"
+
+// maxModelLabels bounds the label model, because adapters come and go by the thousand.
+const maxModelLabels = 200
+
+// First tokens take from 10 ms (cached) to minutes (queued), the router itself microseconds.
+var (
+	ttftBuckets       = []float64{.01, .025, .05, .1, .2, .4, .8, 1.6, 3.2, 6.4, 12.8, 25.6, 60, 120, 300}
+	durationBuckets   = []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640}
+	overheadBuckets   = []float64{10e-6, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 640e-6, 1.28e-3, 2.56e-3, 5e-3, 10e-3, 50e-3}
+	predictionBuckets = []float64{0, 32, 128, 512, 2048, 8192, 32768, 131072}
+)
+
+// New returns the registry of a node of this version. It calls collect at each scrape.
+func New(version string, collect func(Scrape)) *Metrics {
+	m := &Metrics{Registry: prometheus.NewRegistry()}
+	m.Registry.MustRegister(collector(collect))
+	reg := prometheus.WrapRegistererWithPrefix(prefix, m.Registry)
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.requestSeries(reg)
+	gauges := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+		reg.MustRegister(v)
+		return v
+	}
+	m.Certificates = gauges("tls_certificate_expiry_seconds",
+		"Unix time at which the certificate of a setting expires; no series without one. Not additive.", "setting")
+	gauges("build_info", "1, labelled with the version of the router and of Go.", "version", "goversion").
+		WithLabelValues(version, runtime.Version()).Set(1)
+	m.other = m.newModel(otherModel)
+	m.models.Store(&map[string]*modelTokens{})
+	m.backends.Store(&map[string][]prometheus.Counter{})
+	return m
+}
+
+func (m *Metrics) requestSeries(reg prometheus.Registerer) {
+	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
+		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+		reg.MustRegister(v)
+		return v
+	}
+	histograms := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+		reg.MustRegister(v)
+		return v
+	}
+	m.requests = counters("requests_total", "Finished requests, by kind of endpoint and status sent (499: the client left first).", "kind", "code")
+	m.tokens = counters("tokens_total", "Tokens as the engines count them: prompt, cached (of the prompt), output.", "model", "type")
+	m.outcomes = counters("backend_requests_total", "Requests by the backend tried last and the outcome there.", "backend", "outcome")
+	m.retries = counters("retries_total", "Further backends tried because one failed before the client received a byte.").WithLabelValues()
+	m.resent = counters("resent_total", "Requests sent again to the same backend because a reused connection was stale.").WithLabelValues()
+	m.overhead = histograms("overhead_seconds", "The router's own time before it forwards a request: parsing, matching, picking.", overheadBuckets).WithLabelValues()
+	cancels := counters("cancels_total", "Requests whose client left, before or after the first byte of the answer.", "stage")
+	m.cancels.before, m.cancels.after = cancels.WithLabelValues("before"), cancels.WithLabelValues("after")
+	prediction := histograms("prediction_error_tokens",
+		"Predicted minus reported cached prompt tokens: over (the engine had fewer) or under.", predictionBuckets, "side")
+	m.error.over, m.error.under = prediction.WithLabelValues("over"), prediction.WithLabelValues("under")
+
+	duration := histograms("request_duration_seconds", "From the arrival of a request to the end of its answer.", durationBuckets, "kind")
+	unparsed := counters("unparsed_total",
+		"Requests whose body the router did not understand: refused, or routed by load if allow_engine_control is set.", "kind")
+	for k := range prompt.Kind(len(m.kinds)) {
+		m.kinds[k].duration, m.kinds[k].unparsed = duration.WithLabelValues(k.String()), unparsed.WithLabelValues(k.String())
+	}
+	ttft := histograms("time_to_first_token_seconds",
+		"From the arrival of a request to the first token of its stream, or to the head of an answer that is not streamed.", ttftBuckets, "rung")
+	decisions := counters("decisions_total", "Routed requests, by strategy and by the rung of the ladder that decided.", "strategy", "rung")
+	m.decisions = make(map[string][]prometheus.Counter)
+	for r := range len(policy.Stats{}.Rungs) {
+		rung := policy.Rung(r).String()
+		m.ttft = append(m.ttft, ttft.WithLabelValues(rung))
+		for _, strategy := range policy.Strategies() {
+			m.decisions[strategy] = append(m.decisions[strategy], decisions.WithLabelValues(strategy, rung))
+		}
+	}
+}
+
+// maxBackendLabels bounds the label backend; removed backends keep their series.
+const maxBackendLabels = 2 * raftstore.MaxBackends
+
+// AddBackends makes names values of the label backend.
+func (m *Metrics) AddBackends(names []string) {
+	addLabels(m, &m.backends, names, maxBackendLabels, m.newBackend)
+}
+
+// AddModels makes names values of the label model.
+func (m *Metrics) AddModels(names []string) {
+	addLabels(m, &m.models, names, maxModelLabels, m.newModel)
+}
+
+func addLabels[V any](m *Metrics, series *atomic.Pointer[map[string]V], names []string, limit int, create func(name string) V) {
+	m.labelsMu.Lock()
+	defer m.labelsMu.Unlock()
+	known := *series.Load()
+	next := maps.Clone(known)
+	for _, name := range names {
+		if _, ok := next[name]; !ok && len(next) < limit {
+			next[name] = create(name)
+		}
+	}
+	if len(next) > len(known) {
+		series.Store(&next)
+	}
+}
+
+func (m *Metrics) newBackend(name string) (series []prometheus.Counter) {
+	for f := range policy.Failure(policy.Failures) {
+		series = append(series, m.outcomes.WithLabelValues(name, f.String()))
+	}
+	return series
+}
+
+func (m *Metrics) newModel(name string) *modelTokens {
+	return &modelTokens{
+		prompt: m.tokens.WithLabelValues(name, "prompt"), cached: m.tokens.WithLabelValues(name, "cached"),
+		output: m.tokens.WithLabelValues(name, "output"),
+	}
+}
+
+// Observe counts a finished request, in its goroutine; r is valid during the call only.
+func (m *Metrics) Observe(r *proxy.Record) {
+	m.request(r.Kind, r.Status).Inc()
+	m.kinds[r.Kind].duration.Observe(r.Total.Seconds())
+	if r.Unparsed {
+		m.kinds[r.Kind].unparsed.Inc()
+	}
+	if r.Attempts > 1 {
+		m.retries.Add(float64(r.Attempts - 1))
+	}
+	if r.Resent > 0 {
+		m.resent.Add(float64(r.Resent))
+	}
+	if r.Failed == policy.ClientGone {
+		if r.TTFT > 0 {
+			m.cancels.after.Inc()
+		} else {
+			m.cancels.before.Inc()
+		}
+	}
+	d := r.Decision
+	if d == nil {
+		return
+	}
+	m.decisions[d.Strategy][d.Rung].Inc()
+	if series := (*m.backends.Load())[r.Backend]; series != nil {
+		series[r.Failed].Inc()
+	} else {
+		m.outcomes.WithLabelValues("other", r.Failed.String()).Inc()
+	}
+	m.overhead.Observe(r.Overhead.Seconds())
+	if r.TTFT > 0 {
+		m.ttft[d.Rung].Observe(r.TTFT.Seconds())
+	}
+	m.countTokens(r, d)
+}
+
+func (m *Metrics) request(k prompt.Kind, status int) prometheus.Counter {
+	if status < 0 || status >= len(m.kinds[k].codes) {
+		status = 0 // no status: other
+	}
+	known := &m.kinds[k].codes[status]
+	if c := known.Load(); c != nil {
+		return *c
+	}
+	c := m.requests.WithLabelValues(k.String(), codeLabel(status)) // concurrent callers get the same counter
+	known.Store(&c)
+	return c
+}
+
+func (m *Metrics) countTokens(r *proxy.Record, d *policy.Decision) {
+	t := (*m.models.Load())[string(r.Model)]
+	if t == nil {
+		t = m.other
+	}
+	if r.PromptTokens > 0 {
+		t.prompt.Add(float64(r.PromptTokens))
+	}
+	if r.OutputTokens > 0 {
+		t.output.Add(float64(r.OutputTokens))
+	}
+	if r.CachedTokens < 0 {
+		return // the engine does not report it
+	}
+	t.cached.Add(float64(r.CachedTokens))
+	if off := d.PredictedTokens - r.CachedTokens; off > 0 {
+		m.error.over.Observe(float64(off))
+	} else {
+		m.error.under.Observe(float64(-off))
+	}
+}
+
+func codeLabel(status int) string {
+	if http.StatusText(status) == "" && status != proxy.StatusClientGone {
+		return "other"
+	}
+	return strconv.Itoa(status)
+}

@@ -1,0 +1,117 @@
+package policy
+
+import (
+	"cmp"
+	"slices"
+	"sync/atomic"
+
+	"grapevine/prefixtree"
+)
+
+const (
+	// Stats of a pool are due after statsPicks decisions or statsAge ms. Until then a node adds at
+	// most one request to a quarter of the smallest large pool.
+	statsPicks, statsAge = 64, 100
+	// statsLows: each decision uses up one, and the last before the next stats still needs
+	// selectLows.
+	statsLows = 2 * statsPicks
+	// coldLast ranks backends in slow start last, which look idle but turn most requests away.
+	coldLast = 1e6
+)
+
+// statsOf keeps the latest stats of a large pool. Safe for concurrent use.
+type statsOf struct {
+	picks  atomic.Uint64
+	latest atomic.Pointer[poolStats]
+	taking atomic.Bool
+}
+
+// poolStats are figures over all backends of a large pool at one decision; immutable.
+type poolStats struct {
+	turn         uint64 // number of that decision
+	at           prefixtree.Time
+	eligible     int     // backends that are not avoided
+	crowd, queue float64 // water levels; see staleness.weigh
+	mean         float64 // mean expected queue, prefill tokens
+	lows         []int32 // entries of the least loaded backends, in order
+}
+
+// look sets the scene's stats. When due, one decision renews them. Explain renews them as Pick
+// would, and keeps nothing.
+func (o *statsOf) look(r *Router, s *Scene) {
+	s.turn = o.picks.Load() + 1
+	if !s.peek {
+		s.turn = o.picks.Add(1)
+	}
+	s.stats = o.latest.Load()
+	due := s.stats == nil || s.turn >= s.stats.turn+statsPicks || s.Now >= s.stats.at+statsAge
+	claimed := due && !s.peek && o.taking.CompareAndSwap(false, true)
+	if !claimed && s.stats != nil && !(due && s.peek) {
+		return
+	}
+	s.stats = r.survey(s)
+	if claimed {
+		o.latest.Store(s.stats)
+		o.taking.Store(false)
+	}
+}
+
+// survey weighs every backend and leaves no candidates.
+func (r *Router) survey(s *Scene) *poolStats {
+	s.sampled = false
+	s.stageAll()
+	st := &poolStats{turn: s.turn, at: s.Now, eligible: len(s.Candidates)}
+	if st.eligible == 0 {
+		return st
+	}
+	s.foresee()
+	o := &s.outsight
+	o.weigh(s)
+	cold := int64(s.Now) < r.coldUntil.Load()
+	s.ranks = s.ranks[:0]
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		st.mean += c.queue / float64(st.eligible)
+		c.Cost = c.queue/o.rateSeen(s, c) + c.Overdue + s.memoryWait(c) + crowding*s.outlook.mean*c.crowd/c.Weight
+		if cold && r.warmth(c.slot, s.Now) < 1 {
+			c.Cost += coldLast
+		}
+		s.ranks = append(s.ranks, -c.Cost)
+	}
+	st.crowd, st.queue = o.crowd, o.queue
+	least := min(st.eligible, statsLows)
+	st.lows = s.cheapest(-nthLargest(s.ranks, least-1), least)
+	s.Candidates = s.Candidates[:0]
+	return st
+}
+
+// cheapest returns the entries of the cheapest candidates up to bound, in order. Ties start at a
+// changing position, because an idle fleet ties.
+func (s *Scene) cheapest(bound float64, least int) []int32 {
+	list := make([]int32, 0, least)
+	for i := range s.Candidates {
+		if s.Candidates[i].Cost < bound {
+			list = append(list, int32(i))
+		}
+	}
+	from := int(s.turn % uint64(len(s.Candidates)))
+	for i := 0; i < len(s.Candidates) && len(list) < least; i++ {
+		if at := (from + i) % len(s.Candidates); s.Candidates[at].Cost == bound {
+			list = append(list, int32(at))
+		}
+	}
+	slices.SortStableFunc(list, func(a, b int32) int { return cmp.Compare(s.Candidates[a].Cost, s.Candidates[b].Cost) })
+	for i, at := range list {
+		list[i] = s.Candidates[at].at
+	}
+	return list
+}
+
+// left returns the least loaded entries for a decision: those that were best, which stay best if few
+// are idle, and the next that earlier decisions have not used up, which are if many are idle.
+func (st *poolStats) left(turn uint64) (best, next []int32) {
+	const half = selectLows / 2
+	best = st.lows[:min(half, len(st.lows))]
+	used := half + int(min(max(turn, st.turn)-st.turn, statsLows-selectLows))
+	return best, st.lows[min(used, len(st.lows)):min(used+half, len(st.lows))]
+}

@@ -1,0 +1,68 @@
+package raftstore
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+)
+
+// commandFormat is the version of log entries; a node stops at an unknown one.
+const commandFormat = 1
+
+// errUnknownCommand means an entry of a newer program.
+var errUnknownCommand = errors.New("command of an unknown version")
+
+// commandKinds gives the number of each command in the log, from 1. Places are never reused.
+var commandKinds = []reflect.Type{
+	reflect.TypeFor[AddBackends](), reflect.TypeFor[UpdateBackend](), reflect.TypeFor[SetBackendState](),
+	reflect.TypeFor[NewGeneration](), reflect.TypeFor[RemoveBackends](), reflect.TypeFor[SetRules](),
+	reflect.TypeFor[SetHot](), reflect.TypeFor[SetSwitches](), reflect.TypeFor[SetConstants](),
+}
+
+// requestID makes a repeated command take effect once.
+type requestID [16]byte
+
+// entry is a command in the log: the header, then the command.
+type entry struct {
+	request requestID
+	at      int64
+	command Command
+}
+
+type entryHeader struct {
+	Format  uint8
+	Kind    uint8
+	Request requestID
+	At      int64 // unix ms at the node that was asked
+}
+
+func (e entry) encode() []byte {
+	kind := 1 + slices.Index(commandKinds, reflect.TypeOf(e.command))
+	return encode(encode(nil, entryHeader{commandFormat, uint8(kind), e.request, e.at}), e.command)
+}
+
+// decodeEntry returns errUnknownCommand for a newer program's entry; other errors mean damage.
+func decodeEntry(b []byte) (entry, error) {
+	if len(b) > MaxCommandBytes {
+		return entry{}, fmt.Errorf("command of %d bytes, at most %d are allowed", len(b), MaxCommandBytes)
+	}
+	if len(b) > 0 && b[0] != commandFormat {
+		return entry{}, fmt.Errorf("%w: format %d", errUnknownCommand, b[0])
+	}
+	d := &decoder{b: b}
+	var h entryHeader
+	d.value(reflect.ValueOf(&h).Elem())
+	switch {
+	case d.err != nil:
+		return entry{}, d.err
+	case h.Kind == 0 || int(h.Kind) > len(commandKinds):
+		return entry{}, fmt.Errorf("%w: kind %d", errUnknownCommand, h.Kind)
+	}
+	command := reflect.New(commandKinds[h.Kind-1]).Elem()
+	d.value(command)
+	if err := d.done(); err != nil {
+		return entry{}, fmt.Errorf("command of kind %d: %w", h.Kind, err)
+	}
+	return entry{h.Request, h.At, command.Interface().(Command)}, nil
+}

@@ -1,0 +1,269 @@
+package raftstore
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"go.etcd.io/bbolt"
+)
+
+const (
+	// rpcTimeout exceeds a follower's write deadline, so that a slow disk does not look like a lost
+	// node.
+	rpcTimeout = 2 * time.Second
+	endWait    = 2 * time.Second
+	// cachedLogs entries stay in memory for replication.
+	cachedLogs = 512
+)
+
+// raftInstance is one raft, until its disk fails or the store stops.
+type raftInstance struct {
+	disk  *disk // nil in memory
+	fsm   *fsm
+	link  *link // nil without network
+	raft  *raft.Raft
+	close func()
+	cut   chan struct{} // closed when raft can send nothing more
+
+	pending sync.WaitGroup
+	mu      sync.Mutex
+	ending  bool
+	applied atomic.Uint64 // on the disk
+}
+
+func (s *Store) begin(d *disk) (*raftInstance, error) {
+	inst := &raftInstance{disk: d, cut: make(chan struct{}), fsm: newFSM(s.publish, s.halt)}
+	if d != nil {
+		index, err := noted(d)
+		if err != nil {
+			return nil, err
+		}
+		inst.applied.Store(index)
+	}
+	trans := s.transport(inst)
+	var (
+		logs   raft.LogStore
+		stable raft.StableStore
+		snaps  raft.SnapshotStore
+	)
+	if d == nil {
+		memory := raft.NewInmemStore()
+		logs, stable, snaps = memory, memory, raft.NewInmemSnapshotStore()
+	} else {
+		store := &logStore{disk: d, cut: inst.cut}
+		cache, err := raft.NewLogCache(cachedLogs, store)
+		if err != nil {
+			return nil, err
+		}
+		logs, stable, snaps = cache, store, snapshotStore{d}
+		// After a disk failure, raft must not reach other nodes.
+		go func() {
+			select {
+			case <-d.failed:
+			case <-d.closed:
+			}
+			inst.close()
+			close(inst.cut)
+		}()
+	}
+	r, err := raft.NewRaft(s.raftConfig(), inst.fsm, logs, stable, snaps, trans)
+	if err != nil {
+		inst.close()
+		return nil, fmt.Errorf("start raft: %w", err)
+	}
+	inst.raft = r
+	return inst, nil
+}
+
+func (s *Store) raftConfig() *raft.Config {
+	t := s.cfg.Timers
+	conf := raft.DefaultConfig()
+	conf.LocalID = raft.ServerID(s.id)
+	conf.HeartbeatTimeout = t.Heartbeat
+	conf.ElectionTimeout = t.Heartbeat
+	conf.LeaderLeaseTimeout = t.Lease
+	conf.CommitTimeout = t.Commit
+	conf.SnapshotInterval = t.SnapshotEvery
+	conf.SnapshotThreshold = t.SnapshotAfter
+	conf.TrailingLogs = t.KeepLog
+	conf.ShutdownOnRemove = false
+	conf.NoLegacyTelemetry = true
+	conf.Logger = newRaftLog(s.log)
+	return conf
+}
+
+func (s *Store) transport(inst *raftInstance) raft.Transport {
+	if s.port == nil {
+		_, t := raft.NewInmemTransport(raft.ServerAddress(s.addr))
+		inst.close = func() { t.Close() }
+		return t
+	}
+	inst.link = newLink(s.port, s.group)
+	t := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+		ServerAddressProvider: named{self: s.id, addr: s.addr, find: inst.find},
+		Logger:                newRaftLog(s.log),
+		Stream:                inst.link,
+		MaxPool:               2,
+		Timeout:               rpcTimeout,
+		// No pipelining: in raft v1.8.0 a pipeline whose follower refuses an entry while another is
+		// handed over blocks forever, and so do replication and shutdown.
+		MaxRPCsInFlight: 1,
+	})
+	inst.close = func() { t.Close() }
+	return t
+}
+
+func (inst *raftInstance) find(id raft.ServerID) (raft.ServerAddress, bool) {
+	for _, server := range inst.servers() {
+		if server.ID == id {
+			return server.Address, true
+		}
+	}
+	return "", false
+}
+
+func (inst *raftInstance) servers() []raft.Server {
+	if inst == nil || inst.raft == nil {
+		return nil
+	}
+	return inst.raft.GetConfiguration().Configuration().Servers
+}
+
+// enter registers a call that waits for raft; false if raft is ending.
+func (inst *raftInstance) enter() bool {
+	inst.mu.Lock()
+	defer inst.mu.Unlock()
+	if inst.ending {
+		return false
+	}
+	inst.pending.Add(1)
+	return true
+}
+
+// end reports whether raft ended in time. Pending calls come first, because raft may never answer
+// them afterwards.
+func (inst *raftInstance) end() bool {
+	inst.mu.Lock()
+	inst.ending = true
+	inst.mu.Unlock()
+	within(endWait, inst.pending.Wait)
+	inst.close()
+	over := within(endWait, func() { _ = inst.raft.Shutdown().Error() })
+	if inst.disk != nil && !inst.disk.close(endWait) {
+		over = false
+	}
+	return over
+}
+
+// within reports whether f ended in time; f continues otherwise.
+func within(limit time.Duration, f func()) bool {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+func (inst *raftInstance) failure() error {
+	if inst.disk == nil {
+		return nil
+	}
+	return inst.disk.failure()
+}
+
+// note stores the commit index, so that a node without a leader starts with recent state. raft's
+// RestoreCommittedLogs loses configuration changes and blocks forever on many entries.
+//
+// An idle leader stores it again, to detect a hung disk before a caller waits.
+func (inst *raftInstance) note(after time.Duration) error {
+	if inst.disk == nil {
+		return nil
+	}
+	// A new raft may lag behind its predecessor.
+	applied := max(inst.raft.AppliedIndex(), inst.applied.Load())
+	probe := inst.raft.State() == raft.Leader && inst.disk.idle() >= after
+	if applied <= inst.applied.Load() && !probe {
+		return nil
+	}
+	err := inst.disk.write(0, func(tx *bbolt.Tx) error {
+		return seal(tx.Bucket(bucketMeta), keyApplied, logKey(applied))
+	})
+	if err == nil {
+		inst.applied.Store(applied)
+	}
+	return err
+}
+
+// replay builds the state that the disk proves: snapshot and log up to the noted index.
+func replay(d *disk) (*State, error) {
+	logs := &logStore{disk: d}
+	if err := logs.check(); err != nil {
+		return nil, err
+	}
+	m := newMachine()
+	next := uint64(1)
+	meta, data, err := snapshotStore{d}.load(true)
+	if err != nil {
+		return nil, err
+	}
+	if meta != nil {
+		m, err = restoreMachine(data)
+		if errors.Is(err, errUnknownSnapshot) {
+			return nil, err
+		}
+		if err != nil {
+			return nil, fmt.Errorf("the snapshot is damaged: %w", err)
+		}
+		next = meta.Index + 1
+	}
+	applied, err := noted(d)
+	if err != nil {
+		return nil, err
+	}
+	for ; next <= applied; next++ {
+		var l raft.Log
+		err := logs.GetLog(next, &l)
+		if errors.Is(err, raft.ErrLogNotFound) {
+			return nil, fmt.Errorf("the log is damaged: entry %d is missing, and %d is noted as committed", next, applied)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if l.Type != raft.LogCommand {
+			continue
+		}
+		e, err := decodeEntry(l.Data)
+		if err != nil {
+			break // the state machine reports it
+		}
+		m.apply(next, e)
+	}
+	if m.version == 0 {
+		return nil, nil
+	}
+	return m.state(), nil
+}
+
+func noted(d *disk) (index uint64, err error) {
+	err = d.read(func(tx *bbolt.Tx) error {
+		raw, err := unseal(tx.Bucket(bucketMeta), keyApplied)
+		if len(raw) == 8 {
+			index = binary.BigEndian.Uint64(raw)
+		}
+		return err
+	})
+	return index, err
+}

@@ -1,0 +1,72 @@
+package raftstore
+
+import (
+	"errors"
+	"fmt"
+)
+
+type joinRequest struct {
+	Group     groupID   `json:"group"`
+	Leader    string    `json:"leader"`
+	Format    int       `json:"format"`
+	Constants Constants `json:"constants"`
+	Given     []groupID `json:"given,omitempty"` // see info
+	Size      int       `json:"size,omitempty"`
+}
+
+// join makes this node a member of the leader's group, unless it has another one.
+func (s *Store) join(req joinRequest) error {
+	switch {
+	case req.Group == groupID{}:
+		return errors.New("the request names no group")
+	case len(req.Given) > maxGiven:
+		return fmt.Errorf("the request names %d groups that were given up, at most %d are possible", len(req.Given), maxGiven)
+	case req.Format > commandFormat:
+		return fmt.Errorf("the group's log has format %d, this program knows %d", req.Format, commandFormat)
+	case s.cfg.Constants != (Constants{}) && req.Constants != (Constants{}):
+		if err := mismatch(req.Constants, s.cfg.Constants); err != nil {
+			s.differ(err)
+			return err
+		}
+	}
+	s.identMu.Lock()
+	defer s.identMu.Unlock()
+	switch now := s.identity().Group; {
+	case now == req.Group:
+		return nil
+	case now != groupID{}:
+		return fmt.Errorf("this node belongs to group %s already, and would lose what that has agreed on", now)
+	}
+	if err := s.setIdentity(identity{ID: s.id, Group: req.Group, Given: req.Given, Size: req.Size}); err != nil {
+		return err
+	}
+	s.log.Info().Str("group", req.Group.String()).Str("leader", req.Leader).Msg("taken into a group")
+	return nil
+}
+
+// admits returns why another node's raft is refused.
+func (s *Store) admits(h hello) error {
+	if original, ok := s.originalOf(h); ok {
+		s.noteClone(h, original)
+		return fmt.Errorf("the raft id %s is that of %s, which is alive: %s; %s", h.ID, original.where(), cloned, cloneRemedy)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.instance == nil || s.instance.link == nil:
+		return errLinkClosed
+	case s.ident.Group == groupID{}:
+		return errors.New("in no group")
+	case s.ident.Group != h.Group:
+		return fmt.Errorf("of another group: %s, not %s", s.ident.Group, h.Group)
+	}
+	return nil
+}
+
+func (s *Store) takeRaft(c *conn) error {
+	inst := s.current()
+	if inst == nil || inst.link == nil {
+		return errLinkClosed
+	}
+	return inst.link.take(c)
+}
