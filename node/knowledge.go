@@ -68,7 +68,6 @@ func (k *knowledge) DropPeer(origin string) {
 }
 
 func (k *knowledge) State(dst []byte) []byte {
-	k.shared.Refresh()
 	dst = laterSections(k.shared.State(dst, now()))
 	if reports := k.checker.board.Reports(nil, time.Now()); len(reports) > 0 {
 		dst = share.AppendSection(dst, share.SectionHealth, health.AppendReports(nil, reports))

@@ -66,7 +66,6 @@ type exchange struct {
 type sender struct {
 	name    string
 	pending bool
-	stale   bool          // the router's popularity, since the node's last state
 	since   time.Duration // of the oldest change that is pending
 	loads   []wire.Load   // by backend, last sent
 	next    []wire.Load
@@ -121,10 +120,8 @@ func (x *exchange) pass(now time.Duration) {
 		x.nextState = at + stateEvery
 		x.flushBy(at)
 		for i := range x.nodes {
-			x.senders[i].stale = false
 			x.deliver(i, at)
 			x.sendState(i, at)
-			x.senders[i].stale = true // summed when the node next acts, as few nodes do so soon
 		}
 	}
 	x.flushBy(now)
@@ -253,10 +250,6 @@ func (x *exchange) cut(now time.Duration) {
 
 // deliver gives a node what has arrived by now.
 func (x *exchange) deliver(node int, now time.Duration) {
-	if s := &x.senders[node]; s.stale {
-		s.stale = false
-		x.nodes[node].shared.Refresh()
-	}
 	news := x.advance(node, now, x.near, false)
 	if !x.none() && x.advance(node, now, x.far, true) || news {
 		x.acted(node, now) // it may know more than a sender

@@ -30,9 +30,6 @@ func (s Share) loads() bool { return s == ShareBoth || s == ShareLoad }
 
 // withhold removes from a node's state what is not shared.
 func (s Share) withhold(state *share.State) {
-	if !s.prefixes() {
-		state.Popularity.Requests, state.Popularity.Anchors = 0, nil
-	}
 	if !s.loads() {
 		state.Popularity.Paces = nil
 	}

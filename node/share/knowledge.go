@@ -104,7 +104,8 @@ func (k *Knowledge) PeerLoad(peer string, changed []wire.Load, full bool) {
 }
 
 // State appends this node's state blob; see [Parse]. A claim stays as sent until it has moved
-// enough, because gossip does not send an equal blob again.
+// enough, because gossip does not send an equal blob again. State also gives the router the sum of
+// the peers' paces.
 func (k *Knowledge) State(dst []byte, now prefixtree.Time) []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -124,18 +125,14 @@ func (k *Knowledge) State(dst []byte, now prefixtree.Time) []byte {
 	for _, c := range k.claims {
 		k.sent[c.Key] = c
 	}
+	if sum, changed := k.peers.popularity(); changed {
+		k.router.SetPeerHeat(sum, nil)
+	}
 	return k.popularity.append(appendClaims(append(dst, version), k.claims), k.router, now)
 }
 
 // PeerState replaces a peer's state, which it keeps.
 func (k *Knowledge) PeerState(peer string, s *State) { k.peers.set(peer, s) }
-
-// Refresh gives the router what peers count as popular. Call it as often as State: sums take long.
-func (k *Knowledge) Refresh() {
-	if sum, changed := k.peers.popularity(); changed {
-		k.router.SetPeerHeat(sum, nil)
-	}
-}
 
 // PeerWork calls add with every peer's report of its work behind popular prefixes.
 func (k *Knowledge) PeerWork(add func([]policy.Work)) { k.peers.work(add) }
