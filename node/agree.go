@@ -11,6 +11,7 @@ import (
 
 	"grapevine/gossip"
 	"grapevine/gossip/member"
+	"grapevine/node/admin"
 	"grapevine/node/backends"
 	"grapevine/node/config"
 	"grapevine/prefixtree"
@@ -321,24 +322,16 @@ func (n *Node) agreement() (*raftstore.Store, error) {
 	if s := n.store.Load(); s != nil {
 		return s, nil
 	}
-	return nil, errNotStarted
-}
-
-var errNotStarted = errors.New("the node is starting")
-
-// RaftStatus is the answer to GET /raft.
-type RaftStatus struct {
-	Node string `json:"node"`
-	raftstore.Status
+	return nil, admin.ErrNotStarted
 }
 
 // Raft returns this node's view of the Raft group, or an error before the store is open.
-func (n *Node) Raft() (*RaftStatus, error) {
+func (n *Node) Raft() (*admin.RaftStatus, error) {
 	s, err := n.agreement()
 	if err != nil {
 		return nil, err
 	}
-	st := &RaftStatus{Node: n.name, Status: s.Status()}
+	st := &admin.RaftStatus{Node: n.name, Status: s.Status()}
 	for i := range st.Servers {
 		if v := &st.Servers[i]; v.ID == st.ID {
 			v.Name = cmp.Or(v.Name, n.name)

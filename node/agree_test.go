@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine/node/admin"
 	"grapevine/raftstore"
 )
 
@@ -96,7 +97,7 @@ func leader(t *testing.T, nodes []*Node) (led *Node, others []*Node) {
 	return led, others
 }
 
-func admin(n *Node) *Client { return NewClient(n.AdminAddr()) }
+func client(n *Node) *admin.Client { return admin.NewClient(n.AdminAddr()) }
 
 func states(n *Node) map[string]string {
 	out := make(map[string]string)
@@ -125,7 +126,7 @@ func TestOneTruth(t *testing.T) {
 	nodes := startAgreeing(t, first.URL)
 	_, others := leader(t, nodes)
 	ctx := t.Context()
-	if _, err := admin(others[0]).AddBackends(ctx, []NewBackend{{Name: "second", URL: second.URL + "/v1"}}, false); err != nil {
+	if _, err := client(others[0]).AddBackends(ctx, []admin.NewBackend{{Name: "second", URL: second.URL + "/v1"}}, false); err != nil {
 		t.Fatal(err)
 	}
 	if !inState(others[:1], "second", "active") {
@@ -165,7 +166,7 @@ func TestOneTruth(t *testing.T) {
 			return false
 		}
 	})
-	if _, err := admin(nodes[1]).SetBackendState(ctx, []string{"second"}, "drain", "new disk"); err != nil {
+	if _, err := client(nodes[1]).SetBackendState(ctx, []string{"second"}, "drain", "new disk"); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "all drain it", func() bool { return inState(nodes, "second", "draining") })
@@ -192,7 +193,7 @@ func TestOneTruth(t *testing.T) {
 	if status := <-ended; status != 200 {
 		t.Errorf("the request that ran ended with %d", status)
 	}
-	if _, err := admin(nodes[2]).RemoveBackends(ctx, []string{"second"}); err != nil {
+	if _, err := client(nodes[2]).RemoveBackends(ctx, []string{"second"}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "all have forgotten it", func() bool { return inState(nodes, "second", "") })
@@ -228,9 +229,9 @@ func TestLeaderStops(t *testing.T) {
 	stopNode(t, led)
 	led2, _ := leader(t, others)
 	eventually(t, "a write is taken again", func() bool {
-		_, err := admin(led2).AddBackends(t.Context(), []NewBackend{{Name: "more", URL: more.URL}}, false)
-		var refused *Refusal
-		return err == nil || errors.As(err, &refused) && refused.status == http.StatusConflict // an earlier attempt did it
+		_, err := client(led2).AddBackends(t.Context(), []admin.NewBackend{{Name: "more", URL: more.URL}}, false)
+		var refused *admin.Refusal
+		return err == nil || errors.As(err, &refused) && refused.Status == http.StatusConflict // an earlier attempt did it
 	})
 	eventually(t, "both have it", func() bool { return inState(others, "more", "active") })
 	cancel()
@@ -260,10 +261,10 @@ func TestMajorityLost(t *testing.T) {
 	kill(t, nodes[0])
 	kill(t, nodes[1])
 	began := time.Now()
-	_, err := admin(last).Forced().SetBackendState(t.Context(), []string{last.cfg.Backends[0].Name}, "drain", "")
+	_, err := client(last).Forced().SetBackendState(t.Context(), []string{last.cfg.Backends[0].Name}, "drain", "")
 	took := time.Since(began)
-	var refused *Refusal
-	if !errors.As(err, &refused) || refused.status != http.StatusServiceUnavailable && refused.status != http.StatusGatewayTimeout || refused.Remedy == "" {
+	var refused *admin.Refusal
+	if !errors.As(err, &refused) || refused.Status != http.StatusServiceUnavailable && refused.Status != http.StatusGatewayTimeout || refused.Remedy == "" {
 		t.Fatalf("%v", err)
 	}
 	t.Logf("refused after %v: %v", took.Round(time.Millisecond), err) // at most 2 s on an idle machine
@@ -271,8 +272,8 @@ func TestMajorityLost(t *testing.T) {
 		t.Errorf("refused only after %v", took)
 	}
 	eventually(t, "the reason names who is missing", func() bool {
-		_, err := admin(last).Forced().SetBackendState(t.Context(), []string{last.cfg.Backends[0].Name}, "drain", "")
-		return errors.As(err, &refused) && refused.status == http.StatusServiceUnavailable && strings.Contains(refused.Reason, "one (") && strings.Contains(refused.Reason, "two (")
+		_, err := client(last).Forced().SetBackendState(t.Context(), []string{last.cfg.Backends[0].Name}, "drain", "")
+		return errors.As(err, &refused) && refused.Status == http.StatusServiceUnavailable && strings.Contains(refused.Reason, "one (") && strings.Contains(refused.Reason, "two (")
 	})
 	for i := range 20 {
 		if status, _, _ := chat(t, last, chatBody("m", fmt.Sprintf("without a majority, %d", i))); status != 200 {
@@ -292,21 +293,21 @@ func TestRestartKeepsTheAgreement(t *testing.T) {
 	cfg.DataDir, cfg.Secret = t.TempDir(), "a secret that is kept"
 	n := startNode(t, cfg)
 	eventually(t, "an agreement", func() bool { return n.backends.Roster().Version > 0 })
-	if _, err := admin(n).AddBackends(t.Context(), []NewBackend{{Name: "b", URL: b.URL}}, false); err != nil {
+	if _, err := client(n).AddBackends(t.Context(), []admin.NewBackend{{Name: "b", URL: b.URL}}, false); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := admin(n).ApplyRules(t.Context(), "rules:\n  - {strategy: random}\n", nil, false); err != nil {
+	if _, err := client(n).ApplyRules(t.Context(), "rules:\n  - {strategy: random}\n", nil, false); err != nil {
 		t.Fatal(err)
 	}
 	before := n.BackendList().Backends
 	stopNode(t, n)
 	again := startNode(t, cfg)
-	var after []BackendStatus
+	var after []admin.BackendStatus
 	eventually(t, "what was agreed on is back", func() bool {
 		after = again.BackendList().Backends
 		return len(after) == len(before) && len(again.Rules().Rules) == 1
 	})
-	if !slices.EqualFunc(before, after, func(x, y BackendStatus) bool {
+	if !slices.EqualFunc(before, after, func(x, y admin.BackendStatus) bool {
 		return x.Name == y.Name && x.Generation == y.Generation && x.Version == y.Version && y.Agreed
 	}) {
 		t.Errorf("before %+v\nafter %+v", before, after)
@@ -333,9 +334,9 @@ func TestServesBeforeThereIsAnAgreement(t *testing.T) {
 		st, err := n.Raft()
 		return err == nil && st.Waiting != ""
 	})
-	_, err := admin(n).Forced().SetBackendState(t.Context(), []string{n.cfg.Backends[0].Name}, "drain", "")
-	var refused *Refusal
-	if !errors.As(err, &refused) || refused.status != http.StatusServiceUnavailable {
+	_, err := client(n).Forced().SetBackendState(t.Context(), []string{n.cfg.Backends[0].Name}, "drain", "")
+	var refused *admin.Refusal
+	if !errors.As(err, &refused) || refused.Status != http.StatusServiceUnavailable {
 		t.Error(err)
 	}
 }
@@ -355,9 +356,9 @@ func TestOwnListThatTheFleetRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { stopNode(t, n) })
-	var done *Changed
+	var done *admin.Changed
 	eventually(t, "a state without backends", func() bool {
-		done, err = admin(n).SwitchPrefixes(t.Context(), false)
+		done, err = client(n).SwitchPrefixes(t.Context(), false)
 		return err == nil
 	})
 	if s := n.store.Load().State(); done.Version == 0 || s.Version < done.Version || len(s.Backends) != 0 {
@@ -397,7 +398,7 @@ func TestRecovery(t *testing.T) {
 	e := newFakeEngine(t, "m")
 	nodes := startAgreeing(t, e.URL)
 	last := nodes[2]
-	if _, err := admin(nodes[0]).AddBackends(t.Context(), []NewBackend{{Name: "kept", URL: e.alias()}}, false); err != nil {
+	if _, err := client(nodes[0]).AddBackends(t.Context(), []admin.NewBackend{{Name: "kept", URL: e.alias()}}, false); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the last one has it", func() bool { return inState(nodes[2:], "kept", "active") })
@@ -408,17 +409,17 @@ func TestRecovery(t *testing.T) {
 	for _, n := range nodes {
 		kill(t, n)
 	}
-	if err := RecoverRaft(last.cfg.DataDir, []RaftServer{{ID: "another", Addr: last.GossipAddr(), Voter: true}}); err == nil || !strings.Contains(err.Error(), st.ID) {
+	if err := raftstore.Recover(last.cfg.DataDir, []raftstore.Server{{ID: "another", Addr: last.GossipAddr(), Voter: true}}); err == nil || !strings.Contains(err.Error(), st.ID) {
 		t.Errorf("recovered for a group that this node is not in: %v", err)
 	}
-	if err := RecoverRaft(last.cfg.DataDir, []RaftServer{{ID: st.ID, Addr: last.GossipAddr(), Voter: true}}); err != nil {
+	if err := raftstore.Recover(last.cfg.DataDir, []raftstore.Server{{ID: st.ID, Addr: last.GossipAddr(), Voter: true}}); err != nil {
 		t.Fatal(err)
 	}
 	cfg := last.cfg
 	cfg.Gossip = last.GossipAddr()
 	again := startNode(t, cfg)
 	eventually(t, "a change is taken", func() bool {
-		_, err := admin(again).Forced().SetBackendState(t.Context(), []string{"kept"}, "drain", "after the loss")
+		_, err := client(again).Forced().SetBackendState(t.Context(), []string{"kept"}, "drain", "after the loss")
 		return err == nil
 	})
 	if got := states(again); got["kept"] != "draining" || got[last.cfg.Backends[0].Name] != "active" {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"grapevine/gossip/member"
+	"grapevine/node/admin"
 )
 
 // maxKeyFile is in bytes.
@@ -50,14 +51,6 @@ func (n *Node) useCertificate(cert *tls.Certificate) {
 	}
 }
 
-// CertificateStatus describes the data port's certificate in /status.
-type CertificateStatus struct {
-	NotBefore time.Time `json:"not_before"`
-	NotAfter  time.Time `json:"not_after"`
-	// Problem is why clients refuse it now; "" if it is valid.
-	Problem string `json:"problem,omitempty"`
-}
-
 func certificateProblem(leaf *x509.Certificate, at time.Time) string {
 	switch {
 	case at.After(leaf.NotAfter):
@@ -68,12 +61,12 @@ func certificateProblem(leaf *x509.Certificate, at time.Time) string {
 	return ""
 }
 
-func (n *Node) certificateStatus(at time.Time) *CertificateStatus {
+func (n *Node) certificateStatus(at time.Time) *admin.CertificateStatus {
 	cert := n.cert.Load()
 	if cert == nil {
 		return nil
 	}
-	return &CertificateStatus{NotBefore: cert.Leaf.NotBefore, NotAfter: cert.Leaf.NotAfter, Problem: certificateProblem(cert.Leaf, at)}
+	return &admin.CertificateStatus{NotBefore: cert.Leaf.NotBefore, NotAfter: cert.Leaf.NotAfter, Problem: certificateProblem(cert.Leaf, at)}
 }
 
 // noteCertificate exports a setting's expiry and warns of a certificate that is invalid now. A

@@ -2,31 +2,22 @@ package node
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"grapevine/node/admin"
 	"grapevine/node/health"
 	"grapevine/prefixtree"
 	"grapevine/raftstore"
 )
 
-// Changed is the answer to every change.
-type Changed struct {
-	// Version is that of the change, or this node's current one if nothing changed.
-	Version uint64 `json:"version"`
-	// Changed is false if the state already was as requested.
-	Changed bool `json:"changed"`
-}
-
 // change applies a command and waits until this node routes by it, so that the client's next
 // request sees the change. It fails after changeWithin.
-func (n *Node) change(ctx context.Context, c raftstore.Command) (*Changed, error) {
+func (n *Node) change(ctx context.Context, c raftstore.Command) (*admin.Changed, error) {
 	s, err := n.agreement()
 	if err != nil {
 		return nil, err
@@ -42,14 +33,11 @@ func (n *Node) change(ctx context.Context, c raftstore.Command) (*Changed, error
 		return nil, err
 	}
 	if !result.Changed {
-		return &Changed{Version: s.State().Version}, nil // no new version comes
+		return &admin.Changed{Version: s.State().Version}, nil // no new version comes
 	}
 	n.awaitVersion(ctx, s, result.Index)
-	return &Changed{Version: result.Index, Changed: true}, nil
+	return &admin.Changed{Version: result.Index, Changed: true}, nil
 }
-
-// errNotSaid means that the configured backends are not committed yet.
-var errNotSaid = errors.New("the configured backends could not be put to the fleet yet")
 
 // awaitSaid waits for the configured backends: an earlier change would make all nodes route by a
 // state without them.
@@ -72,9 +60,9 @@ func (n *Node) awaitSaid(ctx context.Context, s *raftstore.Store) error {
 	case <-ctx.Done():
 	}
 	if err := <-answered; err != nil {
-		return fmt.Errorf("%w: %w", errNotSaid, err)
+		return fmt.Errorf("%w: %w", admin.ErrNotProposed, err)
 	}
-	return errNotSaid
+	return admin.ErrNotProposed
 }
 
 // ownWait bounds how long a lagging follower holds the answer to a change.
@@ -97,24 +85,6 @@ func (n *Node) awaitVersion(ctx context.Context, s *raftstore.Store, version uin
 	}
 }
 
-// NewBackend is a backend as an operator adds it. Name defaults to host:port, weight to 1.
-type NewBackend = raftstore.Backend
-
-func completeNew(b *raftstore.Backend, place string) *Refusal {
-	own := Backend{URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight}
-	if err := own.Check(); err != nil {
-		return invalid(place, "", "%v", err)
-	}
-	if b.KVTokens < 0 {
-		return invalid(place+".kv_tokens", "leave it out to have the engine asked", "%d is negative", b.KVTokens)
-	}
-	if _, err := raftstore.NormalURL(own.URL); err != nil {
-		return invalid(place+".url", "write http://host:port", "%v", err)
-	}
-	b.Name, b.URL, b.Weight, b.Source = own.Name, own.URL, own.Weight, raftstore.Admin
-	return nil
-}
-
 const (
 	// changeWithin, engine check included, makes a fleet without a majority answer within 2 s.
 	changeWithin = 1900 * time.Millisecond
@@ -131,63 +101,27 @@ func changeBy(began, now time.Time) time.Time {
 	return by
 }
 
-// addBackends adds all backends, or none.
-func (n *Node) addBackends(w http.ResponseWriter, r *http.Request) {
+// AddBackends adds all backends, or none. Unless force is set, their engines must answer.
+func (n *Node) AddBackends(ctx context.Context, specs []raftstore.Backend, force bool) (*admin.Changed, error) {
 	began := time.Now()
-	var body struct {
-		Backends []json.RawMessage `json:"backends"`
+	if err := n.checkNew(ctx, specs, force); err != nil {
+		return nil, err
 	}
-	if refused := readBody(w, r, &body); refused != nil {
-		refused.write(w)
-		return
-	}
-	force, refused := isSet(r, "force")
-	if refused != nil {
-		refused.write(w)
-		return
-	}
-	specs := make([]raftstore.Backend, len(body.Backends))
-	for i, text := range body.Backends {
-		place := fmt.Sprintf("backends[%d]", i)
-		refused := strictJSON(text, place, &specs[i])
-		if refused == nil {
-			refused = completeNew(&specs[i], place)
-		}
-		if refused != nil {
-			refused.write(w)
-			return
-		}
-	}
-	if len(specs) == 0 {
-		invalid("backends", `send {"backends":[{"url":"http://host:port"}]}`, "names none").write(w)
-		return
-	}
-	if refused := n.checkNew(r.Context(), specs, force); refused != nil {
-		refused.write(w)
-		return
-	}
-	ctx, cancel := context.WithDeadline(r.Context(), changeBy(began, time.Now()).Add(n.raftTimers.Call)) // see change
+	ctx, cancel := context.WithDeadline(ctx, changeBy(began, time.Now()).Add(n.raftTimers.Call)) // see change
 	defer cancel()
-	n.answerPlaced(w, r.WithContext(ctx), raftstore.AddBackends{Backends: specs}, func(s *raftstore.State) string { return placeTaken(s, specs) })
+	return n.changePlaced(ctx, raftstore.AddBackends{Backends: specs}, func(s *raftstore.State) string { return placeTaken(s, specs) })
 }
 
-func (n *Node) answerChange(w http.ResponseWriter, r *http.Request, c raftstore.Command) {
-	n.answerPlaced(w, r, c, func(*raftstore.State) string { return "" })
-}
-
-// answerPlaced applies a command. On ErrExists and ErrNotFound the refusal names the field that
+// changePlaced applies a command. On ErrExists and ErrNotFound the refusal names the field that
 // place finds in this node's state.
-func (n *Node) answerPlaced(w http.ResponseWriter, r *http.Request, c raftstore.Command, place func(*raftstore.State) string) {
-	done, err := n.change(r.Context(), c)
-	if err == nil {
-		answer(w, done)
-		return
-	}
-	refused := refusalOf(err)
+func (n *Node) changePlaced(ctx context.Context, c raftstore.Command, place func(*raftstore.State) string) (*admin.Changed, error) {
+	done, err := n.change(ctx, c)
 	if s := n.store.Load(); s != nil && (errors.Is(err, raftstore.ErrExists) || errors.Is(err, raftstore.ErrNotFound)) {
+		refused := admin.RefusalOf(err)
 		refused.Place = place(s.State())
+		return nil, refused
 	}
-	refused.write(w)
+	return done, err
 }
 
 // placeTaken is the field of the first name or URL in use, "" if none.
@@ -220,7 +154,7 @@ func placeUnknown(s *raftstore.State, names []string, place func(i int) string) 
 }
 
 // checkNew requires distinct gossip keys and, unless forced, engines that answer.
-func (n *Node) checkNew(ctx context.Context, specs []raftstore.Backend, force bool) *Refusal {
+func (n *Node) checkNew(ctx context.Context, specs []raftstore.Backend, force bool) error {
 	keys := make(map[uint32]string)
 	for _, u := range n.backends.Roster().List {
 		keys[prefixtree.BackendKey(u.Name)] = u.Name
@@ -228,22 +162,18 @@ func (n *Node) checkNew(ctx context.Context, specs []raftstore.Backend, force bo
 	for i, b := range specs {
 		key := prefixtree.BackendKey(b.Name)
 		if other, taken := keys[key]; taken && other != b.Name {
-			return &Refusal{status: http.StatusConflict, Place: fmt.Sprintf("backends[%d].name", i), Remedy: "take another name",
-				Reason: fmt.Sprintf("%s and %s have the same key %08x in gossip", b.Name, other, key)}
+			return admin.Refuse(http.StatusConflict, fmt.Sprintf("backends[%d].name", i), "take another name",
+				"%s and %s have the same key %08x in gossip", b.Name, other, key)
 		}
 		keys[key] = b.Name
 	}
 	if force {
 		return nil
 	}
-	urls := make([]string, len(specs))
-	for i := range specs {
-		urls[i] = specs[i].URL
-	}
 	for i, err := range n.reach(ctx, specs) {
 		if err != nil {
-			return &Refusal{status: http.StatusUnprocessableEntity, Place: fmt.Sprintf("backends[%d].url", i), Remedy: "start it first, or add it all the same with force (--force)",
-				Reason: fmt.Sprintf("no engine answers at %s: %v", urls[i], err)}
+			return admin.Refuse(http.StatusUnprocessableEntity, fmt.Sprintf("backends[%d].url", i), "start it first, or add it all the same with force (--force)",
+				"no engine answers at %s: %v", specs[i].URL, err)
 		}
 	}
 	return nil
@@ -273,135 +203,59 @@ func (n *Node) reach(ctx context.Context, specs []raftstore.Backend) []error {
 	return errs
 }
 
-type stateChange struct {
-	Names  []string `json:"names"`
-	Action string   `json:"action"`
-	Reason string   `json:"reason,omitempty"`
-}
-
-var actions = map[string]raftstore.Action{
-	"drain": raftstore.Drain, "resume": raftstore.Resume, "down": raftstore.MarkDown, "up": raftstore.MarkUp,
-}
-
-// setBackendState acts on all named backends, or on none.
-func (n *Node) setBackendState(w http.ResponseWriter, r *http.Request) {
-	var body stateChange
-	if refused := readBody(w, r, &body); refused != nil {
-		refused.write(w)
-		return
-	}
-	action, ok := actions[body.Action]
-	if !ok {
-		invalid("action", "write drain, resume, down or up", "%q is none", body.Action).write(w)
-		return
-	}
+// SetBackendState acts on all named backends, or on none. Unless force is set, no model may lose
+// its last active engine.
+func (n *Node) SetBackendState(ctx context.Context, names []string, action raftstore.Action, reason string, force bool) (*admin.Changed, error) {
 	for _, prefix := range []string{health.Prefix, gonePrefix} {
-		if strings.HasPrefix(body.Reason, prefix) {
-			invalid("reason", "write it another way", "%q begins reasons of the fleet's own, which end by themselves", prefix).write(w)
-			return
+		if strings.HasPrefix(reason, prefix) {
+			return nil, admin.Refuse(http.StatusBadRequest, "reason", "write it another way", "%q begins the reasons that the fleet itself writes", prefix)
 		}
 	}
-	if action == raftstore.Drain || action == raftstore.MarkDown {
-		if refused := n.checkLast(r, body.Names, "names", body.Action); refused != nil {
-			refused.write(w)
-			return
+	if !force && (action == raftstore.Drain || action == raftstore.MarkDown) {
+		if err := n.checkLast(names, "names", action.String()); err != nil {
+			return nil, err
 		}
 	}
 	if action == raftstore.Drain {
-		n.hot.BeforeDrain(r.Context(), body.Names) // hot prefixes move first
+		n.hot.BeforeDrain(ctx, names) // hot prefixes move first
 	}
-	n.answerPlaced(w, r, raftstore.SetBackendState{Names: body.Names, Action: action, Reason: body.Reason}, func(s *raftstore.State) string {
-		return placeUnknown(s, body.Names, func(i int) string { return fmt.Sprintf("names[%d]", i) })
+	return n.changePlaced(ctx, raftstore.SetBackendState{Names: names, Action: action, Reason: reason}, func(s *raftstore.State) string {
+		return placeUnknown(s, names, func(i int) string { return fmt.Sprintf("names[%d]", i) })
 	})
 }
 
-// backendUpdate keeps omitted fields.
-type backendUpdate struct {
-	IfVersion *uint64   `json:"if_version,omitempty"`
-	URL       *string   `json:"url,omitempty"`
-	Models    *[]string `json:"models,omitempty"`
-	Weight    *float64  `json:"weight,omitempty"`
-	KVTokens  *int64    `json:"kv_tokens,omitempty"`
+// UpdateBackend changes a backend. Unless force is set, an engine must answer at a new URL.
+func (n *Node) UpdateBackend(ctx context.Context, c raftstore.UpdateBackend, force bool) (*admin.Changed, error) {
+	if c.URL != nil && !force {
+		if err := n.reach(ctx, []raftstore.Backend{{Name: c.Name, URL: *c.URL}})[0]; err != nil {
+			return nil, admin.Refuse(http.StatusUnprocessableEntity, "url", "start it first, or change it all the same with force",
+				"no engine answers at %s: %v", *c.URL, err)
+		}
+	}
+	return n.change(ctx, c)
 }
 
-func (n *Node) updateBackend(w http.ResponseWriter, r *http.Request) {
-	var body backendUpdate
-	if refused := readBody(w, r, &body); refused != nil {
-		refused.write(w)
-		return
-	}
-	force, refused := isSet(r, "force")
-	if refused != nil {
-		refused.write(w)
-		return
-	}
-	name := r.PathValue("name")
-	switch {
-	case body.Weight != nil && !(*body.Weight > 0):
-		refused = invalid("weight", "write a number above 0", "weight %v is none", *body.Weight)
-	case body.KVTokens != nil && *body.KVTokens < 0:
-		refused = invalid("kv_tokens", "write 0 to have the engine asked", "%d is negative", *body.KVTokens)
-	}
-	if refused != nil {
-		refused.write(w)
-		return
-	}
-	if body.URL != nil {
-		spec := raftstore.Backend{Name: name, URL: *body.URL}
-		refused := completeNew(&spec, "url")
-		if refused == nil && !force {
-			if err := n.reach(r.Context(), []raftstore.Backend{spec})[0]; err != nil {
-				refused = &Refusal{status: http.StatusUnprocessableEntity, Place: "url", Remedy: "start it first, or change it all the same with force",
-					Reason: fmt.Sprintf("no engine answers at %s: %v", spec.URL, err)}
-			}
+// RemoveBackends removes all named backends, or none; force is as in SetBackendState.
+func (n *Node) RemoveBackends(ctx context.Context, names []string, force bool) (*admin.Changed, error) {
+	if !force {
+		if err := n.checkLast(names, "name", "removal"); err != nil {
+			return nil, err
 		}
-		if refused != nil {
-			refused.write(w)
-			return
-		}
-		body.URL = &spec.URL
 	}
-	n.answerChange(w, r, raftstore.UpdateBackend{
-		Name: name, IfVersion: body.IfVersion, URL: body.URL, Models: body.Models,
-		Weight: body.Weight, KVTokens: body.KVTokens,
-	})
-}
-
-// removeBackends removes all named backends, or none.
-func (n *Node) removeBackends(w http.ResponseWriter, r *http.Request) {
-	names := r.URL.Query()["name"]
-	if len(names) == 0 || slices.Contains(names, "") {
-		invalid("name", "write ?name=A&name=B", "names no backend").write(w)
-		return
-	}
-	if refused := n.checkLast(r, names, "name", "removal"); refused != nil {
-		refused.write(w)
-		return
-	}
-	n.answerPlaced(w, r, raftstore.RemoveBackends{Names: names}, func(s *raftstore.State) string {
+	return n.changePlaced(ctx, raftstore.RemoveBackends{Names: names}, func(s *raftstore.State) string {
 		return placeUnknown(s, names, func(int) string { return "name" })
 	})
 }
 
-// listBackends with consistent includes every change confirmed before the request.
-func (n *Node) listBackends(w http.ResponseWriter, r *http.Request) {
-	consistent, refused := isSet(r, "consistent")
-	if refused != nil {
-		refused.write(w)
-		return
+// CatchUp makes this node route by every change confirmed before the call.
+func (n *Node) CatchUp(ctx context.Context) error {
+	s, err := n.agreement()
+	if err != nil {
+		return err
 	}
-	if consistent {
-		s, err := n.agreement()
-		if err == nil {
-			var state *raftstore.State
-			if state, err = s.Read(r.Context()); err == nil {
-				n.adopt(state)
-			}
-		}
-		if err != nil {
-			refusalOf(err).write(w)
-			return
-		}
+	state, err := s.Read(ctx)
+	if err == nil {
+		n.adopt(state)
 	}
-	answer(w, n.BackendList())
+	return err
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"grapevine/node/admin"
 	"grapevine/node/metrics"
 	"grapevine/raftstore"
 )
@@ -71,7 +72,7 @@ func (n *Node) collectAgreement(s metrics.Scrape) {
 	for _, state := range []raftstore.BackendState{raftstore.Active, raftstore.Draining, raftstore.Down} {
 		engines(float64(count[state]), state.String())
 	}
-	var st RaftStatus
+	var st admin.RaftStatus
 	if now, err := n.Raft(); err == nil {
 		st = *now
 	}

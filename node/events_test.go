@@ -11,6 +11,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"grapevine/node/admin"
 	"grapevine/node/backends"
 	"grapevine/raftstore"
 )
@@ -59,15 +60,15 @@ func TestEventsOfAFleet(t *testing.T) {
 	everywhere(EventStateAdopted, "")
 	everywhere("peer_joined", "")
 	everywhere("leader_changed", "")
-	c, ctx := admin(nodes[1]), t.Context()
-	done := func(_ *Changed, err error) {
+	c, ctx := client(nodes[1]), t.Context()
+	done := func(_ *admin.Changed, err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	const gpu = `"backend":"second"`
-	done(c.AddBackends(ctx, []NewBackend{{Name: "second", URL: second.URL}}, false))
+	done(c.AddBackends(ctx, []admin.NewBackend{{Name: "second", URL: second.URL}}, false))
 	everywhere(backends.EventEngineAdded, gpu)
 	done(c.SetBackendState(ctx, []string{"second"}, "drain", "new disk"))
 	everywhere(backends.EventEngineDraining, `"reason":"new disk","by":"operator"`)
@@ -77,7 +78,7 @@ func TestEventsOfAFleet(t *testing.T) {
 	everywhere(backends.EventEngineDown, `"reason":"smoke","by":"operator"`)
 	done(c.SetBackendState(ctx, []string{"second"}, "up", ""))
 	everywhere(backends.EventEngineUp, gpu)
-	done(send[Changed](ctx, c, "PATCH", "/backends/second", backendUpdate{Weight: new(2.0)}))
+	done(c.UpdateBackend(ctx, "second", admin.BackendUpdate{Weight: new(2.0)}))
 	everywhere(backends.EventEngineChanged, gpu)
 	if _, err := nodes[0].store.Load().Apply(ctx, raftstore.NewGeneration{Name: "second"}); err != nil {
 		t.Fatal(err)

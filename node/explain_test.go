@@ -9,13 +9,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"grapevine/node/admin"
 )
 
-func explain(t *testing.T, n *Node, path string, headers map[string]string, body string) (*Receipt, error) {
+func explain(t *testing.T, n *Node, path string, headers map[string]string, body string) (*admin.Receipt, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	return NewClient(n.AdminAddr()).Explain(ctx, path, headers, []byte(body))
+	return admin.NewClient(n.AdminAddr()).Explain(ctx, path, headers, []byte(body))
 }
 
 const longText = "The same long beginning of a prompt, over and over. "
@@ -157,28 +159,28 @@ func TestChangeWithoutAnswer(t *testing.T) {
 	}))
 	defer half.Close()
 	for _, url := range []string{deaf.URL, half.URL} {
-		if _, err := NewClient(url).RemoveBackends(t.Context(), []string{"a"}); err == nil || !strings.Contains(err.Error(), "outcome unknown") {
+		if _, err := admin.NewClient(url).RemoveBackends(t.Context(), []string{"a"}); err == nil || !strings.Contains(err.Error(), "outcome unknown") {
 			t.Errorf("a change: %v", err)
 		}
-		if _, err := NewClient(url).Raft(t.Context()); err == nil || strings.Contains(err.Error(), "outcome unknown") {
+		if _, err := admin.NewClient(url).Raft(t.Context()); err == nil || strings.Contains(err.Error(), "outcome unknown") {
 			t.Errorf("a look: %v", err)
 		}
-		if _, err := NewClient(url).Explain(t.Context(), "/", nil, nil); err == nil || strings.Contains(err.Error(), "outcome unknown") {
+		if _, err := admin.NewClient(url).Explain(t.Context(), "/", nil, nil); err == nil || strings.Contains(err.Error(), "outcome unknown") {
 			t.Errorf("explain: %v", err)
 		}
 	}
-	if _, err := NewClient("127.0.0.1:1").RemoveBackends(t.Context(), []string{"a"}); err == nil || strings.Contains(err.Error(), "outcome unknown") {
+	if _, err := admin.NewClient("127.0.0.1:1").RemoveBackends(t.Context(), []string{"a"}); err == nil || strings.Contains(err.Error(), "outcome unknown") {
 		t.Errorf("nobody there: %v", err)
 	}
 }
 
 func TestClientErrors(t *testing.T) {
 	leakCheck(t)
-	if _, err := NewClient("127.0.0.1:1").Status(t.Context()); err == nil || !strings.Contains(err.Error(), "is the router running") {
+	if _, err := admin.NewClient("127.0.0.1:1").Status(t.Context()); err == nil || !strings.Contains(err.Error(), "is the router running") {
 		t.Errorf("nobody there: %v", err)
 	}
 	e := newFakeEngine(t)
-	if _, err := NewClient(e.URL).Status(t.Context()); err == nil || !strings.Contains(err.Error(), "404") {
+	if _, err := admin.NewClient(e.URL).Status(t.Context()); err == nil || !strings.Contains(err.Error(), "404") {
 		t.Errorf("somebody else there: %v", err)
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/gossip/member"
+	"grapevine/node/admin"
 )
 
 func fleetConfig(name string, join []string, urls ...string) Config {
@@ -345,7 +346,7 @@ func TestRefusedStartFails(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	keyFile := func(name string) string {
-		text, _ := NewGossipKey()
+		text, _ := admin.NewGossipKey()
 		path := filepath.Join(dir, name)
 		if err := os.WriteFile(path, []byte(text+"\n"), 0o600); err != nil {
 			t.Fatal(err)
@@ -460,8 +461,8 @@ func TestFleetIsExported(t *testing.T) {
 		t.Errorf("%v records sent, %v taken", sent, changed)
 	}
 
-	client := NewClient(nodes[1].AdminAddr())
-	var list *NodeList
+	client := admin.NewClient(nodes[1].AdminAddr())
+	var list *admin.NodeList
 	var err error
 	eventually(t, "the first node is connected", func() bool {
 		list, err = client.Nodes(t.Context())

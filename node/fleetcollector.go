@@ -34,7 +34,7 @@ func (n *Node) fleetFigures() *fleetFigures {
 		seeds:   countSeeds(n.cfg.Join, g.Members().JoinErrors()),
 		peers:   g.Peers(), stats: g.Stats(), shared: n.knowledge.shared.Stats(), warm: g.WarmFraction(),
 		staleness: time.Duration(n.knowledge.staleness.Load()), blind: n.router.Stats().Blind,
-		refused: g.Members().Stats().Refused, malformed: n.knowledge.malformed.Load(),
+		refused: g.Members().Refused(), malformed: n.knowledge.malformed.Load(),
 	}
 	for _, p := range f.peers {
 		f.members[p.State]++

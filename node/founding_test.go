@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"grapevine/gossip/member"
+	"grapevine/node/admin"
 	"grapevine/raftstore"
 )
 
@@ -21,7 +22,7 @@ func TestChangesComeAfterOwnList(t *testing.T) {
 	change := raftstore.AddBackends{Backends: []raftstore.Backend{{Name: "early", URL: "http://127.0.0.1:3"}}}
 	early, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := n.change(early, change); !errors.Is(err, errNotSaid) || refusalOf(err).status != 503 {
+	if _, err := n.change(early, change); !errors.Is(err, admin.ErrNotProposed) || admin.RefusalOf(err).Status != 503 {
 		t.Errorf("a change before the node's own list: %v", err)
 	}
 	if st := s.State(); len(st.Backends) != 0 {
@@ -106,7 +107,7 @@ func TestChangeSaysWhoIsMissing(t *testing.T) {
 		}
 	}
 	err = change(4 * time.Second) // for the question to the other voters
-	if !errors.Is(err, errNotSaid) || !errors.Is(err, raftstore.ErrNoLeader) || refusalOf(err).status != 503 {
+	if !errors.Is(err, admin.ErrNotProposed) || !errors.Is(err, raftstore.ErrNoLeader) || admin.RefusalOf(err).Status != 503 {
 		t.Errorf("before the list was put to anybody: %v", err)
 	}
 	if err == nil || !strings.Contains(err.Error(), "unreachable: r2 ("+gone+")") {

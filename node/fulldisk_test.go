@@ -47,14 +47,14 @@ func TestFullDiskKeepsUp(t *testing.T) {
 	// Long rules use up the file's free pages.
 	for i := 0; !diskFailed(); i++ {
 		rules := fmt.Sprintf("# %d %s\nrules:\n  - strategy: prefix\n", i, strings.Repeat("x", 32<<10))
-		if _, err := admin(well[0]).ApplyRules(t.Context(), rules, nil, false); err != nil {
+		if _, err := client(well[0]).ApplyRules(t.Context(), rules, nil, false); err != nil {
 			t.Fatal(err)
 		}
 		if i == 200 {
 			t.Fatal("the disk does not fail")
 		}
 	}
-	if _, err := admin(well[1]).SetBackendState(t.Context(), []string{name}, "drain", ""); err != nil {
+	if _, err := client(well[1]).SetBackendState(t.Context(), []string{name}, "drain", ""); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the drain is seen by all", func() bool {

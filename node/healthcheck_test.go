@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine/node/admin"
 	"grapevine/node/backends"
 	"grapevine/node/health"
 	"grapevine/node/share"
@@ -256,7 +257,7 @@ func TestDrainIsNotOverridden(t *testing.T) {
 	told := func(state, drainedBy, downBy string) {
 		t.Helper()
 		eventually(t, state, func() bool {
-			return slices.ContainsFunc(n.BackendList().Backends, func(b BackendStatus) bool {
+			return slices.ContainsFunc(n.BackendList().Backends, func(b admin.BackendStatus) bool {
 				return b.Name == victim.addr && b.State == state && b.DrainedBy == drainedBy && b.DownBy == downBy
 			})
 		})
@@ -521,7 +522,7 @@ func chatCode(t *testing.T, n *Node, text string) int {
 	return code
 }
 
-func backendOf(t *testing.T, n *Node, name string) BackendStatus {
+func backendOf(t *testing.T, n *Node, name string) admin.BackendStatus {
 	t.Helper()
 	for _, b := range n.BackendList().Backends {
 		if b.Name == name {
@@ -529,7 +530,7 @@ func backendOf(t *testing.T, n *Node, name string) BackendStatus {
 		}
 	}
 	t.Fatalf("%s does not know %s", n.Name(), name)
-	return BackendStatus{}
+	return admin.BackendStatus{}
 }
 
 // TestRestartedEngineIsUsedSoon: within 2.5 s by default; ten here, for busy machines.

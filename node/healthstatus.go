@@ -4,31 +4,20 @@ import (
 	"math"
 	"time"
 
+	"grapevine/node/admin"
 	"grapevine/node/backends"
 	"grapevine/node/health"
 	"grapevine/node/metrics"
 	"grapevine/proxy/engine"
 )
 
-// HealthStatus is an engine's health as this node knows it.
-type HealthStatus struct {
-	Failing   bool     `json:"failing"`            // own probes or requests
-	Avoided   bool     `json:"avoided"`            // here, by probes or peers
-	Reason    string   `json:"reason,omitempty"`   // refused, connect, timeout, reset, 5xx or tls
-	SinceS    float64  `json:"since_s,omitempty"`  // failing or well
-	ProbedS   *float64 `json:"probed_s,omitempty"` // since the last own probe; null: none
-	Reporters []string `json:"reporters"`          // nodes that probe it
-	OK        int      `json:"ok"`                 // reporters
-	Bad       int      `json:"bad"`                // reporters
-}
-
-func (c *checker) status(u *backends.Engine) HealthStatus {
+func (c *checker) status(u *backends.Engine) admin.HealthStatus {
 	at := time.Now()
 	v, ok := c.board.Verdict(u.Key, at)
 	if !ok {
-		return HealthStatus{Reporters: []string{}}
+		return admin.HealthStatus{Reporters: []string{}}
 	}
-	s := HealthStatus{Failing: v.Failing, Avoided: v.Avoid, Reporters: v.Reporters, OK: v.OK, Bad: v.Bad}
+	s := admin.HealthStatus{Failing: v.Failing, Avoided: v.Avoid, Reporters: v.Reporters, OK: v.OK, Bad: v.Bad}
 	if v.Reason != health.NoReason {
 		s.Reason = v.Reason.String()
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine/node/admin"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
@@ -59,7 +60,7 @@ func TestPrefixesOfANode(t *testing.T) {
 	if m := scrape(t, n); m["grapevine_hot_prefixes"] != 1 || m["grapevine_hot_prefix_replicas"] != 2 {
 		t.Errorf("the metrics say %v prefixes, %v replicas", m["grapevine_hot_prefixes"], m["grapevine_hot_prefix_replicas"])
 	}
-	list, err := admin(n).Prefixes(t.Context())
+	list, err := client(n).Prefixes(t.Context())
 	if err != nil || !list.Enabled || len(list.Prefixes) != 1 {
 		t.Fatalf("%+v: %v", list, err)
 	}
@@ -67,17 +68,17 @@ func TestPrefixesOfANode(t *testing.T) {
 	if p.Anchor != r.Hot || p.Tokens != 1536 || p.Replicas != 2 || p.Share != 1 || len(p.Backends) != 2 || !slices.Contains(p.Backends, r.Backend) || !strings.Contains(p.Why, "100 %") {
 		t.Errorf("%+v", p)
 	}
-	if _, err := admin(n).SetBackendState(t.Context(), p.Backends[:1], "drain", ""); err != nil {
+	if _, err := client(n).SetBackendState(t.Context(), p.Backends[:1], "drain", ""); err != nil {
 		t.Fatal(err)
 	}
-	after, err := admin(n).Prefixes(t.Context())
+	after, err := client(n).Prefixes(t.Context())
 	if err != nil || len(after.Prefixes) != 1 {
 		t.Fatalf("%+v: %v", after, err)
 	}
 	if b := after.Prefixes[0].Backends; len(b) != 2 || b[0] != p.Backends[1] || slices.Contains(b, p.Backends[0]) {
 		t.Errorf("after the drain of %s it is on %v, before on %v", p.Backends[0], b, p.Backends)
 	}
-	if _, err := admin(n).SwitchPrefixes(t.Context(), false); err != nil {
+	if _, err := client(n).SwitchPrefixes(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	if r, err := explain(t, n, "/v1/chat/completions", nil, body); err != nil || r.Replicas != 0 || r.Rung == "hot" {
@@ -132,7 +133,7 @@ func testHeirsAreWarmed(t *testing.T, tenant string) {
 	all.Hot[0].R = 3
 	order := n.hot.Sets(&all, time.Now())[0].Backends
 	before := engines[order[2]].requests.Load()
-	if _, err := admin(n).SetBackendState(t.Context(), order[:1], "drain", ""); err != nil {
+	if _, err := client(n).SetBackendState(t.Context(), order[:1], "drain", ""); err != nil {
 		t.Fatal(err)
 	}
 	if got := engines[order[2]].requests.Load() - before; got != 1 {
@@ -142,18 +143,18 @@ func testHeirsAreWarmed(t *testing.T, tenant string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := slices.IndexFunc(r.Candidates, func(c Candidate) bool { return c.Backend == order[2] })
+	at := slices.IndexFunc(r.Candidates, func(c admin.Candidate) bool { return c.Backend == order[2] })
 	if at < 0 || r.Candidates[at].MatchedBlocks < 10 {
 		t.Errorf("it is not known to hold the prefix: %+v", r.Candidates)
 	}
 	if m := scrape(t, n); m[`grapevine_hot_warm_ups_total{outcome="warmed"}`] != 1 {
 		t.Errorf("%v are counted", m[`grapevine_hot_warm_ups_total{outcome="warmed"}`])
 	}
-	if _, err := admin(n).SetBackendState(t.Context(), order[:1], "resume", ""); err != nil {
+	if _, err := client(n).SetBackendState(t.Context(), order[:1], "resume", ""); err != nil {
 		t.Fatal(err)
 	}
 	engines[order[2]].Close()
-	if _, err := admin(n).SetBackendState(t.Context(), order[:1], "drain", ""); err != nil {
+	if _, err := client(n).SetBackendState(t.Context(), order[:1], "drain", ""); err != nil {
 		t.Fatal(err)
 	}
 	m := scrape(t, n)

@@ -18,14 +18,15 @@ const module = "grapevine"
 // mayImport lists for each package which packages of this module it may import (docs/design.md,
 // section 3). A name ending in /... stands for everything below it. Unlisted packages are an error.
 var mayImport = map[string][]string{
-	"prefixtree":    {},
-	"gossip/member": {},
-	"gossip/wire":   {},
-	"gossip":        {"gossip/member", "gossip/wire"},
-	"raftstore":     {},
-	"proxy/engine":  {},
-	"proxy/prompt":  {"prefixtree"},
-	"proxy/policy":  {"prefixtree"},
+	"prefixtree":       {},
+	"gossip/discovery": {},
+	"gossip/member":    {"gossip/discovery"},
+	"gossip/wire":      {},
+	"gossip":           {"gossip/member", "gossip/wire"},
+	"raftstore":        {},
+	"proxy/engine":     {},
+	"proxy/prompt":     {"prefixtree"},
+	"proxy/policy":     {"prefixtree"},
 
 	"proxy": {"prefixtree", "proxy/..."},
 
@@ -33,9 +34,10 @@ var mayImport = map[string][]string{
 	"node/notify":  {},
 	"node/health":  {},
 	"node/machine": {},
+	"node/admin":   {"gossip", "gossip/member", "node/config", "proxy/policy", "raftstore"},
 	"node/config":  {"gossip/member", "node/machine", "prefixtree", "proxy", "proxy/policy", "raftstore"},
 	"node/metrics": {"proxy", "proxy/policy", "proxy/prompt", "raftstore"},
-	"node":         {"prefixtree", "gossip", "gossip/member", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "node/share", "raftstore", "proxy", "proxy/..."},
+	"node":         {"prefixtree", "gossip", "gossip/member", "node/admin", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "node/share", "raftstore", "proxy", "proxy/..."},
 
 	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/policy", "raftstore"},
 	"node/share":    {"gossip/wire", "prefixtree", "proxy/policy"},
@@ -52,34 +54,35 @@ var mayImport = map[string][]string{
 	"chaos/plot":     {},
 	"chaos/report":   {"chaos/plot"},
 	"chaos/history":  {},
-	"chaos/scenario": {"chaos/...", "node", "prefixtree"},
+	"chaos/scenario": {"chaos/...", "node", "node/admin", "prefixtree"},
 	"chaos/replay":   {"chaos/report", "chaos/workload", "prefixtree", "proxy", "proxy/..."},
 	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "node/hot", "node/share", "proxy/policy", "proxy/prompt"},
 
 	"chaos/fleetsim/herd": {"chaos/fleetsim", "chaos/plot", "chaos/report", "chaos/workload"},
 
-	"chaos/fleet":   {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
+	"chaos/fleet":   {"chaos/...", "node", "node/admin", "prefixtree", "proxy", "proxy/..."},
 	"chaos/demo":    {"chaos/...", "node", "proxy", "proxy/..."},
 	"chaos/bench":   {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 	"chaos/clients": {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 
 	"cmd/commandline":   {},
-	"cmd/grapevine":     {"cmd/commandline", "node", "node/config", "node/machine", "node/notify"},
+	"cmd/grapevine":     {"cmd/commandline", "node", "node/admin", "node/config", "node/machine", "node/notify", "raftstore"},
 	"cmd/grapevine-lab": {"cmd/commandline", "chaos/...", "node/config"},
 }
 
 // outside lists the imports of pure packages from other modules; nil means the standard library
 // only.
 var outside = map[string][]string{
-	"prefixtree":   {"github.com/zeebo/xxh3"},
-	"proxy/policy": {"github.com/zeebo/xxh3"},
-	"proxy/prompt": {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
-	"proxy/engine": nil,
-	"gossip/wire":  nil,
-	"node/health":  {"github.com/zeebo/xxh3"},
-	"node/machine": nil,
-	"node/notify":  nil,
-	"node/share":   nil,
+	"prefixtree":       {"github.com/zeebo/xxh3"},
+	"proxy/policy":     {"github.com/zeebo/xxh3"},
+	"proxy/prompt":     {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
+	"proxy/engine":     nil,
+	"gossip/discovery": nil,
+	"gossip/wire":      nil,
+	"node/health":      {"github.com/zeebo/xxh3"},
+	"node/machine":     nil,
+	"node/notify":      nil,
+	"node/share":       nil,
 }
 
 var impure = map[string][]string{

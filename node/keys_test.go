@@ -9,13 +9,14 @@ import (
 	"testing"
 
 	"grapevine/gossip/member"
+	"grapevine/node/admin"
 )
 
 func TestKeyRotation(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	oldText, oldID := NewGossipKey()
-	newText, newID := NewGossipKey()
+	oldText, oldID := admin.NewGossipKey()
+	newText, newID := admin.NewGossipKey()
 	var nodes []*Node
 	var files, join []string
 	for _, name := range []string{"one", "two"} {
@@ -29,8 +30,8 @@ func TestKeyRotation(t *testing.T) {
 		join = []string{nodes[0].GossipAddr()}
 	}
 	awaitFleet(t, nodes...)
-	c := NewClient(nodes[1].AdminAddr())
-	check := func(what string, list *KeyList, err error, primary string, accepted ...string) {
+	c := admin.NewClient(nodes[1].AdminAddr())
+	check := func(what string, list *admin.KeyList, err error, primary string, accepted ...string) {
 		t.Helper()
 		if err != nil || list.Error != "" || len(list.Nodes) != 2 {
 			t.Fatalf("%s: %+v %v", what, list, err)
@@ -47,7 +48,7 @@ func TestKeyRotation(t *testing.T) {
 	if list, err = c.UseKey(t.Context(), newID); err != nil || !strings.Contains(list.Error, "install it first") {
 		t.Errorf("a key that nobody has was taken into use: %+v %v", list, err)
 	}
-	key, err := ParseGossipKey([]byte(newText))
+	key, err := admin.ParseGossipKey([]byte(newText))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +78,7 @@ func TestKeyRotation(t *testing.T) {
 func TestKeysOfASilentNode(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "key")
-	text, id := NewGossipKey()
+	text, id := admin.NewGossipKey()
 	key, err := member.ParseFingerprint(id)
 	if err != nil {
 		t.Fatal(err)
@@ -98,8 +99,8 @@ func TestKeysOfASilentNode(t *testing.T) {
 	if err != nil || len(list.Nodes) != 2 || list.Nodes[0].Error != "" || list.Nodes[0].Primary == "" || !strings.Contains(list.Nodes[1].Error, "timeout") || list.Error != "two: "+list.Nodes[1].Error {
 		t.Errorf("list: %+v %v", list, err)
 	}
-	list, err = nodes[0].rotate(ctx, member.KeyUse, key[:])
-	if err != nil || len(list.Nodes) != 2 || list.Error != "two cannot be asked, so nothing was changed: "+list.Nodes[1].Error {
+	list, err = nodes[0].ChangeKeys(ctx, member.KeyUse, key[:])
+	if err != nil || len(list.Nodes) != 2 || list.Error != "two does not answer, so nothing was changed: "+list.Nodes[1].Error {
 		t.Errorf("use: %+v %v", list, err)
 	}
 }

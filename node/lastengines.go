@@ -5,17 +5,14 @@ import (
 	"net/http"
 	"strings"
 
+	"grapevine/node/admin"
 	"grapevine/node/backends"
 	"grapevine/raftstore"
 )
 
 // checkLast refuses to leave the fleet, or a model of a named backend, without an active engine, by
 // this node's roster. The client's force skips it.
-func (n *Node) checkLast(r *http.Request, names []string, place, verb string) *Refusal {
-	force, refused := isSet(r, "force")
-	if refused != nil || force {
-		return refused
-	}
+func (n *Node) checkLast(names []string, place, verb string) error {
 	unknown := make(map[string]bool, len(names))
 	for _, name := range names {
 		unknown[name] = true
@@ -45,8 +42,8 @@ func (n *Node) checkLast(r *http.Request, names []string, place, verb string) *R
 		}
 		lost = fmt.Sprintf("no active engine for model %s", strings.Join(models, ", "))
 	}
-	return &Refusal{status: http.StatusConflict, Place: place, Reason: fmt.Sprintf("%s of %s would leave the fleet with %s", verb, someNames(going), lost),
-		Remedy: "add or resume another engine first, or do it all the same with force (--force)"}
+	return admin.Refuse(http.StatusConflict, place, "add or resume another engine first, or do it all the same with force (--force)",
+		"%s of %s would leave the fleet with %s", verb, someNames(going), lost)
 }
 
 const namesInRefusal = 3

@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"grapevine/node/admin"
 )
 
 func TestLastEngines(t *testing.T) {
@@ -16,11 +18,11 @@ func TestLastEngines(t *testing.T) {
 		{URL: "http://127.0.0.3:3", Name: "only-x", Models: []string{"m", "x"}},
 	}
 	n := startAgreed(t, cfg)
-	c := admin(n)
+	c := client(n)
 	refused := func(what string, err error, reason string) {
 		t.Helper()
-		var r *Refusal
-		if !errors.As(err, &r) || r.status != http.StatusConflict || !strings.Contains(r.Reason, reason) || !strings.Contains(r.Remedy, "force") {
+		var r *admin.Refusal
+		if !errors.As(err, &r) || r.Status != http.StatusConflict || !strings.Contains(r.Reason, reason) || !strings.Contains(r.Remedy, "force") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -30,11 +32,11 @@ func TestLastEngines(t *testing.T) {
 			t.Fatalf("%s: %v", what, err)
 		}
 	}
-	state := func(c *Client, action string, names ...string) error {
+	state := func(c *admin.Client, action string, names ...string) error {
 		_, err := c.SetBackendState(t.Context(), names, action, "")
 		return err
 	}
-	remove := func(c *Client, names ...string) error {
+	remove := func(c *admin.Client, names ...string) error {
 		_, err := c.RemoveBackends(t.Context(), names)
 		return err
 	}

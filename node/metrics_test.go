@@ -118,7 +118,7 @@ func TestMetricsCount(t *testing.T) {
 func scrape(t *testing.T, n *Node) map[string]float64 {
 	t.Helper()
 	w := httptest.NewRecorder()
-	n.adminHandler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	n.adminServer().Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	series := make(map[string]float64)
 	for _, line := range strings.Split(w.Body.String(), "\n") {
 		name, value, ok := cutLast(line, " ")

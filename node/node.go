@@ -19,6 +19,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/gossip"
+	"grapevine/node/admin"
 	"grapevine/node/backends"
 	"grapevine/node/config"
 	"grapevine/node/hot"
@@ -122,7 +123,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	n.ready.announce = n.proxy.Ready
 	if n.cfg.AdminTokenFile != "" {
-		if _, err := ReadToken(n.cfg.AdminTokenFile); err != nil {
+		if _, err := admin.ReadToken(n.cfg.AdminTokenFile); err != nil {
 			return nil, err
 		}
 	}

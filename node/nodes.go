@@ -4,141 +4,25 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"net/http"
 	"slices"
 	"strings"
 	"time"
 
 	"grapevine/gossip"
 	"grapevine/gossip/member"
+	"grapevine/node/admin"
 	"grapevine/prefixtree"
 )
 
-// FleetStatus is the fleet's part of /status.
-type FleetStatus struct {
-	Nodes          int     `json:"nodes"`         // alive, including this one
-	WarmFraction   float64 `json:"warm_fraction"` // of the snapshot at the start, 0 to 1
-	StalenessMS    float64 `json:"staleness_ms"`  // age of peers' actions when known here
-	BlindDecisions uint64  `json:"blind_decisions"`
-	Incomplete     int     `json:"incomplete"` // peers with missing batches
-	Refused        uint64  `json:"refused"`    // rejected join attempts
-}
-
-// NodeList is the answer of /nodes.
-type NodeList struct {
-	// Nodes are this node, then peers by name, recently departed ones included.
-	Nodes []NodeStatus `json:"nodes"`
-	// Seeds are the outcomes of the last join attempts, by address.
-	Seeds    []SeedStatus    `json:"seeds"`
-	Refusals []RefusalStatus `json:"refusals"`
-}
-
-// NodeStatus describes this node or a peer.
-type NodeStatus struct {
-	Name          string  `json:"name"`
-	Self          bool    `json:"self"`
-	State         string  `json:"state"` // alive, failed or left
-	SinceS        float64 `json:"since_s"`
-	Gossip        string  `json:"gossip"`
-	Data          string  `json:"data"`
-	Admin         string  `json:"admin"`
-	Version       string  `json:"version"`
-	StartedMS     uint64  `json:"started_ms"` // Unix milliseconds
-	Connected     bool    `json:"connected"`
-	LagMS         float64 `json:"lag_ms"`
-	RTTMS         float64 `json:"rtt_ms"`
-	OffsetMS      float64 `json:"offset_ms"`  // added to its clock, gives this node's
-	Subscribed    bool    `json:"subscribed"` // it receives this node's news
-	Behind        uint64  `json:"behind"`     // batches not yet sent to it
-	Missed        uint64  `json:"missed"`     // its batches too old to resume, replaced by a snapshot
-	ReceivedBytes uint64  `json:"received_bytes"`
-	SentBytes     uint64  `json:"sent_bytes"`
-	LastError     string  `json:"last_error,omitempty"`
-}
-
-// SeedStatus is the last attempt to join through one address.
-type SeedStatus struct {
-	Seed  string  `json:"seed"`
-	Addr  string  `json:"addr"`
-	AgeS  float64 `json:"age_s"`
-	Error string  `json:"error,omitempty"`
-}
-
-// RefusalStatus is a rejected node and the reason.
-type RefusalStatus struct {
-	Name  string  `json:"name"`
-	Addr  string  `json:"addr"`
-	AgeS  float64 `json:"age_s"`
-	Count int     `json:"count"`
-	Error string  `json:"error"`
-}
-
-// GossipStatus is the answer of /gossip.
-type GossipStatus struct {
-	Node   string                `json:"node"`
-	Stats  gossip.Stats          `json:"stats"`
-	Outbox OutboxStatus          `json:"outbox"`
-	Peers  map[string]PeerStatus `json:"peers"`
-	// Process is this node's incarnation, Position the number of its next batch. A peer whose entry
-	// for this node shows the same two, and is not incomplete, has all of this node's news.
-	Process  uint64 `json:"process"`
-	Position uint64 `json:"position"`
-	// Facts is only set with ?facts=1, because it takes a scan.
-	Facts    *FactsStatus `json:"facts,omitempty"`
-	Unknown  uint64       `json:"unknown"`   // about unlisted backends without a free number
-	BadState uint64       `json:"bad_state"` // malformed blobs
-}
-
-// OutboxStatus counts this node's own news, in records.
-type OutboxStatus struct {
-	Pending     int    `json:"pending"`
-	Sent        uint64 `json:"sent"`
-	LostAdds    uint64 `json:"lost_adds"`
-	LostTouches uint64 `json:"lost_touches"`
-	LostDrops   uint64 `json:"lost_drops"`
-	Unnamed     uint64 `json:"unnamed"`
-}
-
-// PeerStatus counts what arrived from a peer, in records unless a name says otherwise.
-type PeerStatus struct {
-	LagMS         float64 `json:"lag_ms"`
-	Received      uint64  `json:"received"`
-	Applied       uint64  `json:"applied"`
-	News          uint64  `json:"news"` // changed the tree
-	Dropped       uint64  `json:"dropped"`
-	Unknown       uint64  `json:"unknown"`    // no free number
-	Process       uint64  `json:"process"`    // incarnation that Position belongs to
-	Position      uint64  `json:"position"`   // next batch to apply
-	Incomplete    bool    `json:"incomplete"` // batches below Position are missing
-	MissedBatches uint64  `json:"missed_batches"`
-	Violations    uint64  `json:"violations"` // streams closed because of invalid data
-	Connects      uint64  `json:"connects"`
-	ReceivedBytes uint64  `json:"received_bytes"`
-	SentBytes     uint64  `json:"sent_bytes"`
-}
-
-// FactsStatus is the digest of live facts about engines; equal trees have equal digests.
-type FactsStatus struct {
-	Count uint64 `json:"count"`
-	XOR   string `json:"xor"`
-	// Backends is by prefixtree.BackendKey in hexadecimal.
-	Backends map[string]FactsOf `json:"backends"`
-}
-
-type FactsOf struct {
-	Count uint64 `json:"count"`
-	XOR   string `json:"xor"`
-}
-
-func (n *Node) fleetStatus() *FleetStatus {
+func (n *Node) fleetStatus() *admin.FleetStatus {
 	g := n.gossip.Load()
 	if g == nil {
 		return nil
 	}
-	return &FleetStatus{
+	return &admin.FleetStatus{
 		Nodes: int(n.knowledge.nodes.Load()), WarmFraction: g.WarmFraction(),
 		StalenessMS: milliseconds(time.Duration(n.knowledge.staleness.Load())), BlindDecisions: n.router.Stats().Blind,
-		Incomplete: incomplete(g.Peers()), Refused: g.Members().Stats().Refused,
+		Incomplete: incomplete(g.Peers()), Refused: g.Members().Refused(),
 	}
 }
 
@@ -152,14 +36,14 @@ func incomplete(peers []gossip.Peer) (count int) {
 }
 
 // NodeList is the fleet as this node sees it.
-func (n *Node) NodeList() *NodeList {
-	self := NodeStatus{
+func (n *Node) NodeList() *admin.NodeList {
+	self := admin.NodeStatus{
 		Name: n.name, Self: true, State: member.StateAlive.String(), Data: n.Addr(), Admin: n.AdminAddr(), Version: n.cfg.Version,
 	}
 	if n.Addr() != "" {
 		self.SinceS, self.StartedMS = time.Since(n.began).Seconds(), uint64(n.began.UnixMilli())
 	}
-	list := &NodeList{Nodes: []NodeStatus{self}, Seeds: []SeedStatus{}, Refusals: []RefusalStatus{}}
+	list := &admin.NodeList{Nodes: []admin.NodeStatus{self}, Seeds: []admin.SeedStatus{}, Refusals: []admin.RefusalStatus{}}
 	g := n.gossip.Load()
 	if g == nil {
 		return list
@@ -174,19 +58,19 @@ func (n *Node) NodeList() *NodeList {
 		list.Nodes = append(list.Nodes, nodeStatus(&peers[i]))
 	}
 	for _, s := range members.JoinErrors() {
-		list.Seeds = append(list.Seeds, SeedStatus{Seed: s.Seed, Addr: s.Addr, AgeS: ageS(s.At), Error: text(s.Err)})
+		list.Seeds = append(list.Seeds, admin.SeedStatus{Seed: s.Seed, Addr: s.Addr, AgeS: ageS(s.At), Error: text(s.Err)})
 	}
 	for _, r := range members.Refusals() {
-		list.Refusals = append(list.Refusals, RefusalStatus{Name: r.Name, Addr: r.Addr, AgeS: ageS(r.At), Count: r.Count, Error: text(r.Err)})
+		list.Refusals = append(list.Refusals, admin.RefusalStatus{Name: r.Name, Addr: r.Addr, AgeS: ageS(r.At), Count: r.Count, Error: text(r.Err)})
 	}
-	slices.SortStableFunc(list.Seeds, func(a, b SeedStatus) int {
+	slices.SortStableFunc(list.Seeds, func(a, b admin.SeedStatus) int {
 		return cmp.Or(strings.Compare(a.Seed, b.Seed), strings.Compare(a.Addr, b.Addr))
 	})
 	return list
 }
 
-func nodeStatus(p *gossip.Peer) NodeStatus {
-	return NodeStatus{
+func nodeStatus(p *gossip.Peer) admin.NodeStatus {
+	return admin.NodeStatus{
 		Name: p.Name, State: p.State.String(), SinceS: ageS(p.Since), Gossip: p.Addr,
 		Data: reachable(p.Data, p.Addr), Admin: reachable(p.Admin, p.Addr), Version: p.Version, StartedMS: p.Incarnation,
 		Connected: p.Connected, LagMS: milliseconds(p.Lag), RTTMS: milliseconds(p.RTT), OffsetMS: milliseconds(p.Offset),
@@ -195,18 +79,18 @@ func nodeStatus(p *gossip.Peer) NodeStatus {
 }
 
 // GossipStatus returns the counters of gossip, nil without a fleet.
-func (n *Node) GossipStatus() *GossipStatus {
+func (n *Node) GossipStatus() *admin.GossipStatus {
 	g := n.gossip.Load()
 	if g == nil {
 		return nil
 	}
 	k, shared := n.knowledge, n.knowledge.shared.Stats()
-	s := &GossipStatus{
-		Node: n.name, Stats: g.Stats(), Outbox: OutboxStatus(shared.Outbox), Peers: make(map[string]PeerStatus),
+	s := &admin.GossipStatus{
+		Node: n.name, Stats: g.Stats(), Outbox: admin.OutboxStatus(shared.Outbox), Peers: make(map[string]admin.PeerStatus),
 		Process: g.Members().Self().Incarnation, Position: g.Position(), Unknown: shared.Unknown, BadState: k.malformed.Load(),
 	}
 	for _, p := range g.Peers() {
-		s.Peers[p.Name] = PeerStatus{
+		s.Peers[p.Name] = admin.PeerStatus{
 			LagMS: milliseconds(p.Lag), Received: p.Received, Applied: p.Applied, News: p.News, Dropped: p.Dropped,
 			Unknown: p.Unknown, Process: p.Process, Position: p.Position, Incomplete: p.Incomplete, MissedBatches: p.Missed, Violations: p.Violations, Connects: p.Connects,
 			ReceivedBytes: p.ReceivedBytes, SentBytes: p.SentBytes,
@@ -215,28 +99,21 @@ func (n *Node) GossipStatus() *GossipStatus {
 	return s
 }
 
-func factsStatus(backends map[uint32]prefixtree.FactSum) *FactsStatus {
-	s := &FactsStatus{Backends: make(map[string]FactsOf, len(backends))}
+func factsStatus(backends map[uint32]prefixtree.FactSum) *admin.FactsStatus {
+	s := &admin.FactsStatus{Backends: make(map[string]admin.FactsOf, len(backends))}
 	var xor uint64
 	for key, sum := range backends {
 		s.Count += sum.Count
 		xor ^= sum.XOR
-		s.Backends[fmt.Sprintf("%08x", key)] = FactsOf{sum.Count, fmt.Sprintf("%016x", sum.XOR)}
+		s.Backends[fmt.Sprintf("%08x", key)] = admin.FactsOf{Count: sum.Count, XOR: fmt.Sprintf("%016x", sum.XOR)}
 	}
 	s.XOR = fmt.Sprintf("%016x", xor)
 	return s
 }
 
-func (n *Node) serveGossip(w http.ResponseWriter, r *http.Request) {
-	s := n.GossipStatus()
-	if s == nil {
-		refuse(w, http.StatusNotFound, "%v", errAlone)
-		return
-	}
-	if r.URL.Query().Get("facts") == "1" {
-		s.Facts = factsStatus(n.tree.FactDigests(now(), n.backends.Numbers()))
-	}
-	answer(w, s)
+// Facts digests the live facts about engines; the node must be in a fleet.
+func (n *Node) Facts() *admin.FactsStatus {
+	return factsStatus(n.tree.FactDigests(now(), n.backends.Numbers()))
 }
 
 func milliseconds(d time.Duration) float64 { return math.Round(float64(d)/1e3) / 1e3 }

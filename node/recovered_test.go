@@ -31,7 +31,7 @@ func TestRecoveredApart(t *testing.T) {
 		return n, n.Start(t.Context())
 	}
 	for _, n := range nodes[:2] {
-		if err := RecoverRaft(n.cfg.DataDir, []RaftServer{{ID: n.store.Load().ID(), Addr: n.GossipAddr(), Voter: true}}); err != nil {
+		if err := raftstore.Recover(n.cfg.DataDir, []raftstore.Server{{ID: n.store.Load().ID(), Addr: n.GossipAddr(), Voter: true}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -43,7 +43,7 @@ func TestRecoveredApart(t *testing.T) {
 	if ok, err := first.store.Load().Proven(); !ok || err != nil {
 		t.Errorf("a start has not waited for the recovered data: %v, %v", ok, err)
 	}
-	if _, err := admin(first).Forced().SetBackendState(t.Context(), []string{first.cfg.Backends[0].Name}, "drain", "after the loss"); err != nil {
+	if _, err := client(first).Forced().SetBackendState(t.Context(), []string{first.cfg.Backends[0].Name}, "drain", "after the loss"); err != nil {
 		t.Error(err)
 	}
 	for range 2 {
@@ -71,7 +71,7 @@ func TestRecoveredInDoubt(t *testing.T) {
 	id := n.store.Load().ID()
 	stopNode(t, n)
 	// One of two servers is missing, so there is no leader.
-	if err := RecoverRaft(cfg.DataDir, []RaftServer{{ID: id, Addr: "local", Voter: true}, {ID: "gone", Addr: "127.0.0.2:1", Voter: true}}); err != nil {
+	if err := raftstore.Recover(cfg.DataDir, []raftstore.Server{{ID: id, Addr: "local", Voter: true}, {ID: "gone", Addr: "127.0.0.2:1", Voter: true}}); err != nil {
 		t.Fatal(err)
 	}
 	cfg.WarmDeadline = 200 * time.Millisecond
@@ -83,7 +83,7 @@ func TestRecoveredInDoubt(t *testing.T) {
 		st, err := n.Raft()
 		return err == nil && st.Waiting == "for a leader of the recovered group"
 	})
-	if _, err := admin(n).SwitchPrefixes(t.Context(), false); err == nil {
+	if _, err := client(n).SwitchPrefixes(t.Context(), false); err == nil {
 		t.Error("a change is taken")
 	}
 }

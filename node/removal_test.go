@@ -4,6 +4,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"grapevine/node/admin"
 )
 
 func TestRequestsOutliveTheirBackend(t *testing.T) {
@@ -14,10 +16,10 @@ func TestRequestsOutliveTheirBackend(t *testing.T) {
 		st, err := n.Raft()
 		return err == nil && st.Role == "leader"
 	})
-	c := admin(n)
+	c := client(n)
 	add := func(name, url string) {
 		t.Helper()
-		if _, err := c.AddBackends(t.Context(), []NewBackend{{Name: name, URL: url}}, false); err != nil {
+		if _, err := c.AddBackends(t.Context(), []admin.NewBackend{{Name: name, URL: url}}, false); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -37,7 +39,7 @@ func TestRequestsOutliveTheirBackend(t *testing.T) {
 	for what, change := range map[string]func() error{
 		"removed": func() error { _, err := c.Forced().RemoveBackends(t.Context(), []string{"gpu"}); return err },
 		"moved": func() error {
-			_, err := send[Changed](t.Context(), c, http.MethodPatch, "/backends/gpu", backendUpdate{URL: new(next.alias())})
+			_, err := c.UpdateBackend(t.Context(), "gpu", admin.BackendUpdate{URL: new(next.alias())})
 			return err
 		},
 	} {

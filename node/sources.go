@@ -12,6 +12,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"grapevine/node/admin"
 	"grapevine/node/config"
 	"grapevine/node/metrics"
 	"grapevine/raftstore"
@@ -51,15 +52,6 @@ type sourceAnswer struct {
 	err     error
 	clash   string // entries that contradict an earlier source
 	logged  time.Time
-}
-
-// SourceStatus is the state of one source of backends.
-type SourceStatus struct {
-	Source   string  `json:"source"`
-	Backends int     `json:"backends"` // of the last good answer
-	AgeS     float64 `json:"age_s"`    // of the last good answer; 0: none yet
-	// Error is the last failure, or which entries do not count.
-	Error string `json:"error,omitempty"`
 }
 
 func newSources(entries []string, log zerolog.Logger) (*sources, error) {
@@ -425,13 +417,13 @@ func sortedNames(list map[string]Backend) []string {
 	return names
 }
 
-func (s *sources) status() []SourceStatus {
+func (s *sources) status() []admin.SourceStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make([]SourceStatus, len(s.answers))
+	out := make([]admin.SourceStatus, len(s.answers))
 	for i := range s.answers {
 		a := &s.answers[i]
-		out[i] = SourceStatus{Source: a.Entry, Backends: len(a.list)}
+		out[i] = admin.SourceStatus{Source: a.Entry, Backends: len(a.list)}
 		if !a.at.IsZero() {
 			out[i].AgeS = tenths(time.Since(a.at))
 		}

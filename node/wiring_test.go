@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine/node/admin"
 	"grapevine/prefixtree"
 )
 
@@ -58,7 +59,7 @@ func TestTakenNameIsWaitedFor(t *testing.T) {
 
 func TestFactsOfEngines(t *testing.T) {
 	s := factsStatus(map[uint32]prefixtree.FactSum{0xabc: {Count: 3, XOR: 0xff}, 1: {Count: 4, XOR: 0xf0}})
-	if s.Count != 7 || s.XOR != "000000000000000f" || s.Backends["00000abc"] != (FactsOf{3, "00000000000000ff"}) || len(s.Backends) != 2 {
+	if s.Count != 7 || s.XOR != "000000000000000f" || s.Backends["00000abc"] != (admin.FactsOf{Count: 3, XOR: "00000000000000ff"}) || len(s.Backends) != 2 {
 		t.Errorf("%+v", s)
 	}
 	if s := factsStatus(nil); s.Count != 0 || s.XOR != "0000000000000000" || s.Backends == nil {

@@ -10,19 +10,19 @@ import (
 	"strconv"
 	"strings"
 
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 // maxAnswer bounds an answer of a node or of HAProxy, in bytes.
 const maxAnswer = 64 << 20
 
 // Facts returns the digest of the node's tree. The node scans the whole tree for it.
-func (n *Node) Facts(ctx context.Context) (*node.FactsStatus, error) {
+func (n *Node) Facts(ctx context.Context) (*admin.FactsStatus, error) {
 	text, err := n.get(ctx, n.admin, "/gossip?facts=1")
 	if err != nil {
 		return nil, err
 	}
-	var s node.GossipStatus
+	var s admin.GossipStatus
 	if err := json.Unmarshal(text, &s); err != nil || s.Facts == nil {
 		return nil, fmt.Errorf("%s: no digest of facts in %.100q", n.name, text)
 	}

@@ -14,7 +14,7 @@ import (
 
 	"grapevine/chaos/fleet"
 	"grapevine/chaos/replay"
-	"grapevine/node"
+	"grapevine/node/admin"
 	"grapevine/raftstore"
 )
 
@@ -47,7 +47,7 @@ func agree(ctx context.Context, t *testing.T, f *fleet.Fleet, voters int) agreem
 }
 
 func agreementOf(ctx context.Context, f *fleet.Fleet, voters int) (a agreement, err error) {
-	var first *node.RaftStatus
+	var first *admin.RaftStatus
 	byID := make(map[string]*fleet.Node)
 	for _, n := range running(f) {
 		st, err := n.Raft(ctx)
@@ -123,11 +123,11 @@ func (w *writes) write(ctx context.Context, n *fleet.Node) (took time.Duration, 
 	name := fmt.Sprintf("idle-%d", w.count)
 	w.mu.Unlock()
 	began := time.Now()
-	_, err = n.AddBackends(ctx, []node.NewBackend{{Name: name, URL: w.url + "/" + name, Models: []string{"idle"}}}, false)
+	_, err = n.AddBackends(ctx, []admin.NewBackend{{Name: name, URL: w.url + "/" + name, Models: []string{"idle"}}}, false)
 	took = time.Since(began)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var refusal *node.Refusal
+	var refusal *admin.Refusal
 	switch {
 	case err == nil:
 		w.acked = append(w.acked, name)

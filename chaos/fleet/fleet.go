@@ -25,7 +25,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/chaos/engine"
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 // Config describes a fleet. Binary and Nodes have no default.
@@ -245,7 +245,7 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 		name: nodeName(i), data: f.addrs.of(i, dataPort), admin: f.addrs.of(i, adminPort), gossip: f.addrs.of(i, gossipPort),
 		binary: f.cfg.Binary, env: f.cfg.Env, http: f.http, token: f.token,
 	}
-	n.Client = node.NewClient(n.admin).WithToken(f.token, "")
+	n.Client = admin.NewClient(n.admin).WithToken(f.token, "")
 	n.files(f.dir)
 	var err error
 	if n.thread, err = f.threadOf(n.name); err != nil {
@@ -439,7 +439,7 @@ func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
 		if other == n || !other.Running() {
 			continue
 		}
-		heard := slices.ContainsFunc(list.Nodes, func(p node.NodeStatus) bool {
+		heard := slices.ContainsFunc(list.Nodes, func(p admin.NodeStatus) bool {
 			return p.Name == other.name && p.State == "alive" && p.Connected
 		})
 		if !heard {

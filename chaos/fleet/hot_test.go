@@ -10,7 +10,7 @@ import (
 	"grapevine/chaos/fleet"
 	"grapevine/chaos/replay"
 	"grapevine/chaos/workload"
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 // hotEngine prefills as fast as two current accelerators, so that this machine can emulate sixteen.
@@ -50,7 +50,7 @@ func playHot(ctx context.Context, t *testing.T, f *fleet.Fleet, w *workload.Sess
 	return &result
 }
 
-func prefixesAt(ctx context.Context, n *fleet.Node) (list []node.PrefixStatus) {
+func prefixesAt(ctx context.Context, n *fleet.Node) (list []admin.PrefixStatus) {
 	all, err := n.Prefixes(ctx)
 	if err != nil {
 		return nil
@@ -154,7 +154,7 @@ func compareSets(ctx context.Context, t *testing.T, f *fleet.Fleet) {
 		}
 	}
 	for _, n := range f.Nodes()[1:] {
-		same := slices.EqualFunc(prefixesAt(ctx, n), want, func(a, b node.PrefixStatus) bool {
+		same := slices.EqualFunc(prefixesAt(ctx, n), want, func(a, b admin.PrefixStatus) bool {
 			return a.Anchor == b.Anchor && a.Replicas == b.Replicas && slices.Equal(a.Backends, b.Backends)
 		})
 		if !same {

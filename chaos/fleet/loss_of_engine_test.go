@@ -17,7 +17,7 @@ import (
 
 	"grapevine/chaos/fleet"
 	"grapevine/chaos/replay"
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 // engineProcess is an emulated engine in a process of its own, so that it can be killed. Not safe
@@ -133,7 +133,7 @@ func stateAt(ctx context.Context, n *fleet.Node, engine string) string {
 func join(ctx context.Context, t *testing.T, f *fleet.Fleet, name, url string) {
 	t.Helper()
 	client := f.Nodes()[0]
-	if _, err := client.AddBackends(ctx, []node.NewBackend{{Name: name, URL: url, Models: []string{model}}}, false); err != nil {
+	if _, err := client.AddBackends(ctx, []admin.NewBackend{{Name: name, URL: url, Models: []string{model}}}, false); err != nil {
 		t.Fatal(err)
 	}
 	if _, missing := watchFor(ctx, f, name, "active"); len(missing) > 0 {

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"grapevine/chaos/fleet"
-	"grapevine/node"
+	"grapevine/node/admin"
 	"grapevine/raftstore"
 )
 
@@ -95,7 +95,7 @@ type lossOfLeader struct {
 	failed  int
 }
 
-func leaderNow(ctx context.Context, t *testing.T, f *fleet.Fleet, voters int) (*fleet.Node, *node.RaftStatus) {
+func leaderNow(ctx context.Context, t *testing.T, f *fleet.Fleet, voters int) (*fleet.Node, *admin.RaftStatus) {
 	t.Helper()
 	for {
 		n := agree(ctx, t, f, voters).leader
@@ -105,7 +105,7 @@ func leaderNow(ctx context.Context, t *testing.T, f *fleet.Fleet, voters int) (*
 	}
 }
 
-func loseLeader(ctx context.Context, t *testing.T, leader *fleet.Node, led *node.RaftStatus, survivors []*fleet.Node, w *writes) (loss lossOfLeader) {
+func loseLeader(ctx context.Context, t *testing.T, leader *fleet.Node, led *admin.RaftStatus, survivors []*fleet.Node, w *writes) (loss lossOfLeader) {
 	t.Helper()
 	var (
 		mu sync.Mutex
@@ -148,7 +148,7 @@ func loseLeader(ctx context.Context, t *testing.T, leader *fleet.Node, led *node
 	return loss
 }
 
-func newLeader(ctx context.Context, n *fleet.Node, led *node.RaftStatus, every time.Duration) error {
+func newLeader(ctx context.Context, n *fleet.Node, led *admin.RaftStatus, every time.Duration) error {
 	for {
 		st, err := n.Raft(ctx)
 		if err == nil && st.Term > led.Term && st.Leader != "" && st.Leader != led.ID {

@@ -10,7 +10,7 @@ import (
 
 	"grapevine/chaos/fleet"
 	"grapevine/chaos/replay"
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 func TestLiveKill(t *testing.T) {
@@ -157,7 +157,7 @@ func comeBack(ctx context.Context, t *testing.T, n *fleet.Node) time.Duration {
 	return time.Since(begun)
 }
 
-func factsOf(ctx context.Context, t *testing.T, n *fleet.Node) *node.FactsStatus {
+func factsOf(ctx context.Context, t *testing.T, n *fleet.Node) *admin.FactsStatus {
 	t.Helper()
 	d, err := n.Facts(ctx)
 	if err != nil {

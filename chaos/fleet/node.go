@@ -14,13 +14,13 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 // Node is a router process that can be ended and started again with the same name, addresses, files.
 // The embedded client calls its admin API with all rights. Safe for concurrent use.
 type Node struct {
-	*node.Client
+	*admin.Client
 
 	name                string
 	data, admin, gossip string

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"grapevine/chaos/history"
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 const sec = time.Second
@@ -463,19 +463,19 @@ func TestStandardErrors(t *testing.T) {
 }
 
 func TestBehind(t *testing.T) {
-	publisher := &known{name: "x", gossip: &node.GossipStatus{Process: 7, Position: 10}}
+	publisher := &known{name: "x", gossip: &admin.GossipStatus{Process: 7, Position: 10}}
 	for _, c := range []struct {
-		peer node.PeerStatus
+		peer admin.PeerStatus
 		want string
 	}{
-		{node.PeerStatus{Process: 7, Position: 10}, ""},
-		{node.PeerStatus{Process: 7, Position: 12}, ""},
-		{node.PeerStatus{Process: 7, Position: 9}, "below 9, of those below 10"},
-		{node.PeerStatus{Process: 7, Position: 10, Incomplete: true}, "lacks batches below 10"},
-		{node.PeerStatus{Process: 6, Position: 10}, "process 6 of x"},
-		{node.PeerStatus{}, "process 0 of x"},
+		{admin.PeerStatus{Process: 7, Position: 10}, ""},
+		{admin.PeerStatus{Process: 7, Position: 12}, ""},
+		{admin.PeerStatus{Process: 7, Position: 9}, "below 9, of those below 10"},
+		{admin.PeerStatus{Process: 7, Position: 10, Incomplete: true}, "lacks batches below 10"},
+		{admin.PeerStatus{Process: 6, Position: 10}, "process 6 of x"},
+		{admin.PeerStatus{}, "process 0 of x"},
 	} {
-		k := &known{name: "y", gossip: &node.GossipStatus{Peers: map[string]node.PeerStatus{"x": c.peer}}}
+		k := &known{name: "y", gossip: &admin.GossipStatus{Peers: map[string]admin.PeerStatus{"x": c.peer}}}
 		if got := k.behind(publisher); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%+v: %q, want %q", c.peer, got, c.want)
 		}

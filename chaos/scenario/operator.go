@@ -14,7 +14,7 @@ import (
 
 	"grapevine/chaos/fleet"
 	"grapevine/chaos/history"
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 // Short names for operations.
@@ -102,9 +102,9 @@ func (o *operator) play(ctx context.Context, clients int, pause time.Duration) {
 }
 
 // idle is an unused backend: an engine's address with a suffix answers probes; its model is its own.
-func (o *operator) idle(name string) node.NewBackend {
+func (o *operator) idle(name string) admin.NewBackend {
 	e := o.f.Engines()[0]
-	return node.NewBackend{Name: name, URL: e.URL() + "/" + name, Models: []string{"idle"}}
+	return admin.NewBackend{Name: name, URL: e.URL() + "/" + name, Models: []string{"idle"}}
 }
 
 // changeWithin bounds a scheduled change, including its retries.
@@ -117,8 +117,8 @@ func (o *operator) change(ctx context.Context, kind history.Kind, e *fleet.Engin
 		n := o.node()
 		err := errors.New("no node runs")
 		if n != nil {
-			err = o.do(ctx, scheduledClient, n, history.Input{Kind: kind, Backend: e.Name()}, func(name string) node.NewBackend {
-				return node.NewBackend{Name: name, URL: e.URL(), Models: o.models}
+			err = o.do(ctx, scheduledClient, n, history.Input{Kind: kind, Backend: e.Name()}, func(name string) admin.NewBackend {
+				return admin.NewBackend{Name: name, URL: e.URL(), Models: o.models}
 			})
 		}
 		if err == nil || errors.Is(err, errRefused) {
@@ -137,14 +137,14 @@ var (
 )
 
 // do makes one operation through a node and records it with its answer, unless it had no effect.
-func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history.Input, spec func(string) node.NewBackend) error {
+func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history.Input, spec func(string) admin.NewBackend) error {
 	called, began := o.log.Now(), o.l.now()
 	status, text, err := o.send(ctx, n, in, spec)
 	var slow net.Error
 	if err != nil && ctx.Err() == nil && errors.As(err, &slow) && slow.Timeout() {
 		o.note(&o.late, o.l.now(), n, "%v %s was not answered within %v", in.Kind, in.Backend, operationPatience)
 	}
-	var refusal node.Refusal
+	var refusal admin.Refusal
 	_ = json.Unmarshal(text, &refusal) // an answer in another format has no reason
 	var out history.Output
 	var verdict error
@@ -155,7 +155,7 @@ func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history
 	case err != nil:
 		verdict = errUnknown
 	case status == http.StatusOK && in.Kind == opRead:
-		var list node.BackendList
+		var list admin.BackendList
 		if verdict = json.Unmarshal(text, &list); verdict != nil {
 			o.note(&o.strange, began, n, "%v %s was answered %d: %.300q", in.Kind, in.Backend, status, text)
 			return verdict
@@ -189,7 +189,7 @@ func (o *operator) note(list *[]Violation, at time.Duration, n *fleet.Node, form
 	*list = append(*list, Violation{at, n.Name(), fmt.Sprintf(format, args...)})
 }
 
-func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, spec func(string) node.NewBackend) (int, []byte, error) {
+func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, spec func(string) admin.NewBackend) (int, []byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, operationPatience)
 	defer cancel()
 	// force adds engines that do not answer and drains the last one that does.
@@ -197,7 +197,7 @@ func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, sp
 	case opRead:
 		return n.Call(ctx, http.MethodGet, "/backends?consistent=true", nil)
 	case opAdd:
-		return n.Call(ctx, http.MethodPost, "/backends?force=true", map[string]any{"backends": []node.NewBackend{spec(in.Backend)}})
+		return n.Call(ctx, http.MethodPost, "/backends?force=true", map[string]any{"backends": []admin.NewBackend{spec(in.Backend)}})
 	case opRemove:
 		return n.Call(ctx, http.MethodDelete, "/backends?force=true&name="+url.QueryEscape(in.Backend), nil)
 	}

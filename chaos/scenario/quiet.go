@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"grapevine/chaos/fleet"
-	"grapevine/node"
+	"grapevine/node/admin"
 	"grapevine/prefixtree"
 )
 
@@ -74,7 +74,7 @@ func remaining(ctx context.Context, f *fleet.Fleet) (left []Violation, asked int
 			continue
 		}
 		st, err := n.Status(ctx)
-		var list *node.BackendList
+		var list *admin.BackendList
 		if err == nil {
 			list, err = n.Backends(ctx)
 		}
@@ -142,8 +142,8 @@ func (q *quiet) compare(ctx context.Context, f *fleet.Fleet) {
 
 type known struct {
 	name   string
-	facts  *node.FactsStatus
-	gossip *node.GossipStatus
+	facts  *admin.FactsStatus
+	gossip *admin.GossipStatus
 }
 
 func (k *known) behind(publisher *known) string {

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 type adminFlags struct {
@@ -16,9 +16,9 @@ type adminFlags struct {
 
 // adminTimeout bounds one call. The slowest asks all routers for their keys and must have time to
 // report those that do not answer.
-const adminTimeout = node.KeysTimeout + 2*time.Second
+const adminTimeout = admin.KeysTimeout + 2*time.Second
 
-func (f *adminFlags) client() (*node.Client, context.Context, context.CancelFunc) {
+func (f *adminFlags) client() (*admin.Client, context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(context.Background(), adminTimeout)
-	return node.NewClient(f.Admin).WithToken(f.Token, f.File), ctx, cancel
+	return admin.NewClient(f.Admin).WithToken(f.Token, f.File), ctx, cancel
 }

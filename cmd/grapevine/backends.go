@@ -11,7 +11,7 @@ import (
 	"time"
 	"unicode"
 
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 type backendsCmd struct {
@@ -44,7 +44,7 @@ func (c *backendsListCmd) Run(s *streams) error {
 	return printBackends(s.out, list)
 }
 
-func printBackends(out io.Writer, list *node.BackendList) error {
+func printBackends(out io.Writer, list *admin.BackendList) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "NAME\tSTATE\tACTIVE\tFLEET\tPREFILL\tHORIZON\tKV CACHE\tMODELS\tSOURCE\tURL")
 	own := 0
@@ -85,7 +85,7 @@ func printBackends(out io.Writer, list *node.BackendList) error {
 	return nil
 }
 
-func onWord(b *node.BackendStatus) string {
+func onWord(b *admin.BackendStatus) string {
 	by := b.DownBy
 	if b.State == "draining" {
 		by = b.DrainedBy
@@ -120,9 +120,9 @@ func (c *backendsAddCmd) Run(s *streams) error {
 	if c.Name != "" && len(c.URLs) > 1 {
 		return usagef("--name is the name of one engine, and %d are given", len(c.URLs))
 	}
-	var add []node.NewBackend
+	var add []admin.NewBackend
 	for _, u := range c.URLs {
-		add = append(add, node.NewBackend{
+		add = append(add, admin.NewBackend{
 			Name: c.Name, URL: u, Models: c.Models, Weight: c.Weight, KVTokens: c.KVTokens,
 		})
 	}
@@ -132,7 +132,7 @@ func (c *backendsAddCmd) Run(s *streams) error {
 	return c.report(s, done, err, "added %s", strings.Join(c.URLs, ", "))
 }
 
-func (f *adminFlags) report(s *streams, done *node.Changed, err error, format string, args ...any) error {
+func (f *adminFlags) report(s *streams, done *admin.Changed, err error, format string, args ...any) error {
 	if err != nil {
 		return err
 	}
@@ -183,7 +183,7 @@ const pollTimeout = 5 * time.Second
 
 // awaitIdle returns when no router has had a request at these engines for idleCalm, or ctx has
 // ended.
-func awaitIdle(ctx context.Context, client *node.Client, names []string, tell func(string)) error {
+func awaitIdle(ctx context.Context, client *admin.Client, names []string, tell func(string)) error {
 	calm, last, known := time.Now(), int64(0), false
 	for ctx.Err() == nil {
 		running, err := runningAt(ctx, client, names)
@@ -216,7 +216,7 @@ func awaitIdle(ctx context.Context, client *node.Client, names []string, tell fu
 	return fmt.Errorf("the drain stays, but the time is over and %d requests still run", last)
 }
 
-func runningAt(ctx context.Context, client *node.Client, names []string) (running int64, err error) {
+func runningAt(ctx context.Context, client *admin.Client, names []string) (running int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
 	defer cancel()
 	list, err := client.Backends(ctx)

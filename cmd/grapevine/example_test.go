@@ -6,14 +6,14 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/node"
+	"grapevine/node/admin"
 	"grapevine/node/config"
 )
 
 // TestExampleFleet: the configurations in deploy/ are valid.
 func TestExampleFleet(t *testing.T) {
 	dir := t.TempDir()
-	key, _ := node.NewGossipKey()
+	key, _ := admin.NewGossipKey()
 	variables := map[string]bool{"GOMEMLIMIT": true} // Go's own
 	for _, s := range config.Settings() {
 		variables[s.Env] = true

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 type explainCmd struct {
@@ -44,7 +44,7 @@ func (c *explainCmd) Run(s *streams) error {
 	return printReceipt(s.out, receipt)
 }
 
-func printReceipt(out io.Writer, r *node.Receipt) error {
+func printReceipt(out io.Writer, r *admin.Receipt) error {
 	fmt.Fprintf(out, "%s\n", r.Backend)
 	fmt.Fprintf(out, "  by %s, rung %s; %d of %d prompt tokens expected in its cache (%d of %d blocks)\n",
 		r.Strategy, r.Rung, r.PredictedTokens, r.PromptTokens, r.MatchedBlocks, r.Blocks)

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 const fleetSecret = "the secret of a fleet that is a test"
@@ -50,7 +50,7 @@ func TestFleetByCommands(t *testing.T) {
 	seed := one.gossipAddr(t)
 	two := serve(t, args("two", "--join", seed)...)
 
-	var list node.NodeList
+	var list admin.NodeList
 	eventually(t, "both list both", func() bool {
 		for _, p := range []*process{one, two} {
 			got := grapevine(t, "", "nodes", "--admin", p.admin, "--json")
@@ -78,7 +78,7 @@ func TestFleetByCommands(t *testing.T) {
 	if got := grapevine(t, "", "keys", "generate", "--out", next, "--json"); got.code != 0 || !strings.Contains(got.out, next) || strings.Contains(got.out, `"key"`) {
 		t.Errorf("%+v", got)
 	}
-	var keys node.KeyList
+	var keys admin.KeyList
 	got := grapevine(t, "", "keys", "install", next, "--admin", one.admin, "--json")
 	if err := json.Unmarshal([]byte(got.out), &keys); err != nil || got.code != 0 || len(keys.Nodes) != 2 || len(keys.Nodes[1].Keys) != 2 {
 		t.Fatalf("%+v %v", got, err)
@@ -120,7 +120,7 @@ func TestFleetMistakes(t *testing.T) {
 		}
 		return path
 	}
-	text, _ := node.NewGossipKey()
+	text, _ := admin.NewGossipKey()
 	for _, tc := range []struct {
 		name string
 		args []string

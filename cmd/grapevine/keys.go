@@ -9,7 +9,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 // keysCmd changes the fleet's keys. A rotation is install, use, remove.
@@ -31,7 +31,7 @@ type keysGenerateCmd struct {
 }
 
 func (c *keysGenerateCmd) Run(s *streams) error {
-	key, id := node.NewGossipKey()
+	key, id := admin.NewGossipKey()
 	if c.Out != "" {
 		if err := writeNew(c.Out, key+"\n"); err != nil {
 			return err
@@ -99,7 +99,7 @@ func (c *keysInstallCmd) Run(s *streams) error {
 	if err != nil {
 		return err
 	}
-	key, err := node.ParseGossipKey(text)
+	key, err := admin.ParseGossipKey(text)
 	if err != nil {
 		return usageError{fmt.Errorf("%s: %w", c.File, err)}
 	}
@@ -143,7 +143,7 @@ func (c *keysRemoveCmd) Run(s *streams) error {
 }
 
 // printKeys prints every node's keyring, and fails if the operation did.
-func printKeys(out io.Writer, list *node.KeyList, asJSON bool) error {
+func printKeys(out io.Writer, list *admin.KeyList, asJSON bool) error {
 	if asJSON {
 		if err := printJSON(out, list); err != nil {
 			return err
@@ -157,7 +157,7 @@ func printKeys(out io.Writer, list *node.KeyList, asJSON bool) error {
 	return nil
 }
 
-func printKeyTable(out io.Writer, list *node.KeyList) error {
+func printKeyTable(out io.Writer, list *admin.KeyList) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "NODE\tIN USE\tACCEPTED TOO\tKEPT")
 	for _, n := range list.Nodes {

@@ -6,7 +6,7 @@ import (
 	"math"
 	"text/tabwriter"
 
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 type nodesCmd struct {
@@ -29,7 +29,7 @@ func (c *nodesCmd) Run(s *streams) error {
 // clocksApartMS is the clock difference above which gossip corrects for it.
 const clocksApartMS = 500
 
-func printNodes(out io.Writer, list *node.NodeList) error {
+func printNodes(out io.Writer, list *admin.NodeList) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "NAME\tSTATE\tSINCE\tLAG\tRTT\tRECEIVED\tSENT\tMISSED\tGOSSIP\tDATA\tVERSION")
 	for i := range list.Nodes {

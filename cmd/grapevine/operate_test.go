@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 // slowEngine answers when let is called.
@@ -77,7 +77,7 @@ func TestOperateByCommands(t *testing.T) {
 	if got := do("backends", "add", "--name", "gpu2", url); got.code != exitFailed || !strings.Contains(got.err, "gpu1") {
 		t.Errorf("the same engine again: %+v", got)
 	}
-	var list node.BackendList
+	var list admin.BackendList
 	if got := do("backends", "list", "--consistent", "--json"); got.code != 0 || json.Unmarshal([]byte(got.out), &list) != nil || len(list.Backends) != 1 ||
 		list.Backends[0].Name != "gpu1" || !list.Backends[0].Agreed {
 		t.Errorf("%+v", got)
@@ -152,7 +152,7 @@ func TestOperateByCommands(t *testing.T) {
 	if got := do("backends", "remove", "--force", "gpu1"); got.code != 0 {
 		t.Errorf("%+v", got)
 	}
-	var raft node.RaftStatus
+	var raft admin.RaftStatus
 	if got := do("raft", "status", "--json"); got.code != 0 || json.Unmarshal([]byte(got.out), &raft) != nil {
 		t.Fatalf("%+v", got)
 	}
@@ -209,7 +209,7 @@ func TestOperateByCommands(t *testing.T) {
 
 func TestAwaitIdle(t *testing.T) {
 	backend := func(drained bool, active int) string {
-		text, err := json.Marshal(node.BackendList{Backends: []node.BackendStatus{{Name: "a", Drained: drained, FleetActive: int64(active)}}})
+		text, err := json.Marshal(admin.BackendList{Backends: []admin.BackendStatus{{Name: "a", Drained: drained, FleetActive: int64(active)}}})
 		if err != nil {
 			t.Error(err)
 		}
@@ -229,7 +229,7 @@ func TestAwaitIdle(t *testing.T) {
 	} {
 		ctx, over := context.WithCancel(t.Context())
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { tc.answer(w, r, over) }))
-		err := awaitIdle(ctx, node.NewClient(s.URL), []string{"a"}, func(string) { over() }) // end the wait once something is known
+		err := awaitIdle(ctx, admin.NewClient(s.URL), []string{"a"}, func(string) { over() }) // end the wait once something is known
 		if err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v", what, err)
 		}

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 type prefixesCmd struct {
@@ -36,7 +36,7 @@ func (c *prefixesHotCmd) Run(s *streams) error {
 	return printPrefixes(s.out, list)
 }
 
-func printPrefixes(out io.Writer, list *node.PrefixList) error {
+func printPrefixes(out io.Writer, list *admin.PrefixList) error {
 	if !list.Enabled {
 		fmt.Fprintln(out, "Replication of hot prefixes is off.")
 	}

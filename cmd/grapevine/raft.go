@@ -10,7 +10,8 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"grapevine/node"
+	"grapevine/node/admin"
+	"grapevine/raftstore"
 )
 
 type raftCmd struct {
@@ -37,7 +38,7 @@ func (c *raftStatusCmd) Run(s *streams) error {
 	return printRaft(s.out, st)
 }
 
-func printRaft(out io.Writer, st *node.RaftStatus) error {
+func printRaft(out io.Writer, st *admin.RaftStatus) error {
 	fmt.Fprintf(out, "%s (%s) is %s, term %d, log %d, committed %d, state version %d\n", st.Node, st.ID, st.Role, st.Term, st.LastIndex, st.Committed, st.Version)
 	if st.Waiting != "" {
 		fmt.Fprintf(out, "waiting: %s\n", st.Waiting)
@@ -103,7 +104,7 @@ func (*raftInspectCmd) Help() string {
 }
 
 func (c *raftInspectCmd) Run(s *streams) error {
-	data, err := node.InspectRaft(c.DataDir)
+	data, err := raftstore.Inspect(c.DataDir)
 	if err != nil {
 		return err
 	}
@@ -138,12 +139,12 @@ func (c *raftRecoverCmd) Run(s *streams) error {
 	if err != nil {
 		return usageError{err}
 	}
-	if err := node.RecoverRaft(c.DataDir, servers); err != nil {
+	if err := raftstore.Recover(c.DataDir, servers); err != nil {
 		return err
 	}
 	if c.JSON {
 		return printJSON(s.out, struct {
-			Servers []node.RaftServer `json:"servers"`
+			Servers []raftstore.Server `json:"servers"`
 		}{servers})
 	}
 	voters := 0
@@ -160,7 +161,7 @@ func (c *raftRecoverCmd) Run(s *streams) error {
 }
 
 // servers returns the servers given by flags.
-func (c *raftRecoverCmd) servers() (servers []node.RaftServer, err error) {
+func (c *raftRecoverCmd) servers() (servers []raftstore.Server, err error) {
 	if (c.Peers == "") == (len(c.Servers) == 0) {
 		return nil, fmt.Errorf("give the servers of the new group, by --server or by --peers")
 	}
@@ -169,7 +170,7 @@ func (c *raftRecoverCmd) servers() (servers []node.RaftServer, err error) {
 		if !ok || id == "" || addr == "" {
 			return nil, fmt.Errorf("--server %q: write ID=HOST:PORT", text)
 		}
-		servers = append(servers, node.RaftServer{ID: id, Addr: addr, Voter: true})
+		servers = append(servers, raftstore.Server{ID: id, Addr: addr, Voter: true})
 	}
 	if c.Peers != "" {
 		if servers, err = readServers(c.Peers); err != nil {
@@ -188,7 +189,7 @@ func (c *raftRecoverCmd) servers() (servers []node.RaftServer, err error) {
 // maxPeersFile bounds a list of servers, in bytes.
 const maxPeersFile = 1 << 20
 
-func readServers(path string) (servers []node.RaftServer, err error) {
+func readServers(path string) (servers []raftstore.Server, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err

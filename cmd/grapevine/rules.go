@@ -6,7 +6,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 type rulesCmd struct {
@@ -35,7 +35,7 @@ func (c *rulesShowCmd) Run(s *streams) error {
 	return printRules(s.out, set)
 }
 
-func printRules(out io.Writer, set *node.RuleSet) error {
+func printRules(out io.Writer, set *admin.RuleSet) error {
 	if set.Source == "fleet" {
 		fmt.Fprintf(out, "Rules of the fleet, version %d. The first that matches wins.\n", set.Version)
 	} else {
@@ -80,7 +80,7 @@ func (c *rulesApplyCmd) Run(s *streams) error {
 	return printRuleChange(s.out, done)
 }
 
-func printRuleChange(out io.Writer, done *node.RuleChange) error {
+func printRuleChange(out io.Writer, done *admin.RuleChange) error {
 	var b strings.Builder
 	b.WriteString(done.Difference)
 	switch {

@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"grapevine/node"
+	"grapevine/node/admin"
 )
 
 type statusCmd struct {
@@ -29,7 +29,7 @@ func (c *statusCmd) Run(s *streams) error {
 	return printStatus(s.out, st)
 }
 
-func printStatus(out io.Writer, st *node.Status) error {
+func printStatus(out io.Writer, st *admin.Status) error {
 	ready := "ready"
 	if !st.Ready {
 		ready = "not ready: " + st.NotReady

@@ -10,56 +10,56 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node"
+	"grapevine/node/admin"
 	"grapevine/raftstore"
 )
 
 func TestTablesGolden(t *testing.T) {
-	status := &node.Status{
+	status := &admin.Status{
 		Node: "one", Version: "v1.2.3", GoVersion: "go1.26.8", UptimeS: 754.2, Ready: true, Listen: "10.0.0.1:8080", Admin: "127.0.0.1:8081",
 		Strategy: "prefix", Backends: 4, InFlight: 3, Connections: 12, BlockBytes: 512, KeyID: "1f2e3d4c", Picks: 1000,
-		Rungs: map[string]uint64{"cache": 800, "hash": 200, "load": 0}, Tree: node.TreeStatus{Facts: 123456, Bytes: 8 << 20},
-		Fleet: &node.FleetStatus{Nodes: 3, WarmFraction: 1, StalenessMS: 61.5, BlindDecisions: 2},
+		Rungs: map[string]uint64{"cache": 800, "hash": 200, "load": 0}, Tree: admin.TreeStatus{Facts: 123456, Bytes: 8 << 20},
+		Fleet: &admin.FleetStatus{Nodes: 3, WarmFraction: 1, StalenessMS: 61.5, BlindDecisions: 2},
 	}
 	alone := *status
 	alone.Fleet, alone.Ready, alone.NotReady = nil, false, "draining"
 	fresh := alone
-	fresh.Certificate = &node.CertificateStatus{NotAfter: time.Unix(1_800_000_000, 0)}
+	fresh.Certificate = &admin.CertificateStatus{NotAfter: time.Unix(1_800_000_000, 0)}
 	expired := fresh
-	expired.Certificate = &node.CertificateStatus{Problem: "expired at 2026-11-01T00:00:00Z"}
-	fresh.Picks, fresh.Rungs, fresh.Tree = 0, nil, node.TreeStatus{Bytes: 133_888}
-	nodes := &node.NodeList{
-		Nodes: []node.NodeStatus{
+	expired.Certificate = &admin.CertificateStatus{Problem: "expired at 2026-11-01T00:00:00Z"}
+	fresh.Picks, fresh.Rungs, fresh.Tree = 0, nil, admin.TreeStatus{Bytes: 133_888}
+	nodes := &admin.NodeList{
+		Nodes: []admin.NodeStatus{
 			{Name: "one", Self: true, State: "alive", SinceS: 754.2, Gossip: "10.0.0.1:7946", Data: "10.0.0.1:8080", Version: "v1.2.3"},
 			{Name: "three", State: "failed", SinceS: 12.3, Gossip: "10.0.0.3:7946", Data: "10.0.0.3:8080", Version: "v1.2.2", LastError: "EOF"},
 			{Name: "two", State: "alive", SinceS: 700, Connected: true, LagMS: 31.25, RTTMS: 0.42, OffsetMS: -2500, ReceivedBytes: 123_456_789, SentBytes: 9_999,
 				Missed: 17, Gossip: "10.0.0.2:7946", Data: "10.0.0.2:8080", Version: "v1.2.3"},
 			{Name: "wall", State: "alive", SinceS: 5, LagMS: 5000, ReceivedBytes: 50_000, Gossip: "10.0.0.4:7946", LastError: "dial tcp 10.0.0.4:7946: i/o timeout"},
 		},
-		Seeds: []node.SeedStatus{
+		Seeds: []admin.SeedStatus{
 			{Seed: "10.0.0.2:7946", Addr: "10.0.0.2:7946", AgeS: 2},
 			{Seed: "dns:nodes.example:7946", AgeS: 3.5, Error: "no such host"},
 		},
-		Refusals: []node.RefusalStatus{{Name: "odd", Addr: "10.0.0.9:7946", AgeS: 4, Count: 3, Error: "10.0.0.9:7946 hashes prompts with another secret"}},
+		Refusals: []admin.RefusalStatus{{Name: "odd", Addr: "10.0.0.9:7946", AgeS: 4, Count: 3, Error: "10.0.0.9:7946 hashes prompts with another secret"}},
 	}
-	keys := &node.KeyList{Nodes: []node.NodeKeys{
+	keys := &admin.KeyList{Nodes: []admin.NodeKeys{
 		{Node: "one", Primary: "0011223344556677", Keys: []string{"0011223344556677", "8899aabbccddeeff"}, Persisted: true},
 		{Node: "two", Primary: "0011223344556677", Keys: []string{"0011223344556677"}},
 		{Node: "wall", Error: "i/o timeout"},
 	}, Error: "wall: i/o timeout"}
-	backends := &node.BackendList{Backends: []node.BackendStatus{
+	backends := &admin.BackendList{Backends: []admin.BackendStatus{
 		{Name: "gpu1:8000", URL: "http://gpu1:8000", State: "active", Agreed: true, Source: "static", Active: 2, FleetActive: 9, PrefillTokens: 4096, HorizonS: 600,
-			KVTokens: 1_200_000, Engine: &node.EngineReport{KVUsage: .5}, Models: []string{"m", "n"}},
+			KVTokens: 1_200_000, Engine: &admin.EngineReport{KVUsage: .5}, Models: []string{"m", "n"}},
 		{Name: "gpu2", URL: "http://gpu2:8000", State: "draining", Drained: true, DrainedBy: "operator", Agreed: true, Source: "admin", FleetActive: 1, HorizonS: 90, Models: []string{"m\x1b[2J"}, Reason: "new\ndisk \u202e", SinceS: 61},
 		{Name: "gpu3", URL: "http://gpu3:8000", State: "down", Drained: true, Agreed: true, Source: "dns"},
-		{Name: "gpu4", URL: "http://gpu4:8000", State: "avoided", Source: "static", Engine: &node.EngineReport{Running: -1, Waiting: -1, KVUsage: -1}},
+		{Name: "gpu4", URL: "http://gpu4:8000", State: "avoided", Source: "static", Engine: &admin.EngineReport{Running: -1, Waiting: -1, KVUsage: -1}},
 	}}
-	rules := &node.RuleSet{Source: "fleet", Version: 17, Text: "rules: []\n", Rules: []node.RuleStatus{
+	rules := &admin.RuleSet{Source: "fleet", Version: 17, Text: "rules: []\n", Rules: []admin.RuleStatus{
 		{Model: "batch-*", Strategy: "round-robin"}, {Path: "/v1/embeddings", Header: "x-tier", HeaderValue: "low", Strategy: "least-request"},
 	}}
-	ownRules := &node.RuleSet{Source: "configuration"}
-	dry := &node.RuleChange{Changed: node.Changed{Version: 17, Changed: true}, DryRun: true, Difference: " rules:\n-  - {strategy: random}\n+  - {strategy: session}\n"}
-	raft := &node.RaftStatus{Node: "one"}
+	ownRules := &admin.RuleSet{Source: "configuration"}
+	dry := &admin.RuleChange{Changed: admin.Changed{Version: 17, Changed: true}, DryRun: true, Difference: " rules:\n-  - {strategy: random}\n+  - {strategy: session}\n"}
+	raft := &admin.RaftStatus{Node: "one"}
 	raft.ID, raft.Role, raft.Leader, raft.Term, raft.LastIndex, raft.Committed, raft.Version = "a1", "leader", "a1", 3, 120, 120, 118
 	raft.Servers = []raftstore.ServerStatus{
 		{ID: "a1", Name: "one", Addr: "10.0.0.1:7946", Voter: true, Healthy: true, Index: 120},
@@ -67,9 +67,9 @@ func TestTablesGolden(t *testing.T) {
 		{ID: "c3", Addr: "10.0.0.3:7946"},
 	}
 	raft.Problem = "c3 (10.0.0.3:7946) is not reached"
-	waiting := &node.RaftStatus{Node: "one"}
+	waiting := &admin.RaftStatus{Node: "one"}
 	waiting.ID, waiting.Role, waiting.Waiting = "a1", "waiting", "for 2 of 3 nodes"
-	prefixes := &node.PrefixList{Prefixes: []node.PrefixStatus{{Anchor: "00ff00ff00ff00ff", Tokens: 8192, Replicas: 5, AgeS: 300, ChangedS: 20, ExpiresS: 45,
+	prefixes := &admin.PrefixList{Prefixes: []admin.PrefixStatus{{Anchor: "00ff00ff00ff00ff", Tokens: 8192, Replicas: 5, AgeS: 300, ChangedS: 20, ExpiresS: 45,
 		Backends: []string{"gpu-3:8000", "gpu-1:8000", "gpu-7:8000", "gpu-2:8000", "gpu-9:8000"}, Share: 0.18, Work: 1.3, Other: 0.4,
 		Why: "18 % of the requests; keeps 1.30 backends busy, all else 0.40 of each"}}}
 	for name, print := range map[string]func(io.Writer) error{
@@ -149,7 +149,7 @@ func TestKeysGenerate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if key, err := node.ParseGossipKey(text); err != nil || len(key) != 32 {
+	if key, err := admin.ParseGossipKey(text); err != nil || len(key) != 32 {
 		t.Errorf("%d bytes: %v", len(key), err)
 	}
 	if got := grapevine(t, "", "keys", "generate", "--out", file); got.code != exitFailed || !strings.Contains(got.err, "give another name") {

@@ -7,13 +7,15 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+
+	"grapevine/gossip/discovery"
 )
 
 var errNoAddress = errors.New("no address that other nodes could dial: give --gossip-advertise")
 
 // advertise returns the address that peers dial: see Config.Advertise.
 func (l *List) advertise(ctx context.Context, t *transport) (netip.AddrPort, error) {
-	host, port := "", t.port()
+	host, port := "", t.bound().Port
 	if l.cfg.Advertise != "" {
 		var (
 			text string
@@ -29,7 +31,7 @@ func (l *List) advertise(ctx context.Context, t *transport) (netip.AddrPort, err
 		}
 	}
 	if host == "" { // the bound address, because a name may have several
-		host = t.tcp.Addr().(*net.TCPAddr).IP.String()
+		host = t.bound().IP.String()
 	}
 	ip, err := netip.ParseAddr(host)
 	switch {
@@ -37,7 +39,7 @@ func (l *List) advertise(ctx context.Context, t *transport) (netip.AddrPort, err
 		ip, err = l.ownAddress(ctx)
 	case err != nil:
 		var ips []netip.Addr
-		if ips, err = l.seeds.lookup(ctx, host); err == nil {
+		if ips, err = discovery.LookupHost(ctx, host); err == nil {
 			ip = ips[0]
 		}
 	}
@@ -59,10 +61,10 @@ func (l *List) ownAddress(ctx context.Context) (netip.Addr, error) {
 		if err != nil {
 			continue
 		}
-		ip := hostOf(c.LocalAddr())
+		local, err := netip.ParseAddrPort(c.LocalAddr().String())
 		_ = c.Close()
-		if ip.IsValid() && !ip.IsUnspecified() {
-			return ip, nil
+		if err == nil && !local.Addr().IsUnspecified() {
+			return local.Addr().Unmap(), nil
 		}
 	}
 	addrs, err := net.InterfaceAddrs()
@@ -70,18 +72,14 @@ func (l *List) ownAddress(ctx context.Context) (netip.Addr, error) {
 		return netip.Addr{}, err
 	}
 	var found netip.Addr
-	best := 0
 	for _, a := range addrs {
-		prefix, err := netip.ParsePrefix(a.String())
-		if err != nil {
-			continue
-		}
-		ip := prefix.Addr().Unmap()
-		if rank := addressRank(ip); rank > best {
-			found, best = ip, rank
+		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
+			if ip := prefix.Addr().Unmap(); addressRank(ip) > addressRank(found) {
+				found = ip
+			}
 		}
 	}
-	if best == 0 {
+	if addressRank(found) == 0 {
 		return netip.Addr{}, errNoAddress
 	}
 	return found, nil

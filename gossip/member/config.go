@@ -85,18 +85,6 @@ type SeedError struct {
 	At  time.Time
 }
 
-// Refusal is a refused node and the reason.
-type Refusal struct {
-	// Addr is the source, or the node's own address for relayed metadata.
-	Addr string
-	// Name is the claimed name, if known.
-	Name string
-	Err  error
-	At   time.Time
-	// Count is the number of equal refusals.
-	Count int
-}
-
 // Config configures a List. New copies it.
 type Config struct {
 	// Self describes this node. Listen sets Addr. Incarnation 0 means now.
@@ -136,14 +124,6 @@ type Config struct {
 	// return. Serve must return when the stream closes.
 	Serve func(c *Conn)
 	Log   zerolog.Logger
-
-	// Cut is for tests: it reports whether addr is unreachable. Safe for concurrent use; open
-	// streams go on.
-	Cut func(addr string) bool
-
-	// resolver defaults to the system's.
-	resolver  resolver
-	handshake time.Duration
 }
 
 const (

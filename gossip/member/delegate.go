@@ -6,7 +6,8 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// delegate implements memberlist's callbacks, which run mostly under its lock and must not block.
+// delegate implements all of memberlist's callbacks, which run mostly under its lock and must not
+// block.
 type delegate struct{ l *List }
 
 var (
@@ -17,10 +18,9 @@ var (
 	_ memberlist.ConflictDelegate = delegate{}
 )
 
-// NodeMeta implements memberlist.Delegate.
 func (d delegate) NodeMeta(int) []byte {
-	c := card{Info: d.l.Self(), leaving: d.l.leaving.Load()}
-	b, err := appendCard(nil, &c)
+	c := card{Info: d.l.Self(), Leaving: d.l.leaving.Load()}
+	b, err := c.metadata()
 	if err != nil {
 		// Start has encoded it; only the flag has changed.
 		panic(err)
@@ -28,28 +28,16 @@ func (d delegate) NodeMeta(int) []byte {
 	return b
 }
 
-// NotifyMsg implements memberlist.Delegate.
-func (delegate) NotifyMsg([]byte) {}
-
-// GetBroadcasts implements memberlist.Delegate.
+func (delegate) NotifyMsg([]byte)                {}
 func (delegate) GetBroadcasts(int, int) [][]byte { return nil }
+func (delegate) LocalState(bool) []byte          { return nil }
+func (delegate) MergeRemoteState([]byte, bool)   {}
 
-// LocalState implements memberlist.Delegate.
-func (delegate) LocalState(bool) []byte { return nil }
-
-// MergeRemoteState implements memberlist.Delegate.
-func (delegate) MergeRemoteState([]byte, bool) {}
-
-// NotifyJoin implements memberlist.EventDelegate.
-func (d delegate) NotifyJoin(n *memberlist.Node) { d.l.table.alive(n) }
-
-// NotifyUpdate implements memberlist.EventDelegate.
+func (d delegate) NotifyJoin(n *memberlist.Node)   { d.l.table.alive(n) }
 func (d delegate) NotifyUpdate(n *memberlist.Node) { d.l.table.alive(n) }
+func (d delegate) NotifyLeave(n *memberlist.Node)  { d.l.table.gone(n.Name) }
 
-// NotifyLeave implements memberlist.EventDelegate.
-func (d delegate) NotifyLeave(n *memberlist.Node) { d.l.table.gone(n.Name) }
-
-// NotifyAlive implements memberlist.AliveDelegate: it refuses incompatible nodes.
+// NotifyAlive refuses incompatible nodes.
 func (d delegate) NotifyAlive(n *memberlist.Node) error {
 	if n.Name == d.l.Self().Name {
 		return nil
@@ -61,8 +49,7 @@ func (d delegate) NotifyAlive(n *memberlist.Node) error {
 	return err
 }
 
-// NotifyMerge implements memberlist.MergeDelegate: it refuses a node with incompatible living
-// members, which would disagree about the fleet.
+// NotifyMerge refuses a node with incompatible living members, which would disagree about the fleet.
 func (d delegate) NotifyMerge(nodes []*memberlist.Node) error {
 	for _, n := range nodes {
 		if n.State != memberlist.StateAlive || n.Name == d.l.Self().Name {
@@ -76,7 +63,6 @@ func (d delegate) NotifyMerge(nodes []*memberlist.Node) error {
 	return nil
 }
 
-// NotifyConflict implements memberlist.ConflictDelegate.
 func (d delegate) NotifyConflict(existing, other *memberlist.Node) {
 	name := clean(other.Name, maxName)
 	d.l.refused(nodeAddr(other), name, &MismatchError{

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -70,7 +72,7 @@ func (n *testNode) seen(k Kind, name string) int {
 	return c
 }
 
-func (n *testNode) told() []Event {
+func (n *testNode) reported() []Event {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.events)
@@ -112,6 +114,11 @@ func start(t *testing.T, cfg Config) *testNode {
 
 func startWith(t *testing.T, cfg Config, before func(*List)) *testNode {
 	t.Helper()
+	return startOn(t, hostNetwork{}, cfg, before)
+}
+
+func startOn(t *testing.T, network network, cfg Config, before func(*List)) *testNode {
+	t.Helper()
 	n := &testNode{}
 	cfg.OnEvent = func(e Event) {
 		n.mu.Lock()
@@ -131,7 +138,7 @@ func startWith(t *testing.T, cfg Config, before func(*List)) *testNode {
 	if os.Getenv("MEMBER_TEST_LOG") != "" {
 		cfg.Log = zerolog.New(zerolog.NewTestWriter(t)).With().Timestamp().Str("node", cfg.Self.Name).Logger()
 	}
-	l, err := New(cfg)
+	l, err := newList(cfg, network)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -175,6 +182,34 @@ func fleetOf(t *testing.T, n int, edit func(i int, cfg *Config), before func(i i
 	}
 	whole(t, nodes)
 	return nodes
+}
+
+// virtualFleet is n nodes on a network in memory, for tests in virtual time.
+func virtualFleet(t *testing.T, n int) (nodes []*testNode, network *memNet) {
+	t.Helper()
+	network = &memNet{}
+	t.Cleanup(func() { time.Sleep(time.Minute) }) // memberlist's probes end some time after Shutdown
+	for i := range n {
+		nodes = append(nodes, startVirtual(t, network, fmt.Sprintf("node-%d", i), i+1, 1))
+	}
+	whole(t, nodes)
+	return nodes, network
+}
+
+// startVirtual starts a node at 10.0.0.host that joins by the node at 10.0.0.1.
+func startVirtual(t *testing.T, network *memNet, name string, host int, incarnation uint64) *testNode {
+	t.Helper()
+	at := virtualAddr(host)
+	cfg := testConfig(name)
+	cfg.Bind, cfg.Self.Incarnation = at.String(), incarnation
+	if host != 1 {
+		cfg.Join = []string{virtualAddr(1).String()}
+	}
+	return startOn(t, memHost{network, at}, cfg, nil)
+}
+
+func virtualAddr(host int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(host)}), 7946)
 }
 
 func whole(t *testing.T, nodes []*testNode) {
@@ -229,13 +264,13 @@ func TestFleet(t *testing.T) {
 				continue
 			}
 			c := dialed(t, a, b)
-			if c.Peer != b.Self() || c.Protocol != 1 {
-				t.Errorf("peer %+v, protocol %d", c.Peer, c.Protocol)
+			if c.Peer != b.Self() {
+				t.Errorf("peer %+v", c.Peer)
 			}
 			if err := say(c, "hello"); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "one event", func() bool { return a.seen(Joined, b.Self().Name) == 1 }, func() any { return a.told() })
+			eventually(t, "one event", func() bool { return a.seen(Joined, b.Self().Name) == 1 }, func() any { return a.reported() })
 		}
 	}
 	other := nodes[1].Self()
@@ -252,20 +287,23 @@ func TestFleet(t *testing.T) {
 }
 
 func TestFailureDetection(t *testing.T) {
-	t.Parallel()
-	nodes := fleet(t, 4, nil)
-	begin := time.Now()
-	stop(t, nodes[3])
-	for _, n := range nodes[:3] {
-		eventually(t, "the dead node is found dead", func() bool { return n.seen(Failed, "node-3") > 0 }, func() any { return n.told() })
-	}
-	t.Logf("dead everywhere after %v", time.Since(begin).Round(10*time.Millisecond))
-	if s := nodes[0].state("node-3"); s != StateFailed {
-		t.Error(s)
-	}
-	if _, err := nodes[3].Dial(context.Background(), nodes[0].Self()); !errors.Is(err, ErrStopped) {
-		t.Error(err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		nodes, _ := virtualFleet(t, 4)
+		begin := time.Now()
+		stop(t, nodes[3])
+		for _, n := range nodes[:3] {
+			eventually(t, "the dead node is found dead", func() bool { return n.seen(Failed, "node-3") > 0 }, func() any { return n.reported() })
+		}
+		if d := time.Since(begin); d > 6*time.Second {
+			t.Errorf("dead everywhere after %v", d)
+		}
+		if s := nodes[0].state("node-3"); s != StateFailed {
+			t.Error(s)
+		}
+		if _, err := nodes[3].Dial(context.Background(), nodes[0].Self()); !errors.Is(err, ErrStopped) {
+			t.Error(err)
+		}
+	})
 }
 
 func TestLeave(t *testing.T) {
@@ -277,7 +315,7 @@ func TestLeave(t *testing.T) {
 	t.Logf("said after %v", time.Since(begin).Round(time.Millisecond))
 	for _, n := range nodes[:2] {
 		eventually(t, "the node that left is gone", func() bool { return n.state("node-2") != StateAlive }, func() any { return n.Members() })
-		eventually(t, "and is known to have left", func() bool { return n.seen(Left, "node-2") == 1 }, func() any { return n.told() })
+		eventually(t, "and is known to have left", func() bool { return n.seen(Left, "node-2") == 1 }, func() any { return n.reported() })
 	}
 	if err := nodes[2].Leave(time.Second); err != nil {
 		t.Error("twice:", err)
@@ -312,13 +350,13 @@ func TestRestart(t *testing.T) {
 	for _, n := range nodes[:2] {
 		eventually(t, "failed, then joined", func() bool {
 			var kinds []Kind
-			for _, e := range n.told() {
+			for _, e := range n.reported() {
 				if e.Member.Name == "node-2" {
 					kinds = append(kinds, e.Kind)
 				}
 			}
 			return slices.Equal(kinds, []Kind{Joined, Failed, Joined})
-		}, func() any { return n.told() })
+		}, func() any { return n.reported() })
 	}
 }
 
@@ -342,61 +380,37 @@ func TestSeedRestartsAlone(t *testing.T) {
 
 // A moved node gets its name back once its old address is dead.
 func TestMovedNode(t *testing.T) {
-	t.Parallel()
-	nodes := fleet(t, 2, nil)
-	stop(t, nodes[1])
-	cfg := testConfig("node-1")
-	cfg.Self.Incarnation = nodes[1].Self().Incarnation + 1
-	cfg.Join = []string{nodes[0].Self().Addr}
-	again := start(t, cfg)
-	whole(t, []*testNode{nodes[0], again})
-}
-
-// cutter injects a partition: nodes on different sides cannot communicate.
-type cutter struct {
-	mu   sync.Mutex
-	side map[string]int
-	on   bool
-}
-
-func (p *cutter) cut(mine int) func(string) bool {
-	return func(addr string) bool {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		side, known := p.side[addr]
-		return p.on && known && side != mine
-	}
-}
-
-func (p *cutter) set(on bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.on = on
+	synctest.Test(t, func(t *testing.T) {
+		nodes, network := virtualFleet(t, 2)
+		stop(t, nodes[1])
+		whole(t, []*testNode{nodes[0], startVirtual(t, network, "node-1", 3, 2)})
+	})
 }
 
 // memberlist never heals a partition by itself.
 func TestRejoinAfterPartition(t *testing.T) {
-	t.Parallel()
-	p := &cutter{side: make(map[string]int)}
-	nodes := fleet(t, 4, func(i int, cfg *Config) { cfg.Cut = p.cut(i / 2) })
-	p.mu.Lock()
-	for i, n := range nodes {
-		p.side[n.Self().Addr] = i / 2
-	}
-	p.mu.Unlock()
-	p.set(true)
-	for i, a := range nodes {
-		for j, b := range nodes {
-			if i/2 != j/2 {
-				eventually(t, "the other side is dead", func() bool { return a.state(b.Self().Name) == StateFailed }, func() any { return a.Members() })
+	synctest.Test(t, func(t *testing.T) {
+		nodes, network := virtualFleet(t, 4)
+		sides := make(map[netip.AddrPort]int)
+		for i := range nodes {
+			sides[virtualAddr(i+1)] = i / 2
+		}
+		network.partition(sides)
+		for i, a := range nodes {
+			for j, b := range nodes {
+				if i/2 != j/2 {
+					eventually(t, "the other side is dead", func() bool { return a.state(b.Self().Name) == StateFailed }, func() any { return a.Members() })
+				}
 			}
 		}
-	}
-	eventually(t, "each side is whole", func() bool {
-		return nodes[0].state("node-1") == StateAlive && nodes[2].state("node-3") == StateAlive
-	}, func() any { return []any{nodes[0].Members(), nodes[2].Members()} })
-	p.set(false)
-	begin := time.Now()
-	whole(t, nodes)
-	t.Logf("healed after %v", time.Since(begin).Round(10*time.Millisecond))
+		eventually(t, "each side is whole", func() bool {
+			return nodes[0].state("node-1") == StateAlive && nodes[2].state("node-3") == StateAlive
+		}, func() any { return []any{nodes[0].Members(), nodes[2].Members()} })
+		network.partition(nil)
+		begin := time.Now()
+		whole(t, nodes)
+		if d := time.Since(begin); d > 10*time.Second {
+			t.Errorf("healed after %v", d)
+		}
+	})
 }

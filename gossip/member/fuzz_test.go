@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,59 +19,50 @@ func fullCard() card {
 			Version: "v1.2.3", ProtocolMin: 1, ProtocolMax: 3, Cluster: "east", KeyID: 0x1f2e3d4c, BlockBytes: 512,
 			RaftID: "0f1e2d3c-raft_1", RaftVoter: true,
 		},
-		leaving: true,
-		keys:    []Fingerprint{{1}, {2}},
-		group:   0x1234,
+		Leaving: true,
+		Keys:    []Fingerprint{{1}, {2}},
+		Group:   0x1234,
 	}
 }
 
 func TestCard(t *testing.T) {
 	want := fullCard()
-	b, err := appendCard([]byte("before"), &want)
+	want.laterFields = later
+	b, err := want.metadata()
 	if err != nil {
 		t.Fatal(err)
 	}
-	b = b[len("before"):]
-	got, err := decodeCard(b)
+	want.laterFields = laterFields{}
+	decode := func(b []byte) (card, error) {
+		c, err := decodeCard(b)
+		c.laterFields = laterFields{}
+		return c, err
+	}
+	got, err := decode(b)
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	// A later release adds a field.
-	got, err = decodeCard(append(bytes.Clone(b), 200, 3, 'n', 'e', 'w'))
+	with := func(fields string) []byte {
+		return append(bytes.TrimSuffix(bytes.Clone(b), []byte("}")), ","+fields+"}"...)
+	}
+	got, err = decode(with(`"new":[1]`))
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v", got, err)
 	}
-	// An earlier release has no raft fields, and a later one extends them.
-	early := want
-	early.RaftID, early.RaftVoter, early.group = "", false, 0
-	b2, err := appendCard(nil, &early)
-	if err != nil || len(b2) >= len(b) {
-		t.Fatalf("%d bytes of %d, %v", len(b2), len(b), err)
-	}
-	if got, err = decodeCard(b2); err != nil || !reflect.DeepEqual(got, early) {
-		t.Errorf("%+v, %v", got, err)
-	}
-	early.RaftVoter = true
-	if got, err = decodeCard(append(b2, tagRaftVote, 2, 1, 77)); err != nil || !reflect.DeepEqual(got, early) {
-		t.Errorf("%+v, %v", got, err)
-	}
 	for n := range b {
-		if got, err := decodeCard(b[:n]); err == nil && !strings.HasPrefix(got.Name, "node") {
+		if got, err := decodeCard(b[:n]); err == nil {
 			t.Errorf("%d bytes are enough: %+v", n, got)
 		}
 	}
 	for _, bad := range [][]byte{
-		nil, {}, {2}, {0}, make([]byte, maxCard+1),
-		append(bytes.Clone(b), tagName, 1, 'x'),
-		append(bytes.Clone(b), 200, 9, 'c', 'u', 't'),
-		append([]byte{infoFormat}, tagIncarnation, 1, 0),
-		append([]byte{infoFormat}, tagName, 1, 'x'),
-		append(bytes.Clone(b2), tagRaftVote, 0),
-		append(bytes.Clone(b2), tagGroup, 1, 3),
+		nil, {}, []byte("{}"), []byte("null"), make([]byte, maxCard+1), append(bytes.Clone(b), '{'),
+		with(`"i":-1`), with(`"p":256`), with(`"p":4`), with(`"r":7`), with(`"f":["short"]`), with(`"n":""`),
+		with(`"f":["` + strings.Repeat(`0000000000000000","`, maxKeys) + `0000000000000000"]`),
 		bytes.Replace(b, []byte("7:7946"), []byte("7:x946"), 1),
 		bytes.Replace(b, []byte("raft_1"), []byte("raft 1"), 1),
 		bytes.Replace(b, []byte("rack_2"), []byte("rack 2"), 1),
-		bytes.Replace(b, []byte("v1.2.3"), []byte("v1\x1b[m"), 1),
+		bytes.Replace(b, []byte("v1.2.3"), []byte("v1\u001b"), 1),
 	} {
 		if _, err := decodeCard(bad); !errors.Is(err, errInfo) {
 			t.Errorf("%q: %v", bad, err)
@@ -80,13 +72,13 @@ func TestCard(t *testing.T) {
 
 func FuzzCard(f *testing.F) {
 	c := fullCard()
-	b, err := appendCard(nil, &c)
+	b, err := c.metadata()
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(b)
 	f.Add(b[:20])
-	f.Add([]byte{infoFormat, 255, 255})
+	f.Add([]byte("{}"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		tb := newTable(func() Info { return fullCard().Info })
 		c, err := decodeCard(b)
@@ -99,59 +91,47 @@ func FuzzCard(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := appendCard(nil, &c)
+		again, err := c.metadata()
 		if err != nil {
 			return
 		}
-		if back, err := decodeCard(again); err != nil || !reflect.DeepEqual(back, c) {
+		back, err := decodeCard(again)
+		if err != nil || back.Info != c.Info || back.Leaving != c.Leaving || back.Group != c.Group || !slices.Equal(back.Keys, c.Keys) {
 			t.Errorf("%+v became %+v, %v", c, back, err)
 		}
 	})
 }
 
-func FuzzHello(f *testing.F) {
-	c := fullCard()
-	b, err := appendHello(nil, &c)
-	if err != nil {
-		f.Fatal(err)
+// message returns what writeMessage writes.
+func message(t testing.TB, v any) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := writeMessage(&b, v); err != nil {
+		t.Fatal(err)
 	}
-	f.Add(b)
-	f.Add(appendVerdict(bytes.Clone(b), verdictName, "10.0.0.8:7946"))
-	f.Add([]byte(helloMagic + "\xff\xff"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		r := bytes.NewReader(b)
-		if _, err := readHello(r); err != nil {
-			return
-		}
-		if v, text, err := readVerdict(r); err == nil {
-			back, same, err := readVerdict(bytes.NewReader(appendVerdict(nil, v, text)))
-			if err != nil || back != v || same != text || !isText(text) || len(text) > maxReason {
-				t.Errorf("%d %q became %d %q, %v", v, text, back, same, err)
-			}
-		}
-	})
+	return b.Bytes()
 }
 
-func FuzzKeys(f *testing.F) {
-	f.Add(appendKeyRequest(nil, KeyInstall, key(1)))
-	f.Add(appendKeyReply(nil, []KeyInfo{{Fingerprint{1}, true}, {Fingerprint{2}, false}}, true, nil))
-	f.Add(appendKeyReply(nil, nil, false, errNoRing))
+func FuzzMessages(f *testing.F) {
+	c := fullCard()
+	f.Add(message(f, &c))
+	f.Add(message(f, verdict{Refusal: "no", Taken: FieldName, Holder: "10.0.0.8:7946"}))
+	f.Add(message(f, keyRequest{KeyInstall, key(1)}))
+	f.Add(message(f, keyReply{Keys: []KeyInfo{{Fingerprint{1}, true}, {Fingerprint{2}, false}}, Persisted: true}))
+	f.Add([]byte("\xff\xff{}"))
 	f.Add([]byte(`["AQEBAQEBAQEBAQEBAQEBAQ=="]`))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if op, k, err := readKeyRequest(bytes.NewReader(b)); err == nil {
-			if _, err := checkKeyRequest(op, k); err == nil && len(k) > 32 {
-				t.Errorf("a key of %d bytes", len(k))
-			}
-			op2, k2, err := readKeyRequest(bytes.NewReader(appendKeyRequest(nil, op, k)))
-			if err != nil || op2 != op || !bytes.Equal(k, k2) {
-				t.Error(op2, k2, err)
-			}
+		if c, err := readHello(bytes.NewReader(b)); err == nil && (c.Name == "" || c.Addr == "" || len(c.Keys) > maxKeys) {
+			t.Errorf("%+v", c)
 		}
-		if keys, _, _ := readKeyReply(bytes.NewReader(b)); len(keys) > maxKeys {
-			t.Errorf("%d keys", len(keys))
+		var q keyRequest
+		if err := readMessage(bytes.NewReader(b), &q); err == nil {
+			if _, err := q.check(); err == nil && len(q.Key) > 32 {
+				t.Errorf("a key of %d bytes", len(q.Key))
+			}
 		}
 		if keys, err := ParseKeys(b); err == nil && checkKeys(keys) != nil {
-			t.Error("a ring that is none")
+			t.Error("ParseKeys accepts an invalid ring")
 		}
 	})
 }

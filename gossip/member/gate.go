@@ -1,48 +1,86 @@
 package member
 
 import (
+	"errors"
+	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 )
 
-// gate bounds unauthenticated connections. At the bound it closes the oldest one of the address
-// that has the most: an honest handshake takes milliseconds and is rarely the oldest.
+// gate bounds connections of strangers. At the bound it closes the oldest one of the address that
+// has the most: an honest handshake takes milliseconds and is rarely the oldest.
 type gate struct {
 	limit int
 
-	mu      sync.Mutex
-	open    []*gated
-	closed  bool
-	evicted uint64
+	mu     sync.Mutex
+	open   []*inbound
+	closed bool
 }
 
-type gated struct {
-	net.Conn          // read by one goroutine
-	raw      net.Conn // to close; never changes
-	from     netip.Addr
-	gate     *gate
+// inbound is an accepted connection, counted by a gate until its peer is authenticated. One
+// goroutine reads it.
+type inbound struct {
+	net.Conn
+	from netip.Addr
+	gate *gate // nil: none counts it
+	// first is the byte that selected the protocol; Read returns it again.
+	first []byte
+	// left is how many more bytes may be read; below 0, any number.
+	left int
 }
 
-// admit evicts another connection at the limit.
-func (g *gate) admit(c net.Conn) *gated {
-	x := &gated{Conn: c, raw: c, from: hostOf(c.RemoteAddr()), gate: g}
+var errLongHandshake = fmt.Errorf("no handshake within %d bytes", maxHandshakeBytes)
+
+func (x *inbound) Read(p []byte) (int, error) {
+	if len(x.first) > 0 && len(p) > 0 {
+		n := copy(p, x.first)
+		x.first = x.first[n:]
+		return n, nil
+	}
+	if x.left < 0 {
+		return x.Conn.Read(p)
+	}
+	if x.left == 0 {
+		return 0, errLongHandshake
+	}
+	n, err := x.Conn.Read(p[:min(len(p), x.left)])
+	x.left -= n
+	return n, err
+}
+
+func (x *inbound) CloseWrite() error {
+	if half, ok := x.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+func newInbound(c net.Conn) *inbound {
+	x := &inbound{Conn: c, left: -1}
+	if at, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil {
+		x.from = at.Addr().Unmap().WithZone("")
+	}
+	return x
+}
+
+// admit counts x, which no gate counts, and evicts another connection at the limit.
+func (g *gate) admit(x *inbound) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
-		_ = c.Close()
-		return x
+		_ = x.Close()
+		return
 	}
 	if len(g.open) >= g.limit {
 		out := g.worstLocked()
-		victim := g.open[out]
-		g.open = append(g.open[:out], g.open[out+1:]...)
-		g.evicted++
-		_ = victim.raw.Close()
+		_ = g.open[out].Close()
+		g.open = slices.Delete(g.open, out, out+1)
 	}
+	x.gate = g
 	g.open = append(g.open, x)
-	return x
 }
 
 func (g *gate) worstLocked() int {
@@ -52,25 +90,18 @@ func (g *gate) worstLocked() int {
 		counts[x.from]++
 		most = max(most, counts[x.from])
 	}
-	for i, x := range g.open {
-		if counts[x.from] == most {
-			return i
-		}
-	}
-	return 0
+	return slices.IndexFunc(g.open, func(x *inbound) bool { return counts[x.from] == most })
 }
 
-// leave does not close the connection. Idempotent.
-func (x *gated) leave() {
+// leave ends the counting, not the connection. Idempotent.
+func (x *inbound) leave() {
 	g := x.gate
+	if g == nil {
+		return
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for i, other := range g.open {
-		if other == x {
-			g.open = append(g.open[:i], g.open[i+1:]...)
-			return
-		}
-	}
+	g.open = slices.DeleteFunc(g.open, func(other *inbound) bool { return other == x })
 }
 
 // closeAll also closes later connections.
@@ -78,26 +109,9 @@ func (g *gate) closeAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, x := range g.open {
-		_ = x.raw.Close()
+		_ = x.Close()
 	}
 	g.open, g.closed = nil, true
-}
-
-func (g *gate) counts() (open int, evicted uint64) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return len(g.open), g.evicted
-}
-
-func hostOf(a net.Addr) netip.Addr {
-	if a == nil {
-		return netip.Addr{}
-	}
-	ap, err := netip.ParseAddrPort(a.String())
-	if err != nil {
-		return netip.Addr{}
-	}
-	return ap.Addr().Unmap().WithZone("")
 }
 
 const lingerTime = time.Second

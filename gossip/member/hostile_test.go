@@ -1,6 +1,7 @@
 package member
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -12,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -35,78 +37,92 @@ func ends(t *testing.T, c net.Conn, what string) {
 	}
 }
 
+func connectVirtual(t *testing.T, network *memNet, from int) net.Conn {
+	t.Helper()
+	c, err := memHost{network, virtualAddr(from)}.dial(context.Background(), virtualAddr(1).String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func (g *gate) count() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.open)
+}
+
 // A flood of half-open handshakes does not keep honest nodes out, and ends by its deadline.
 func TestFloodOfHalfOpenHandshakes(t *testing.T) {
-	t.Parallel()
-	nodes := fleet(t, 2, func(i int, cfg *Config) {
-		patient(i, cfg)
-		cfg.handshake = 5 * time.Second
-	})
-	var flood []net.Conn
-	for i := range maxHandshakes + maxHandshakes/2 {
-		c := connect(t, nodes[0])
-		if i%2 == 0 {
-			if _, err := c.Write([]byte{firstTLS, 3, 1, 2, 0, 1}); err != nil {
-				t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		nodes, network := virtualFleet(t, 2)
+		handshakes := &nodes[0].transport.handshakes
+		var flood []net.Conn
+		for i := range maxHandshakes + maxHandshakes/2 {
+			c := connectVirtual(t, network, 66)
+			if i%2 == 0 {
+				if _, err := c.Write([]byte{firstTLS, 3, 1, 2, 0, 1}); err != nil {
+					t.Fatal(err)
+				}
 			}
+			flood = append(flood, c)
 		}
-		flood = append(flood, c)
-	}
-	eventually(t, "the bound is reached and held", func() bool {
-		s := nodes[0].Stats()
-		return s.Evicted > 0 && s.Handshaking <= maxHandshakes
-	}, func() any { return nodes[0].Stats() })
-	eventually(t, "an honest node gets through", func() bool {
-		c, err := nodes[1].Dial(context.Background(), nodes[0].Self())
-		if err != nil {
-			return false
+		synctest.Wait()
+		if n := handshakes.count(); n != maxHandshakes {
+			t.Errorf("%d connections are in handshakes", n)
 		}
-		defer func() { _ = c.Close() }()
-		return say(c, "through the flood") == nil
-	}, func() any { return nodes[0].Stats() })
-	for _, c := range flood {
-		ends(t, c, "half a handshake")
-	}
-	eventually(t, "nothing is left", func() bool { return nodes[0].Stats().Handshaking == 0 }, func() any { return nodes[0].Stats() })
-	if nodes[1].state("node-0") != StateAlive || nodes[1].seen(Failed, "node-0") != 0 {
-		t.Error("the flood made the node look dead")
-	}
+		if err := say(dialed(t, nodes[1], nodes[0]), "through the flood"); err != nil {
+			t.Error(err)
+		}
+		begin := time.Now()
+		for _, c := range flood {
+			ends(t, c, "half a handshake")
+		}
+		if d := time.Since(begin); d > handshakeTimeout+lingerTime {
+			t.Errorf("the flood lasted %v", d)
+		}
+		synctest.Wait()
+		if n := handshakes.count(); n != 0 {
+			t.Errorf("%d connections are left", n)
+		}
+		if nodes[1].state("node-0") != StateAlive || nodes[1].seen(Failed, "node-0") != 0 {
+			t.Error("the flood made the node look dead")
+		}
+	})
 }
 
 // A handshake of one byte at a time ends by its deadline.
 func TestSlowLoris(t *testing.T) {
-	t.Parallel()
-	cfg := testConfig("a")
-	cfg.handshake = 2 * time.Second
-	n := start(t, cfg)
-	slow, memb := connect(t, n), connect(t, n)
-	done := make(chan struct{})
-	defer func() { <-done }()
-	closed := make(chan struct{})
-	go func() {
-		defer close(done)
+	synctest.Test(t, func(t *testing.T) {
+		_, network := virtualFleet(t, 1)
 		hello := append([]byte{firstTLS, 3, 1, 2, 0, 1, 0, 1, 0xfc}, make([]byte, 400)...)
 		state := append([]byte{firstLabel, byte(len("grapevine/test"))}, "grapevine/test"...)
-		state = append(state, 10, 0, 16, 0, 0)
-		state = append(state, make([]byte, 400)...)
-		for i := range hello {
-			_, err1 := slow.Write(hello[i : i+1])
-			_, err2 := memb.Write(state[i : i+1])
-			if err1 != nil && err2 != nil {
-				return
+		state = append(append(state, 10, 0, 16, 0, 0), make([]byte, 400)...)
+		for _, tc := range []struct {
+			what  string
+			bytes []byte
+			limit time.Duration
+		}{{"slow handshake", hello, handshakeTimeout}, {"slow state", state, streamTimeout}} {
+			c := connectVirtual(t, network, 66)
+			begin := time.Now()
+			for i := range tc.bytes {
+				if _, err := c.Write(tc.bytes[i : i+1]); err != nil {
+					break
+				}
+				time.Sleep(100 * time.Millisecond)
 			}
-			select {
-			case <-closed:
-				return
-			case <-time.After(100 * time.Millisecond):
+			if d := time.Since(begin); d > tc.limit+2*time.Second {
+				t.Errorf("%s: closed after %v", tc.what, d)
 			}
 		}
-	}()
-	begin := time.Now()
-	ends(t, slow, "slow handshake")
-	ends(t, memb, "slow state")
-	t.Logf("closed after %v", time.Since(begin).Round(100*time.Millisecond))
-	close(closed)
+	})
+}
+
+func held(t *transport) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.buffered
 }
 
 // Garbage from strangers does not stop a node.
@@ -156,14 +172,13 @@ func TestGarbage(t *testing.T) {
 			ends(t, c, "garbage")
 		}
 	}
-	eventually(t, "strays are counted", func() bool { return nodes[0].Stats().StrayPackets > 0 }, func() any { return nodes[0].Stats() })
 	if err := say(dialed(t, nodes[1], nodes[0]), "still here"); err != nil {
 		t.Error(err)
 	}
 	if nodes[1].seen(Failed, "node-0") != 0 {
 		t.Error("garbage made the node look dead")
 	}
-	eventually(t, "memory is given back", func() bool { return nodes[0].transport.held() == 0 }, func() any { return nodes[0].transport.held() })
+	eventually(t, "memory is given back", func() bool { return held(nodes[0].transport) == 0 }, func() any { return held(nodes[0].transport) })
 }
 
 // A node with the key misbehaves after the handshake.
@@ -174,30 +189,24 @@ func TestHostilePeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	evil := fullCard()
-	evil.Name, evil.Cluster, evil.KeyID, evil.BlockBytes, evil.keys, evil.leaving = "evil", "test", 0x1f2e0000, 512, r.identity.Load().prints, false
-	welcome, err := appendHello(nil, &evil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	evil.Name, evil.Cluster, evil.KeyID, evil.BlockBytes, evil.Keys, evil.Leaving = "evil", "test", 0x1f2e0000, 512, r.identity.Load().prints, false
+	welcome := message(t, &evil)
 	other := evil
 	other.Name = "good"
-	impostor, err := appendHello(nil, &other)
-	if err != nil {
-		t.Fatal(err)
-	}
+	impostor := message(t, &other)
 	for _, tc := range []struct {
 		name, alpn string
 		say        []byte
 	}{
 		{"no hello", alpnKnowledge, []byte("GET / HTTP/1.1\r\n\r\n")},
-		{"endless hello", alpnKnowledge, []byte(helloMagic + "\xff\xff")},
-		{"empty hello", alpnKnowledge, []byte(helloMagic + "\x00\x00")},
+		{"endless hello", alpnKnowledge, []byte("\xff\xff{")},
+		{"empty hello", alpnKnowledge, []byte("\x00\x00")},
 		{"another's name", alpnKnowledge, impostor},
-		{"no key request", alpnKeys, append(append([]byte{}, welcome...), 9, 9, 9)},
-		{"no such operation", alpnKeys, append(append([]byte{}, welcome...), keysVersion, 77, 0)},
-		{"a key without end", alpnKeys, append(append([]byte{}, welcome...), keysVersion, byte(KeyInstall), 255)},
-		{"a key of no length", alpnKeys, append(append([]byte{}, welcome...), keysVersion, byte(KeyInstall), 3, 1, 2, 3)},
-		{"removal of the primary", alpnKeys, appendKeyRequest(append([]byte{}, welcome...), KeyRemove, key(1))},
+		{"no key request", alpnKeys, append(bytes.Clone(welcome), 0, 3, '{', '{', '{')},
+		{"no such operation", alpnKeys, append(bytes.Clone(welcome), message(t, keyRequest{"burn", nil})...)},
+		{"a key without end", alpnKeys, append(bytes.Clone(welcome), 255, 255)},
+		{"a key of no length", alpnKeys, append(bytes.Clone(welcome), message(t, keyRequest{KeyInstall, []byte{1, 2, 3}})...)},
+		{"removal of the primary", alpnKeys, append(bytes.Clone(welcome), message(t, keyRequest{KeyRemove, key(1)})...)},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c, _, err := (&secure{ring: r}).client(context.Background(), connect(t, n), n.Self().Addr, tc.alpn)
@@ -225,7 +234,13 @@ func TestHostilePeer(t *testing.T) {
 			ends(t, conn, "no stream")
 		}
 	}
-	eventually(t, "no stream is left", func() bool { return n.Stats().Streams == 0 }, func() any { return n.Stats() })
+	eventually(t, "no stream is left", func() bool { return openStreams(n) == 0 }, func() any { return openStreams(n) })
+}
+
+func openStreams(n *testNode) int {
+	n.conns.mu.Lock()
+	defer n.conns.mu.Unlock()
+	return len(n.conns.open)
 }
 
 // A peer that opens many streams loses its oldest.
@@ -247,93 +262,72 @@ func TestStreamsPerPeerAreBounded(t *testing.T) {
 
 func TestGate(t *testing.T) {
 	g := gate{limit: 3}
-	pipe := func() net.Conn {
+	admit := func() *inbound {
 		a, b := net.Pipe()
 		t.Cleanup(func() { _, _ = a.Close(), b.Close() })
-		return a
+		x := newInbound(a)
+		g.admit(x)
+		return x
 	}
-	first, second := g.admit(pipe()), g.admit(pipe())
-	g.admit(pipe())
+	first, second := admit(), admit()
+	admit()
 	second.leave()
 	second.leave()
-	g.admit(pipe())
-	if open, out := g.counts(); open != 3 || out != 0 {
-		t.Error(open, out)
+	if admit(); g.count() != 3 {
+		t.Error(g.count())
 	}
-	g.admit(pipe())
-	if open, out := g.counts(); open != 3 || out != 1 {
-		t.Error(open, out)
+	_ = first.SetWriteDeadline(time.Now())
+	if _, err := first.Write([]byte{1}); errors.Is(err, io.ErrClosedPipe) {
+		t.Error("closed below the limit")
+	}
+	if admit(); g.count() != 3 {
+		t.Error(g.count())
 	}
 	if _, err := first.Write([]byte{1}); !errors.Is(err, io.ErrClosedPipe) {
 		t.Error("the oldest is still open:", err)
 	}
 	g.closeAll()
-	late := pipe()
-	g.admit(late)
-	if _, err := late.Write([]byte{1}); !errors.Is(err, io.ErrClosedPipe) {
+	if _, err := admit().Write([]byte{1}); !errors.Is(err, io.ErrClosedPipe) {
 		t.Error("a closed gate lets in:", err)
 	}
 }
 
 func TestLogBridge(t *testing.T) {
-	var out lines
-	b := &logBridge{log: zerolog.New(&out).Level(zerolog.InfoLevel), limit: newLimiter(2, 1)}
-	now := time.Now()
-	b.limit.now = func() time.Time { return now }
-	write := func(s string) {
-		t.Helper()
-		if n, err := b.Write([]byte(s)); n != len(s) || err != nil {
+	var out bytes.Buffer
+	b := logBridge{limited(zerolog.New(&out).Level(zerolog.InfoLevel), 3, time.Hour)}
+	for _, line := range []string{
+		"[DEBUG] memberlist: quiet\n", "[WARN] memberlist: bad\x1b[0m\n", "[ERR] memberlist: worse\n", "no level\n", "too many\n",
+	} {
+		if n, err := b.Write([]byte(line)); n != len(line) || err != nil {
 			t.Error(n, err)
 		}
 	}
-	write("[DEBUG] memberlist: quiet\n")
-	write("[WARN] memberlist: bad\x1b[0m\n")
-	write("[ERR] memberlist: worse\n")
-	write("[ERR] memberlist: too many\n")
-	now = now.Add(time.Second)
-	write("no level\n")
-	want := lines{
-		`{"level":"warn","text":"bad?[0m","message":"memberlist"}` + "\n",
-		`{"level":"warn","text":"worse","message":"memberlist"}` + "\n",
-		`{"level":"info","skipped":1,"text":"no level","message":"memberlist"}` + "\n",
-	}
-	if len(out) != len(want) {
-		t.Fatal(out)
-	}
-	for i := range want {
-		if out[i] != want[i] {
-			t.Errorf("%s, want %s", out[i], want[i])
-		}
+	want := `{"level":"warn","text":"bad?[0m","message":"memberlist"}` + "\n" +
+		`{"level":"warn","text":"worse","message":"memberlist"}` + "\n" +
+		`{"level":"info","text":"no level","message":"memberlist"}` + "\n"
+	if out.String() != want {
+		t.Error(out.String())
 	}
 }
 
-type lines []string
-
-func (l *lines) Write(b []byte) (int, error) { *l = append(*l, string(b)); return len(b), nil }
-
 // guest opens a stream as who without being a member.
-func guest(t *testing.T, n *testNode, s *secure, alpn string, who Info) (*tls.Conn, verdict, string) {
+func guest(t *testing.T, n *testNode, s *secure, alpn string, who Info) (c *tls.Conn, v verdict) {
 	t.Helper()
 	c, _, err := s.client(context.Background(), connect(t, n), n.Self().Addr, alpn)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_ = c.SetDeadline(time.Now().Add(patience))
-	hello, err := appendHello(nil, &card{Info: who, keys: s.ring.identity.Load().prints})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Write(hello); err != nil {
+	if err := writeMessage(c, &card{Info: who, Keys: s.ring.identity.Load().prints}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := readHello(c); err != nil {
 		t.Fatal(err)
 	}
-	v, text, err := readVerdict(c)
-	if err != nil {
+	if err := readMessage(c, &v); err != nil {
 		t.Fatal(err)
 	}
-	return c, v, text
+	return c, v
 }
 
 func stranger(n *testNode, name, addr string) Info {
@@ -353,17 +347,17 @@ func TestRefusedStrangersAreBounded(t *testing.T) {
 		}
 		_ = c.SetReadDeadline(time.Now().Add(patience))
 		_, _ = io.Copy(io.Discard, c)
-		return n.Stats().Handshaking > 0
-	}, func() any { return n.Stats() })
+		return n.transport.handshakes.count() > 0
+	}, func() any { return n.transport.handshakes.count() })
 }
 
 // Strangers that fill memberlist's streams do not block members: the fullest streams make room.
 func TestStreamsFullOfGarbage(t *testing.T) {
-	tr := &transport{open: make(map[*stream]struct{}), closing: make(chan struct{})}
+	tr := &transport{open: make(map[*stream]struct{}), ctx: t.Context()}
 	open := func() *stream {
 		near, far := net.Pipe()
 		t.Cleanup(func() { _, _ = near.Close(), far.Close() })
-		return tr.newStream(near, nil)
+		return tr.newStream(newInbound(near))
 	}
 	var strangers []*stream
 	for range maxBufferedBytes / maxStreamBytes {
@@ -374,8 +368,8 @@ func TestStreamsFullOfGarbage(t *testing.T) {
 		strangers = append(strangers, s)
 	}
 	honest := open()
-	if !tr.charge(honest, 1000) || tr.held() != maxBufferedBytes-maxStreamBytes+1000 {
-		t.Errorf("a member's stream was ended, or %d bytes are held", tr.held())
+	if !tr.charge(honest, 1000) || held(tr) != maxBufferedBytes-maxStreamBytes+1000 {
+		t.Errorf("a member's stream was ended, or %d bytes are held", held(tr))
 	}
 	ended := 0
 	for _, s := range strangers {
@@ -395,8 +389,8 @@ func TestStreamsFullOfGarbage(t *testing.T) {
 	for _, s := range append(strangers, honest) {
 		_ = s.Close()
 	}
-	if tr.held() != 0 || len(tr.open) != 0 {
-		t.Errorf("%d bytes are held by %d streams", tr.held(), len(tr.open))
+	if held(tr) != 0 || len(tr.open) != 0 {
+		t.Errorf("%d bytes are held by %d streams", held(tr), len(tr.open))
 	}
 }
 
@@ -413,9 +407,7 @@ func (c *countingConn) Read(b []byte) (int, error) {
 
 // A stranger cannot send certificates of unlimited length.
 func TestLongHandshakeIsCut(t *testing.T) {
-	cfg := testConfig("a")
-	cfg.handshake = patience
-	n := start(t, cfg)
+	n := start(t, testConfig("a"))
 	r, err := newRing("evil", [][]byte{key(2)}, "")
 	if err != nil {
 		t.Fatal(err)
@@ -434,8 +426,8 @@ func TestLongHandshakeIsCut(t *testing.T) {
 		_, _ = io.Copy(io.Discard, c)
 	})
 	in := &countingConn{Conn: near}
-	g := gate{limit: 1}
-	x := g.admit(in)
+	x := newInbound(in)
+	x.left = maxHandshakeBytes
 	if _, err := n.welcome(x, "far"); !errors.Is(err, errLongHandshake) {
 		t.Error(err)
 	}

@@ -23,6 +23,11 @@ func (f Fingerprint) String() string { return hex.EncodeToString(f[:]) }
 
 func (f Fingerprint) MarshalText() ([]byte, error) { return []byte(f.String()), nil }
 
+func (f *Fingerprint) UnmarshalText(text []byte) (err error) {
+	*f, err = ParseFingerprint(string(text))
+	return err
+}
+
 // ParseFingerprint decodes String's result.
 func ParseFingerprint(s string) (Fingerprint, error) {
 	var f Fingerprint

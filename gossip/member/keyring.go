@@ -67,7 +67,10 @@ func newRing(name string, keys [][]byte, file string) (*ring, error) {
 	if err := checkKeys(keys); err != nil {
 		return nil, err
 	}
-	keys = cloneKeys(keys)
+	keys = slices.Clone(keys)
+	for i, k := range keys {
+		keys[i] = bytes.Clone(k)
+	}
 	id, err := newIdentity(name, keys)
 	if err != nil {
 		return nil, err
@@ -81,14 +84,6 @@ func newRing(name string, keys [][]byte, file string) (*ring, error) {
 	return r, nil
 }
 
-func cloneKeys(keys [][]byte) [][]byte {
-	out := make([][]byte, len(keys))
-	for i, k := range keys {
-		out[i] = bytes.Clone(k)
-	}
-	return out
-}
-
 func checkKeys(keys [][]byte) error {
 	if len(keys) > maxKeys {
 		return fmt.Errorf("%d gossip keys, more than %d", len(keys), maxKeys)
@@ -99,7 +94,7 @@ func checkKeys(keys [][]byte) error {
 		}
 		for _, other := range keys[:i] {
 			if bytes.Equal(k, other) {
-				return fmt.Errorf("gossip key %d stands there twice", i+1)
+				return fmt.Errorf("gossip key %d is given twice", i+1)
 			}
 		}
 	}
@@ -122,61 +117,10 @@ func (r *ring) list() []KeyInfo {
 	return out
 }
 
-// The operations below act for the holder of key under (zero: this node) and fail once that key is
-// off the ring: a stream may briefly outlive its key.
-
-// install appends the key; a present one stays.
-func (r *ring) install(key []byte, under Fingerprint) error {
-	if err := checkKey(key); err != nil {
-		return err
-	}
-	return r.change(under, func(keys [][]byte) ([][]byte, error) {
-		if slices.ContainsFunc(keys, func(k []byte) bool { return bytes.Equal(k, key) }) {
-			return keys, nil
-		}
-		if len(keys) >= maxKeys {
-			return nil, errFullRing
-		}
-		return append(slices.Clone(keys), bytes.Clone(key)), nil
-	})
-}
-
-func (r *ring) use(which, under Fingerprint) error {
-	return r.change(under, func(keys [][]byte) ([][]byte, error) {
-		i := r.find(which)
-		if i < 0 {
-			return nil, errNoSuchKey
-		}
-		out := [][]byte{keys[i]}
-		for j, k := range keys {
-			if j != i {
-				out = append(out, k)
-			}
-		}
-		return out, nil
-	})
-}
-
-// remove ignores a missing key, so that a removal can be repeated.
-func (r *ring) remove(which, under Fingerprint) error {
-	return r.change(under, func(keys [][]byte) ([][]byte, error) {
-		i := r.find(which)
-		if i < 0 {
-			return keys, nil
-		}
-		if i == 0 {
-			return nil, errPrimaryKey
-		}
-		return slices.Delete(slices.Clone(keys), i, i+1), nil
-	})
-}
-
-func (r *ring) find(which Fingerprint) int {
-	return slices.Index(r.identity.Load().prints, which)
-}
-
-// change applies edit to the keys. If the file cannot be written, nothing changes.
-func (r *ring) change(under Fingerprint, edit func(keys [][]byte) ([][]byte, error)) error {
+// change does an operation for the holder of key under (zero: this node), and fails once that key is
+// off the ring: a stream may briefly outlive its key. Operations may be repeated. If the file cannot
+// be written, nothing changes.
+func (r *ring) change(op KeyOp, key []byte, which, under Fingerprint) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.packets == nil {
@@ -186,11 +130,21 @@ func (r *ring) change(under Fingerprint, edit func(keys [][]byte) ([][]byte, err
 	if under != (Fingerprint{}) && old.roots[under] == nil {
 		return errRemovedKey
 	}
-	keys, err := edit(old.keys)
-	if err != nil {
-		return err
-	}
-	if slices.EqualFunc(keys, old.keys, bytes.Equal) {
+	keys, at := slices.Clone(old.keys), slices.Index(old.prints, which)
+	switch {
+	case op == KeyInstall && at < 0 && len(keys) >= maxKeys:
+		return errFullRing
+	case op == KeyInstall && at < 0:
+		keys = append(keys, bytes.Clone(key))
+	case op == KeyUse && at < 0:
+		return errNoSuchKey
+	case op == KeyUse && at > 0:
+		keys = slices.Insert(slices.Delete(keys, at, at+1), 0, old.keys[at])
+	case op == KeyRemove && at == 0:
+		return errPrimaryKey
+	case op == KeyRemove && at > 0:
+		keys = slices.Delete(keys, at, at+1)
+	default:
 		return nil
 	}
 	id, err := newIdentity(r.name, keys)

@@ -1,6 +1,7 @@
 package member
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,10 +21,9 @@ var (
 	ErrStopped     = errors.New("this node is not in a fleet: not started, or stopped")
 	ErrUnconfirmed = errors.New("left before the news had gone out")
 	ErrRefused     = errors.New("refuses this node")
-	errLeaving     = errors.New("this node is leaving")
-	errStarting    = errors.New("this node is starting")
+	errLeaving     = errors.New("the node is leaving")
+	errStarting    = errors.New("the node is starting")
 	errStarted     = errors.New("started or stopped before: a node of a fleet starts once")
-	errNameless    = errors.New("nobody answers there under that name")
 )
 
 // leastLeave is above 0, because memberlist takes 0 as no timeout.
@@ -32,6 +32,7 @@ const leastLeave = 20 * time.Millisecond
 // List is this node's membership in a fleet. Safe for concurrent use.
 type List struct {
 	cfg    Config
+	net    network
 	log    zerolog.Logger
 	ring   *ring
 	secure *secure
@@ -42,10 +43,7 @@ type List struct {
 	streams map[string]*Streams
 
 	attempts attempts
-
-	refusals   refusals
-	refusalLog *limiter
-	failed     atomic.Uint64
+	refusals refusals
 
 	self    atomic.Pointer[Info]
 	group   atomic.Uint64
@@ -72,7 +70,9 @@ const (
 )
 
 // New checks the configuration and reads the keys. It starts nothing.
-func New(cfg Config) (*List, error) {
+func New(cfg Config) (*List, error) { return newList(cfg, hostNetwork{}) }
+
+func newList(cfg Config, n network) (*List, error) {
 	if cfg.Self.Incarnation == 0 {
 		cfg.Self.Incarnation = uint64(time.Now().UnixMilli())
 	}
@@ -94,25 +94,25 @@ func New(cfg Config) (*List, error) {
 		return nil, fmt.Errorf("gossip on %s without a key would let anybody join: "+
 			"make one with `grapevine keys generate` and give it to every node by --gossip-key-file (or say --gossip-insecure)", cfg.Bind)
 	}
-	setDefault(&cfg.ProbeInterval, defaultProbeInterval)
-	setDefault(&cfg.ProbeTimeout, defaultProbeTimeout)
-	setDefault(&cfg.RejoinInterval, defaultRejoinInterval)
-	setDefault(&cfg.handshake, handshakeTimeout)
+	cfg.ProbeInterval = cmp.Or(cfg.ProbeInterval, defaultProbeInterval)
+	cfg.ProbeTimeout = cmp.Or(cfg.ProbeTimeout, defaultProbeTimeout)
+	cfg.RejoinInterval = cmp.Or(cfg.RejoinInterval, defaultRejoinInterval)
 	if cfg.ProbeTimeout >= cfg.ProbeInterval {
 		return nil, fmt.Errorf("probe timeout %v must be shorter than the probe interval %v", cfg.ProbeTimeout, cfg.ProbeInterval)
 	}
 	cfg.Join, cfg.Keys = slices.Clone(cfg.Join), nil
 	l := &List{
-		cfg:        cfg,
-		log:        cfg.Log,
-		ring:       ring,
-		secure:     &secure{ring: ring, operator: cfg.TLS},
-		refusalLog: newLimiter(20, 1),
-		streams:    make(map[string]*Streams),
-		stopping:   make(chan struct{}),
-		stopped:    make(chan struct{}),
+		cfg:      cfg,
+		net:      n,
+		log:      cfg.Log,
+		ring:     ring,
+		secure:   &secure{ring: ring, operator: cfg.TLS},
+		streams:  make(map[string]*Streams),
+		stopping: make(chan struct{}),
+		stopped:  make(chan struct{}),
 	}
-	if l.seeds, err = newSeeds(cfg.Join, cfg.resolver); err != nil {
+	l.refusals.log = limited(cfg.Log, 20, 20*time.Second)
+	if l.seeds, err = newSeeds(cfg.Join); err != nil {
 		return nil, err
 	}
 	l.conns.ring = ring
@@ -122,12 +122,6 @@ func New(cfg Config) (*List, error) {
 	l.self.Store(&cfg.Self)
 	l.table = newTable(l.Self)
 	return l, nil
-}
-
-func setDefault(d *time.Duration, to time.Duration) {
-	if *d <= 0 {
-		*d = to
-	}
 }
 
 // Listen binds the port for the protocols registered by Streams; gossip waits for Start. ctx bounds
@@ -142,7 +136,7 @@ func (l *List) listenLocked(ctx context.Context) error {
 	if l.state != lifeNew {
 		return errStarted
 	}
-	t, err := newTransport(&l.cfg, l.label())
+	t, err := newTransport(l.net, l.cfg.Bind, l.label(), l.log)
 	if err != nil {
 		return err
 	}
@@ -151,7 +145,7 @@ func (l *List) listenLocked(ctx context.Context) error {
 		_ = t.Shutdown()
 		return err
 	}
-	t.setAdvertise(advert)
+	t.advert = advert
 	self := l.Self()
 	self.Addr = advert.String()
 	l.self.Store(&self)
@@ -207,7 +201,7 @@ func (l *List) begin() error {
 	if err := self.validate(); err != nil {
 		return err
 	}
-	if _, err := appendCard(nil, &card{Info: self, leaving: true}); err != nil {
+	if _, err := (&card{Info: self, Leaving: true}).metadata(); err != nil {
 		return err
 	}
 	m, err := memberlist.Create(l.memberlistConfig(l.transport, l.label()))
@@ -233,7 +227,7 @@ func (l *List) memberlistConfig(t *transport, label string) *memberlist.Config {
 	c.Label = label
 	c.AdvertiseAddr = t.advert.Addr().String()
 	c.AdvertisePort = int(t.advert.Port())
-	c.BindPort = t.port()
+	c.BindPort = t.bound().Port
 	c.ProbeInterval, c.ProbeTimeout = l.cfg.ProbeInterval, l.cfg.ProbeTimeout
 	c.SuspicionMult = 3
 	// The factor is low, since a dead process also ends its streams.
@@ -250,7 +244,7 @@ func (l *List) memberlistConfig(t *transport, label string) *memberlist.Config {
 	c.DeadNodeReclaimTime = nameReclaim
 	d := delegate{l}
 	c.Delegate, c.Events, c.Alive, c.Merge, c.Conflict = d, d, d, d, d
-	c.Logger = stdlog.New(&logBridge{log: l.log, limit: newLimiter(30, 3)}, "", 0)
+	c.Logger = stdlog.New(logBridge{limited(l.log, 30, 10*time.Second)}, "", 0)
 	return c
 }
 
@@ -279,7 +273,7 @@ func (l *List) tell(ctx context.Context) {
 func (l *List) Leave(timeout time.Duration) error {
 	l.goodbye.Lock()
 	defer l.goodbye.Unlock()
-	if _, err := l.running(); err != nil {
+	if _, err := l.port(lifeRunning); err != nil {
 		return err
 	}
 	if l.leaving.Swap(true) {
@@ -335,25 +329,14 @@ func (l *List) Stop(ctx context.Context) error {
 	}
 }
 
-func (l *List) running() (*transport, error) {
+// port returns the transport while the List is at least in the given state and not stopped.
+func (l *List) port(least lifeState) (*transport, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.state != lifeRunning {
+	if l.state < least || l.state == lifeStopped {
 		return nil, ErrStopped
 	}
 	return l.transport, nil
-}
-
-func (l *List) listening() (*transport, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch l.state {
-	case lifeListening, lifeRunning:
-		return l.transport, nil
-	case lifeNew:
-		return nil, errNotListening
-	}
-	return nil, ErrStopped
 }
 
 // Self returns this node's Info; Addr is set by Listen or Start.
@@ -364,9 +347,9 @@ func (l *List) Self() Info { return *l.self.Load() }
 func (l *List) SetGroup(id uint64) { l.group.Store(id) }
 
 func (l *List) card() card {
-	c := card{Info: l.Self(), group: l.group.Load()}
+	c := card{Info: l.Self(), Group: l.group.Load()}
 	if id := l.ring.identity.Load(); len(id.keys) > 0 {
-		c.keys = id.prints
+		c.Keys = id.prints
 	}
 	return c
 }
@@ -375,42 +358,13 @@ func (l *List) card() card {
 // within the last ten minutes.
 func (l *List) Members() []Status { return l.table.list() }
 
-// Refusals returns the latest refusals, at most 64, the latest last.
-func (l *List) Refusals() []Refusal { return l.refusals.list() }
-
 // Keys returns the ring's keys, the primary first; without keys, the fingerprint of the constant
 // that replaces them.
 func (l *List) Keys() []KeyInfo { return l.ring.list() }
 
-// Stats holds counters since the start and current numbers.
-type Stats struct {
-	Streams, MaxStreams int
-	Handshaking         int // connections not yet authenticated, or reading a refusal
-	// FailedHandshakes counts connections that did not become a stream, Evicted those closed to
-	// make room.
-	Evicted, FailedHandshakes uint64
-	// StrayPackets counts packets that are too long or lack the label, and connections with an
-	// unknown first byte; DroppedPackets counts packets that memberlist was too slow for.
-	StrayPackets, DroppedPackets uint64
-	Refused                      uint64
-}
-
-// Stats returns the counters.
-func (l *List) Stats() Stats {
-	s := Stats{FailedHandshakes: l.failed.Load(), Streams: l.conns.count(), MaxStreams: maxConns}
+// Refused counts refusals since the start.
+func (l *List) Refused() uint64 {
 	l.refusals.mu.Lock()
-	s.Refused = l.refusals.total
-	l.refusals.mu.Unlock()
-	l.mu.Lock()
-	t := l.transport
-	l.mu.Unlock()
-	if t == nil {
-		return s
-	}
-	var out uint64
-	s.Handshaking, s.Evicted = t.handshakes.counts()
-	_, out = t.incoming.counts()
-	s.Evicted += out
-	s.StrayPackets, s.DroppedPackets = t.stray.Load(), t.dropped.Load()
-	return s
+	defer l.refusals.mu.Unlock()
+	return l.refusals.total
 }

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/rs/zerolog"
 )
 
 const (
@@ -12,60 +14,57 @@ const (
 	refusalPause = time.Minute
 )
 
-// refusals holds the latest refusals, the newest last. Safe for concurrent use.
+// Refusal is a refused node and the reason.
+type Refusal struct {
+	// Addr is the source, or the node's own address for relayed metadata.
+	Addr string
+	// Name is the claimed name, if known.
+	Name string
+	Err  error
+	At   time.Time
+	// Count is the number of equal refusals.
+	Count int
+
+	logged time.Time
+}
+
+func (r *Refusal) equal(x Refusal) bool {
+	return r.Addr == x.Addr && r.Name == x.Name && r.Err.Error() == x.Err.Error()
+}
+
+// refusals holds the latest refusals, the latest last. Safe for concurrent use.
 type refusals struct {
-	mu     sync.Mutex
-	all    []Refusal
-	logged map[string]time.Time
-	total  uint64
-}
+	log zerolog.Logger
 
-// add reports whether to log the refusal.
-func (r *refusals) add(x Refusal) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.total++
-	if r.logged == nil {
-		r.logged = make(map[string]time.Time)
-	}
-	key := refusalKey(x)
-	x.Count = 1
-	if i := slices.IndexFunc(r.all, func(y Refusal) bool { return refusalKey(y) == key }); i >= 0 {
-		x.Count += r.all[i].Count
-		r.all = slices.Delete(r.all, i, i+1)
-	} else if len(r.all) >= maxRefusals {
-		delete(r.logged, refusalKey(r.all[0]))
-		r.all = slices.Delete(r.all, 0, 1)
-	}
-	r.all = append(r.all, x)
-	if last, ok := r.logged[key]; ok && x.At.Sub(last) < refusalPause {
-		return false
-	}
-	r.logged[key] = x.At
-	return true
-}
-
-func refusalKey(x Refusal) string { return x.Addr + " " + x.Name + " " + x.Err.Error() }
-
-func (r *refusals) list() []Refusal {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.Clone(r.all)
+	mu    sync.Mutex
+	all   []Refusal
+	total uint64
 }
 
 // refused records and logs a refusal. addr has no ephemeral port, so that attempts count together.
 func (l *List) refused(addr, name string, err error) {
-	if !l.refusals.add(Refusal{Addr: addr, Name: name, Err: err, At: time.Now()}) {
-		return
+	r := &l.refusals
+	x := Refusal{Addr: addr, Name: name, Err: err, At: time.Now()}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.total++
+	if i := slices.IndexFunc(r.all, x.equal); i >= 0 {
+		x.Count, x.logged = r.all[i].Count, r.all[i].logged
+		r.all = slices.Delete(r.all, i, i+1)
+	} else if len(r.all) >= maxRefusals {
+		r.all = slices.Delete(r.all, 0, 1)
 	}
-	if skipped, ok := l.refusalLog.allow(); ok {
-		e := l.log.Warn().Str("addr", addr).Err(err)
-		if name != "" {
-			e = e.Str("peer", name)
-		}
-		if skipped > 0 {
-			e = e.Int("skipped", skipped)
-		}
-		e.Msg("node refused")
+	x.Count++
+	if x.At.Sub(x.logged) >= refusalPause {
+		x.logged = x.At
+		r.log.Warn().Str("addr", addr).Str("peer", name).Err(err).Msg("node refused")
 	}
+	r.all = append(r.all, x)
+}
+
+// Refusals returns the latest refusals, at most 64, the latest last.
+func (l *List) Refusals() []Refusal {
+	l.refusals.mu.Lock()
+	defer l.refusals.mu.Unlock()
+	return slices.Clone(l.refusals.all)
 }

@@ -63,7 +63,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// memberlist's delegates refuse an incompatible node even without a knock.
+// memberlist's delegates refuse an incompatible node even without a hello.
 func TestDelegatesRefuse(t *testing.T) {
 	a := start(t, testConfig("a"))
 	cfg := testConfig("b")

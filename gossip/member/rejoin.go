@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -11,7 +12,7 @@ import (
 )
 
 const (
-	knockers = 16
+	probers = 16
 	// maxRevivals bounds the failed members dialed per round.
 	maxRevivals = 16
 	// joinTries covers two nodes that believe each other dead: they need one exchange to learn that
@@ -131,14 +132,14 @@ func (l *List) round(ctx context.Context) (healed, vain bool) {
 	results := make([]error, len(targets))
 	found := make([]Info, len(targets))
 	// One join at a time, since the first usually brings the other members.
-	var joining sync.Mutex
-	each(len(targets), knockers, func(i int) {
+	joining := make(chan struct{}, 1)
+	each(len(targets), probers, func(i int) {
 		addr := targets[i].addr
-		if found[i], results[i] = l.knock(ctx, addr); results[i] != nil {
+		if found[i], results[i] = l.probe(ctx, addr); results[i] != nil {
 			return
 		}
-		joining.Lock()
-		defer joining.Unlock()
+		joining <- struct{}{}
+		defer func() { <-joining }()
 		var joined bool
 		joined, results[i] = l.join(ctx, found[i], addr)
 		healed = healed || joined
@@ -157,7 +158,15 @@ func (l *List) round(ctx context.Context) (healed, vain bool) {
 	l.attempts.rounds++
 	l.attempts.last = outcome
 	l.attempts.mu.Unlock()
-	alive, failed := l.table.census()
+	alive, failed := 0, 0
+	for _, m := range l.Members() {
+		switch m.State {
+		case StateAlive:
+			alive++
+		case StateFailed:
+			failed++
+		}
+	}
 	return healed && failed > 0, alive == 0 && len(l.seeds.entries) > 0
 }
 
@@ -167,9 +176,18 @@ func (l *List) targets(ctx context.Context) (targets []target, outcome []SeedErr
 	entries := l.seeds.entries
 	addrs := make([][]string, len(entries))
 	errs := make([]error, len(entries))
-	each(len(entries), knockers, func(i int) { addrs[i], errs[i] = l.seeds.resolve(ctx, entries[i]) })
+	each(len(entries), probers, func(i int) { addrs[i], errs[i] = l.seeds.resolve(ctx, entries[i]) })
 
-	alive, failed := l.table.addresses()
+	alive := make(map[string]bool)
+	var failed []Info
+	for _, m := range l.Members() {
+		switch m.State {
+		case StateAlive:
+			alive[m.Addr] = true
+		case StateFailed:
+			failed = append(failed, m.Info)
+		}
+	}
 	current := make(map[string]bool)
 	for i, e := range entries {
 		if errs[i] != nil {
@@ -200,11 +218,7 @@ func (l *List) targets(ctx context.Context) (targets []target, outcome []SeedErr
 			targets = append(targets, target{"failed member " + m.Name, m.Addr})
 		}
 	}
-	for a := range l.attempts.known {
-		if !current[a] {
-			delete(l.attempts.known, a)
-		}
-	}
+	maps.DeleteFunc(l.attempts.known, func(addr string, _ Info) bool { return !current[addr] })
 	return targets, outcome
 }
 
@@ -252,13 +266,9 @@ var errNotSeen = errors.New("the node answers, but has not become a member yet")
 func (l *List) await(ctx context.Context, who *Info) bool {
 	ctx, cancel := context.WithTimeout(ctx, joinWait)
 	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
 	for !l.isMember(who) {
-		select {
-		case <-ctx.Done():
+		if !sleep(ctx, 10*time.Millisecond) {
 			return false
-		case <-tick.C:
 		}
 	}
 	return true

@@ -2,5 +2,9 @@
 
 package member
 
-// laterTags adds a field unknown to the present release, to test that it is skipped.
-func laterTags(dst []byte) []byte { return append(dst, 250, 5, 'l', 'a', 't', 'e', 'r') }
+// laterFields adds a field unknown to the present release, to test that it is skipped.
+type laterFields struct {
+	Later string `json:"later"`
+}
+
+var later = laterFields{"field"}

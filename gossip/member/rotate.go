@@ -2,41 +2,26 @@ package member
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
+	"slices"
 	"time"
 )
 
 // KeyOp is an operation on the fleet's keyrings.
-type KeyOp uint8
+type KeyOp string
 
-// Operations on keyrings. The numbers are on the wire.
+// Operations on keyrings. The texts are on the wire.
 const (
 	// KeyList returns the fingerprints of a node's keys.
-	KeyList KeyOp = 1
+	KeyList KeyOp = "list"
 	// KeyInstall appends a key to the rings.
-	KeyInstall KeyOp = 2
+	KeyInstall KeyOp = "install"
 	// KeyUse makes a key the primary.
-	KeyUse KeyOp = 3
+	KeyUse KeyOp = "use"
 	// KeyRemove takes a key off the rings.
-	KeyRemove KeyOp = 4
+	KeyRemove KeyOp = "remove"
 )
-
-func (op KeyOp) String() string {
-	switch op {
-	case KeyList:
-		return "list"
-	case KeyInstall:
-		return "install"
-	case KeyUse:
-		return "use"
-	case KeyRemove:
-		return "remove"
-	}
-	return "unknown"
-}
 
 // KeyResult is one member's answer to a key operation.
 type KeyResult struct {
@@ -48,19 +33,21 @@ type KeyResult struct {
 	Err       error
 }
 
-func (r *KeyResult) has(f Fingerprint) (on, primary bool) {
-	for _, k := range r.Keys {
-		if k.Fingerprint == f {
-			return true, k.Primary
-		}
-	}
-	return false, false
+// keyRequest and keyReply are the messages of grapevine-keys/1.
+type keyRequest struct {
+	Op  KeyOp  `json:"op"`
+	Key []byte `json:"key,omitempty"` // or its fingerprint
+}
+
+type keyReply struct {
+	Keys      []KeyInfo `json:"keys"`
+	Persisted bool      `json:"persisted"`
+	Error     string    `json:"error,omitempty"`
 }
 
 const (
-	keyAskTimeout = 10 * time.Second
-	keyAskers     = 16
-	keysVersion   = 1
+	keyTimeout  = 10 * time.Second
+	keyParallel = 16
 )
 
 var (
@@ -76,10 +63,11 @@ var (
 // that each has another primary (ErrKeyInUse). Else nothing changes. Both ends close streams under
 // a removed key. The error is nil only if every member succeeded.
 func (l *List) RotateKey(ctx context.Context, op KeyOp, key []byte) ([]KeyResult, error) {
-	if _, err := l.running(); err != nil {
+	if _, err := l.port(lifeRunning); err != nil {
 		return nil, err
 	}
-	which, err := checkKeyRequest(op, key)
+	request := keyRequest{op, key}
+	which, err := request.check()
 	if err != nil {
 		return nil, err
 	}
@@ -87,16 +75,16 @@ func (l *List) RotateKey(ctx context.Context, op KeyOp, key []byte) ([]KeyResult
 		return nil, errNoRing
 	}
 	if op == KeyUse || op == KeyRemove {
-		results := l.askAll(ctx, KeyList, nil)
+		results := l.requestAll(ctx, keyRequest{Op: KeyList})
 		for i := range results {
 			r := &results[i]
-			on, primary := r.has(which)
+			at := slices.IndexFunc(r.Keys, func(k KeyInfo) bool { return k.Fingerprint == which })
 			switch {
 			case r.Err != nil:
-				err = fmt.Errorf("%s cannot be asked, so nothing was changed: %w", r.Member.Name, r.Err)
-			case op == KeyUse && !on:
+				err = fmt.Errorf("%s does not answer, so nothing was changed: %w", r.Member.Name, r.Err)
+			case op == KeyUse && at < 0:
 				err = fmt.Errorf("%s: %w", r.Member.Name, ErrKeyNotEverywhere)
-			case op == KeyRemove && primary:
+			case op == KeyRemove && at == 0:
 				err = fmt.Errorf("%s: %w", r.Member.Name, ErrKeyInUse)
 			default:
 				continue
@@ -104,7 +92,7 @@ func (l *List) RotateKey(ctx context.Context, op KeyOp, key []byte) ([]KeyResult
 			return results, err
 		}
 	}
-	results := l.askAll(ctx, op, key)
+	results := l.requestAll(ctx, request)
 	var errs []error
 	for _, r := range results {
 		if r.Err != nil {
@@ -114,28 +102,25 @@ func (l *List) RotateKey(ctx context.Context, op KeyOp, key []byte) ([]KeyResult
 	return results, errors.Join(errs...)
 }
 
-func checkKeyRequest(op KeyOp, key []byte) (Fingerprint, error) {
-	switch op {
-	case KeyList:
-		if len(key) != 0 {
-			return Fingerprint{}, errors.New("a list takes no key")
-		}
+// check returns the fingerprint of the request's key.
+func (r keyRequest) check() (Fingerprint, error) {
+	switch {
+	case r.Op == KeyList && len(r.Key) == 0:
 		return Fingerprint{}, nil
-	case KeyUse, KeyRemove:
-		if len(key) == len(Fingerprint{}) {
-			return Fingerprint(key), nil
-		}
-	case KeyInstall:
-	default:
-		return Fingerprint{}, fmt.Errorf("no such operation: %d", op)
+	case r.Op == KeyList:
+		return Fingerprint{}, errors.New("a list takes no key")
+	case r.Op != KeyInstall && r.Op != KeyUse && r.Op != KeyRemove:
+		return Fingerprint{}, fmt.Errorf("unknown key operation %q", clean(string(r.Op), maxName))
+	case r.Op != KeyInstall && len(r.Key) == len(Fingerprint{}):
+		return Fingerprint(r.Key), nil
 	}
-	if err := checkKey(key); err != nil {
+	if err := checkKey(r.Key); err != nil {
 		return Fingerprint{}, fmt.Errorf("gossip key: %w", err)
 	}
-	return FingerprintOf(key), nil
+	return FingerprintOf(r.Key), nil
 }
 
-func (l *List) askAll(ctx context.Context, op KeyOp, key []byte) []KeyResult {
+func (l *List) requestAll(ctx context.Context, request keyRequest) []KeyResult {
 	results := []KeyResult{{Member: l.Self()}}
 	for _, m := range l.Members() {
 		if m.State == StateAlive {
@@ -143,144 +128,77 @@ func (l *List) askAll(ctx context.Context, op KeyOp, key []byte) []KeyResult {
 		}
 	}
 	// Members first: this node must still reach a member that uses the removed key.
-	each(len(results)-1, keyAskers, func(i int) {
-		r := &results[i+1]
-		r.Keys, r.Persisted, r.Err = l.ask(ctx, r.Member, op, key)
-	})
+	each(len(results)-1, keyParallel, func(i int) { l.request(ctx, &results[i+1], request) })
 	own := &results[0]
-	own.Err = l.doKey(op, key, Fingerprint{})
+	own.Err = l.rotateOwn(request, Fingerprint{})
 	own.Keys, own.Persisted = l.ring.list(), l.ring.file != ""
 	return results
 }
 
-func (l *List) ask(ctx context.Context, m Info, op KeyOp, key []byte) ([]KeyInfo, bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, keyAskTimeout)
+func (l *List) request(ctx context.Context, r *KeyResult, request keyRequest) {
+	ctx, cancel := context.WithTimeout(ctx, keyTimeout)
 	defer cancel()
-	c, err := l.dial(ctx, m.Addr, alpnKeys)
+	c, err := l.dial(ctx, r.Member.Addr, alpnKeys)
 	if err != nil {
-		return nil, false, err
+		r.Err = err
+		return
 	}
 	defer func() { _ = c.Close() }()
-	if c.Peer.Name != m.Name {
-		return nil, false, errNameless
+	if c.Peer.Name != r.Member.Name {
+		r.Err = fmt.Errorf("%q answers at its address", c.Peer.Name)
+		return
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		_ = c.SetDeadline(deadline)
 	}
-	if _, err := c.Write(appendKeyRequest(nil, op, key)); err != nil {
-		return nil, false, err
+	var reply keyReply
+	if r.Err = writeMessage(c, request); r.Err == nil {
+		r.Err = readMessage(c, &reply)
 	}
-	return readKeyReply(c)
+	switch {
+	case r.Err != nil:
+	case len(reply.Keys) > maxKeys:
+		r.Err = fmt.Errorf("%w: %d keys", errInfo, len(reply.Keys))
+	case reply.Error != "":
+		r.Err = errors.New(clean(reply.Error, maxReason))
+		fallthrough
+	default:
+		r.Keys, r.Persisted = reply.Keys, reply.Persisted
+	}
 }
 
 func (l *List) serveKeys(c *Conn) {
-	op, key, err := readKeyRequest(c)
-	if err != nil {
+	var request keyRequest
+	if err := readMessage(c, &request); err != nil {
 		l.log.Warn().Str("peer", c.Peer.Name).Err(err).Msg("key operation not understood")
 		return
 	}
-	err = l.doKey(op, key, c.keys[1])
-	if op != KeyList {
+	err := l.rotateOwn(request, c.keys[1])
+	if request.Op != KeyList {
 		e := l.log.Info()
 		if err != nil {
 			e = l.log.Error().Err(err)
 		}
-		e.Str("peer", c.Peer.Name).Stringer("op", op).Msg("gossip keys changed by a peer's wish")
+		e.Str("peer", c.Peer.Name).Str("op", clean(string(request.Op), maxName)).Msg("peer changes gossip keys")
 	}
-	reply := appendKeyReply(nil, l.ring.list(), l.ring.file != "", err)
-	if _, err := c.Write(reply); err != nil {
+	reply := keyReply{Keys: l.ring.list(), Persisted: l.ring.file != "", Error: clean(errText(err), maxReason)}
+	if err := writeMessage(c, reply); err != nil {
 		l.log.Debug().Str("peer", c.Peer.Name).Err(err).Msg("answer to a key operation not sent")
 		return
 	}
 	closeGently(c.raw)
 }
 
-// doKey acts for the holder of key under; zero means this node, or the operator's TLS.
-func (l *List) doKey(op KeyOp, key []byte, under Fingerprint) error {
-	which, err := checkKeyRequest(op, key)
-	if err != nil {
+// rotateOwn changes this node's ring for the holder of key under; zero means this node, or the
+// operator's TLS.
+func (l *List) rotateOwn(request keyRequest, under Fingerprint) error {
+	which, err := request.check()
+	if err != nil || request.Op == KeyList {
 		return err
 	}
-	switch op {
-	case KeyInstall:
-		return l.ring.install(key, under)
-	case KeyUse:
-		return l.ring.use(which, under)
-	case KeyRemove:
-		err := l.ring.remove(which, under)
-		l.conns.dropForeign()
-		return err
+	err = l.ring.change(request.Op, request.Key, which, under)
+	if request.Op == KeyRemove {
+		l.conns.closeRemoved()
 	}
-	return nil
-}
-
-// appendKeyRequest appends version, operation, length of key, key.
-func appendKeyRequest(dst []byte, op KeyOp, key []byte) []byte {
-	dst = append(dst, keysVersion, byte(op), byte(len(key)))
-	return append(dst, key...)
-}
-
-func readKeyRequest(r io.Reader) (KeyOp, []byte, error) {
-	var head [3]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return 0, nil, err
-	}
-	if head[0] != keysVersion {
-		return 0, nil, fmt.Errorf("%w: key request of version %d", errInfo, head[0])
-	}
-	if head[2] > 32 {
-		return 0, nil, fmt.Errorf("%w: key of %d bytes", errInfo, head[2])
-	}
-	key := make([]byte, head[2])
-	_, err := io.ReadFull(r, key)
-	return KeyOp(head[1]), key, err
-}
-
-// appendKeyReply appends version, flags, number of keys, fingerprints, length of text, text. An
-// empty text means success.
-func appendKeyReply(dst []byte, keys []KeyInfo, persisted bool, err error) []byte {
-	var flags byte
-	if persisted {
-		flags = 1
-	}
-	dst = append(dst, keysVersion, flags, byte(len(keys)))
-	for _, k := range keys {
-		dst = append(dst, k.Fingerprint[:]...)
-	}
-	text := clean(errText(err), maxReason)
-	dst = binary.BigEndian.AppendUint16(dst, uint16(len(text)))
-	return append(dst, text...)
-}
-
-func readKeyReply(r io.Reader) (keys []KeyInfo, persisted bool, err error) {
-	var head [3]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return nil, false, err
-	}
-	if head[0] != keysVersion || head[2] > maxKeys {
-		return nil, false, fmt.Errorf("%w: reply to a key operation", errInfo)
-	}
-	for i := range int(head[2]) {
-		k := KeyInfo{Primary: i == 0}
-		if _, err := io.ReadFull(r, k.Fingerprint[:]); err != nil {
-			return nil, false, err
-		}
-		keys = append(keys, k)
-	}
-	var size [2]byte
-	if _, err := io.ReadFull(r, size[:]); err != nil {
-		return nil, false, err
-	}
-	n := binary.BigEndian.Uint16(size[:])
-	if n > maxReason {
-		return nil, false, fmt.Errorf("%w: reason of %d bytes", errInfo, n)
-	}
-	text := make([]byte, n)
-	if _, err := io.ReadFull(r, text); err != nil {
-		return nil, false, err
-	}
-	if n > 0 {
-		err = errors.New(clean(string(text), maxReason))
-	}
-	return keys, head[1]&1 != 0, err
+	return err
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -117,7 +118,7 @@ func TestRotationUnderTraffic(t *testing.T) {
 	eventually(t, "every stream was opened again", func() bool { return talk.breaks.Load() >= 6 }, func() any { return talk.breaks.Load() })
 	talk.goesOn(t, "after removal")
 	for i, n := range nodes {
-		for _, e := range n.told() {
+		for _, e := range n.reported() {
 			if e.Kind != Joined {
 				t.Errorf("lost a member: %+v", e)
 			}
@@ -179,12 +180,16 @@ func TestRotationOnReadOnlyFile(t *testing.T) {
 	if err := os.RemoveAll(filepath.Dir(file)); err != nil { // root may write anywhere else
 		t.Fatal(err)
 	}
-	if err := r.install(key(2), Fingerprint{}); err == nil || !strings.Contains(err.Error(), "outlast a restart") {
+	if err := ringDo(r, KeyInstall, key(2)); err == nil || !strings.Contains(err.Error(), "outlast a restart") {
 		t.Error(err)
 	}
 	if len(r.list()) != 1 || len(r.packets.GetKeys()) != 1 {
 		t.Error(r.list())
 	}
+}
+
+func ringDo(r *ring, op KeyOp, key []byte) error {
+	return r.change(op, key, FingerprintOf(key), Fingerprint{})
 }
 
 func TestRing(t *testing.T) {
@@ -200,7 +205,7 @@ func TestRing(t *testing.T) {
 			t.Fatalf("%d keys, %d, want %d", len(on), len(r.list()), len(want))
 		}
 		for _, w := range want {
-			if r.find(FingerprintOf(key(w))) < 0 {
+			if !slices.Contains(r.identity.Load().prints, FingerprintOf(key(w))) {
 				t.Errorf("key %d is not on the ring", w)
 			}
 		}
@@ -209,36 +214,36 @@ func TestRing(t *testing.T) {
 		}
 	}
 	check(1, 2, 3, 4)
-	if err := r.remove(FingerprintOf(key(2)), Fingerprint{}); err != nil {
+	if err := ringDo(r, KeyRemove, key(2)); err != nil {
 		t.Error(err)
 	}
 	check(1, 3, 4)
-	if err := r.remove(FingerprintOf(key(2)), Fingerprint{}); err != nil {
+	if err := ringDo(r, KeyRemove, key(2)); err != nil {
 		t.Error("again:", err)
 	}
-	if err := r.remove(FingerprintOf(key(1)), Fingerprint{}); !errors.Is(err, errPrimaryKey) {
+	if err := ringDo(r, KeyRemove, key(1)); !errors.Is(err, errPrimaryKey) {
 		t.Error(err)
 	}
-	if err := r.use(FingerprintOf(key(9)), Fingerprint{}); !errors.Is(err, errNoSuchKey) {
+	if err := ringDo(r, KeyUse, key(9)); !errors.Is(err, errNoSuchKey) {
 		t.Error(err)
 	}
-	if err := r.use(FingerprintOf(key(4)), Fingerprint{}); err != nil {
+	if err := ringDo(r, KeyUse, key(4)); err != nil {
 		t.Error(err)
 	}
 	check(4, 1, 3)
 	for i := byte(10); len(r.list()) < maxKeys; i++ {
-		if err := r.install(key(i), Fingerprint{}); err != nil {
+		if err := ringDo(r, KeyInstall, key(i)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := r.install(key(99), Fingerprint{}); !errors.Is(err, errFullRing) {
+	if err := ringDo(r, KeyInstall, key(99)); !errors.Is(err, errFullRing) {
 		t.Error(err)
 	}
 	none, err := newRing("a", nil, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := none.install(key(1), Fingerprint{}); !errors.Is(err, errNoRing) {
+	if err := ringDo(none, KeyInstall, key(1)); !errors.Is(err, errNoRing) {
 		t.Error(err)
 	}
 }
@@ -266,7 +271,7 @@ func TestRingUnderReaders(t *testing.T) {
 		}
 	})
 	for range 50 {
-		if err := errors.Join(r.remove(FingerprintOf(key(2)), Fingerprint{}), r.install(key(2), Fingerprint{})); err != nil {
+		if err := errors.Join(ringDo(r, KeyRemove, key(2)), ringDo(r, KeyInstall, key(2))); err != nil {
 			t.Error(err)
 		}
 	}
@@ -317,14 +322,14 @@ func TestRemovedKeyCannotChangeKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	thief, v, text := guest(t, n, &secure{ring: r}, alpnKeys, stranger(n, "thief", "127.0.0.1:9"))
-	if v != verdictWelcome {
-		t.Fatal(v, text)
+	thief, v := guest(t, n, &secure{ring: r}, alpnKeys, stranger(n, "thief", "127.0.0.1:9"))
+	if v.Refusal != "" {
+		t.Fatal(v)
 	}
-	if err := n.doKey(KeyRemove, key(2), Fingerprint{}); err != nil {
+	if err := n.rotateOwn(keyRequest{KeyRemove, key(2)}, Fingerprint{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := thief.Write(appendKeyRequest(nil, KeyInstall, key(3))); err == nil {
+	if err := writeMessage(thief, keyRequest{KeyInstall, key(3)}); err == nil {
 		_, _ = io.Copy(io.Discard, thief)
 	}
 	if keys := n.Keys(); len(keys) != 1 {

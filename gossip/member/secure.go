@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"reflect"
 	"strings"
 )
 
@@ -186,7 +185,7 @@ func (s *secure) explain(err error, addr string, proof *peerProof) error {
 	mine := s.ring.identity.Load()
 	mismatch := &MismatchError{Field: FieldGossipKey, Mine: keyText(mine.primary()), Peer: addr}
 	if s.operator == nil {
-		if foreign := (*keyError)(nil); errors.As(err, &foreign) {
+		if foreign, ok := errors.AsType[*keyError](err); ok {
 			mismatch.Theirs = foreign.theirs
 			return mismatch
 		}
@@ -196,11 +195,12 @@ func (s *secure) explain(err error, addr string, proof *peerProof) error {
 			return mismatch
 		}
 	}
-	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "remote error" {
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "remote error" {
 		if s.operator != nil {
 			return fmt.Errorf("%s refuses this node's certificate: %w: check --gossip-cert and the --gossip-ca there", addr, err)
 		}
-		if badCertificate(op.Err) {
+		// crypto/tls does not export its type of alerts (RFC 8446, 6.2).
+		if text := op.Err.Error(); strings.Contains(text, "certificate") || strings.Contains(text, "access denied") {
 			mismatch.Theirs = "not on the ring"
 			if proof.key != (Fingerprint{}) {
 				mismatch.Theirs = keyText(proof.key)
@@ -209,18 +209,4 @@ func (s *secure) explain(err error, addr string, proof *peerProof) error {
 		}
 	}
 	return fmt.Errorf("%s: %w", addr, err)
-}
-
-// badCertificate reports whether a TLS alert (RFC 8446, 6.2) is about the certificate. crypto/tls
-// does not export its alert type.
-func badCertificate(alert error) bool {
-	v := reflect.ValueOf(alert)
-	if v.Kind() != reflect.Uint8 {
-		return false
-	}
-	switch v.Uint() {
-	case 42, 43, 44, 45, 46, 48, 49, 116:
-		return true
-	}
-	return false
 }

@@ -2,7 +2,6 @@ package member
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,48 +9,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 )
-
-type fakeDNS struct {
-	mu    sync.Mutex
-	hosts map[string][]netip.Addr
-	srv   map[string][]*net.SRV
-}
-
-var errNoName = errors.New("no such host")
-
-func (d *fakeDNS) LookupNetIP(_ context.Context, _, host string) ([]netip.Addr, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if a, ok := d.hosts[host]; ok {
-		return a, nil
-	}
-	return nil, errNoName
-}
-
-func (d *fakeDNS) LookupSRV(_ context.Context, _, _, name string) (string, []*net.SRV, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if r, ok := d.srv[name]; ok {
-		return "", r, nil
-	}
-	return "", nil, errNoName
-}
-
-func (d *fakeDNS) host(name string, addrs ...string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.hosts == nil {
-		d.hosts = make(map[string][]netip.Addr)
-	}
-	d.hosts[name] = nil
-	for _, a := range addrs {
-		d.hosts[name] = append(d.hosts[name], netip.MustParseAddr(a))
-	}
-}
 
 // Every kind of entry is resolved again after a vain first attempt.
 func TestDiscovery(t *testing.T) {
@@ -61,25 +21,23 @@ func TestDiscovery(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "seeds")
 	for _, tc := range []struct {
 		name, entry string
-		publish     func(d *fakeDNS) error
+		publish     func(d *testDNS) error
 	}{
-		{"host", "seed.test:" + port, func(d *fakeDNS) error { d.host("seed.test", "127.0.0.1"); return nil }},
-		{"dns", "dns:seed.test:" + port, func(d *fakeDNS) error { d.host("seed.test", "127.0.0.1"); return nil }},
-		{"srv", "srv:_gossip._tcp.test", func(d *fakeDNS) error {
+		{"host", "seed.test:" + port, func(d *testDNS) error { d.host("seed.test", "127.0.0.1"); return nil }},
+		{"dns", "dns:seed.test:" + port, func(d *testDNS) error { d.host("seed.test", "127.0.0.1"); return nil }},
+		{"srv", "srv:_gossip._tcp.test", func(d *testDNS) error {
 			d.host("target.test", "127.0.0.1")
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			d.srv = map[string][]*net.SRV{"_gossip._tcp.test": {{Target: "gone.test.", Port: 1}, {Target: "target.test.", Port: addr.Port()}}}
+			d.service("_gossip._tcp.test", net.SRV{Target: "gone.test.", Port: 1}, net.SRV{Target: "target.test.", Port: addr.Port()})
 			return nil
 		}},
-		{"file", "file:" + file, func(*fakeDNS) error {
+		{"file", "file:" + file, func(*testDNS) error {
 			return os.WriteFile(file, []byte("# the fleet\n\nno port at all:x:y\n"+addr.String()+"\n"), 0o600)
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			dns := &fakeDNS{}
+			dns := startDNS(t)
 			cfg := testConfig("by-" + tc.name)
-			cfg.Join, cfg.resolver = []string{tc.entry}, dns
+			cfg.Join = []string{tc.entry}
 			if tc.name == "file" {
 				cfg.RejoinInterval = time.Hour
 			}
@@ -101,10 +59,10 @@ func TestDiscovery(t *testing.T) {
 }
 
 func TestSeedEntries(t *testing.T) {
-	dns := &fakeDNS{}
+	dns := startDNS(t)
 	dns.host("two.test", "10.0.0.1", "fd00::1")
 	dns.host("none.test")
-	s, err := newSeeds(nil, dns)
+	s, err := newSeeds(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,6 +97,8 @@ func TestSeedEntries(t *testing.T) {
 }
 
 func TestAdvertise(t *testing.T) {
+	dns := startDNS(t)
+	dns.host("named.test", "10.9.8.7")
 	for _, tc := range []struct{ bind, advertise, join, want string }{
 		{"127.0.0.1:0", "", "", "127.0.0.1"},
 		{"localhost:0", "", "", "127.0.0.1"},
@@ -147,10 +107,8 @@ func TestAdvertise(t *testing.T) {
 		{"0.0.0.0:0", "", "127.0.0.1:1", "127.0.0.1"},
 		{":0", "", "127.0.0.1:1", "127.0.0.1"},
 	} {
-		dns := &fakeDNS{}
-		dns.host("named.test", "10.9.8.7")
 		cfg := testConfig("a")
-		cfg.Bind, cfg.Advertise, cfg.resolver = tc.bind, tc.advertise, dns
+		cfg.Bind, cfg.Advertise = tc.bind, tc.advertise
 		if tc.join != "" {
 			cfg.Join = []string{tc.join}
 		}

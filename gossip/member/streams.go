@@ -2,13 +2,10 @@ package member
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"sync"
 )
-
-var errNotListening = errors.New("the fleet's port is not open")
 
 // Streams is a net.Listener for one other protocol on gossip's port and TLS, selected by ALPN. The
 // protocol identifies its peers itself. Removing a key closes the connections under it. Safe for
@@ -41,45 +38,28 @@ func (s *Streams) Accept() (net.Conn, error) {
 	case c := <-s.incoming:
 		return c, nil
 	case <-s.closed:
-		return nil, net.ErrClosed
 	case <-s.list.stopping:
-		return nil, net.ErrClosed
 	}
+	return nil, net.ErrClosed
 }
 
 // Dial connects to the node at addr, host:port. ctx bounds only the dialing.
 func (s *Streams) Dial(ctx context.Context, addr string) (net.Conn, error) {
-	l := s.list
-	t, err := l.listening()
+	c, err := s.list.dial(ctx, addr, s.alpn)
 	if err != nil {
 		return nil, err
-	}
-	raw, err := t.dial(ctx, addr)
-	if err != nil {
-		return nil, err
-	}
-	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
-	conn, proof, err := l.secure.client(ctx, raw, addr, s.alpn)
-	if err == nil {
-		err = l.ofMember(proof)
-	}
-	if !stop() && err == nil {
-		err = context.Cause(ctx)
-	}
-	if err != nil {
-		_ = raw.Close()
-		return nil, err
-	}
-	c := l.newConn(conn, raw, proof, &card{Info: Info{Name: proof.cert.Subject.CommonName}}, false)
-	if err := l.conns.add(c); err != nil {
-		_ = c.Close()
-		return nil, fmt.Errorf("%s: %w", addr, err)
 	}
 	return c, nil
 }
 
 // Addr returns the address that other nodes dial, known after Listen.
-func (s *Streams) Addr() net.Addr { return streamsAddr(s.list.Self().Addr) }
+func (s *Streams) Addr() net.Addr {
+	t, err := s.list.port(lifeListening)
+	if err != nil {
+		return &net.TCPAddr{}
+	}
+	return net.TCPAddrFromAddrPort(t.advert)
+}
 
 // Close ends Accept; connections stay open.
 func (s *Streams) Close() error {
@@ -90,17 +70,12 @@ func (s *Streams) Close() error {
 func (s *Streams) hand(c *Conn) {
 	select {
 	case s.incoming <- c:
+		return
 	case <-s.closed:
-		_ = c.Close()
 	case <-s.list.stopping:
-		_ = c.Close()
 	}
+	_ = c.Close()
 }
-
-type streamsAddr string
-
-func (streamsAddr) Network() string  { return "tcp" }
-func (a streamsAddr) String() string { return string(a) }
 
 // ofMember returns an error if an operator's certificate fits no member: the authority may serve
 // other services.
@@ -108,16 +83,9 @@ func (l *List) ofMember(proof *peerProof) error {
 	if l.secure.operator == nil {
 		return nil
 	}
-	good := func(m *Info) bool {
+	for _, m := range append(l.Members(), Status{Info: l.Self()}) {
 		host, _, err := net.SplitHostPort(m.Addr)
-		return err == nil && l.secure.named(proof, m.Name, host) == nil
-	}
-	if self := l.Self(); good(&self) {
-		return nil
-	}
-	members := l.Members()
-	for i := range members {
-		if good(&members[i].Info) {
+		if err == nil && l.secure.named(proof, m.Name, host) == nil {
 			return nil
 		}
 	}

@@ -164,14 +164,14 @@ func TestStreamsBeforeStart(t *testing.T) {
 	if err := roundTrip(t, late, addr); err != nil {
 		t.Errorf("a stream before the start: %v", err)
 	}
-	if _, err := node.knock(t.Context(), addr); err == nil || !strings.Contains(err.Error(), "starting") {
+	if _, err := node.probe(t.Context(), addr); err == nil || !strings.Contains(err.Error(), "starting") {
 		t.Errorf("a hello before the start: %v", err)
 	}
 	early.Describe(func(self *Info) { self.RaftID = "r1" })
 	if err := early.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if peer, err := node.knock(t.Context(), addr); err != nil || peer.RaftID != "r1" {
+	if peer, err := node.probe(t.Context(), addr); err != nil || peer.RaftID != "r1" {
 		t.Errorf("a hello after the start: %+v, %v", peer, err)
 	}
 }

@@ -3,6 +3,7 @@ package member
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -29,28 +30,24 @@ const (
 // never calls memberlist.
 type table struct {
 	self func() Info
-	now  func() time.Time
 
 	mu     sync.Mutex
 	byName map[string]*member
-	// dirty names changed members in order of their first change.
-	dirty  []string
-	wake   chan struct{}
-	closed bool
+	// changed names members in order of their first change since the last events.
+	changed []string
+	wake    chan struct{}
+	closed  bool
 }
 
 type member struct {
-	card  card
-	state State
-	since time.Time
-
-	dirty bool
-	// told is the last event's Info; nil if not alive.
-	told *Info
+	Status
+	leaving bool
+	changed bool  // its name is in table.changed
+	event   *Info // of the last event; nil if that was the member's end, or there was none
 }
 
 func newTable(self func() Info) *table {
-	return &table{self: self, now: time.Now, byName: make(map[string]*member), wake: make(chan struct{}, 1)}
+	return &table{self: self, byName: make(map[string]*member), wake: make(chan struct{}, 1)}
 }
 
 func cardOf(n *memberlist.Node) (card, error) {
@@ -93,7 +90,7 @@ func (t *table) admit(n *memberlist.Node) (Info, error) {
 func (t *table) longestGoneLocked() string {
 	var oldest string
 	for name, m := range t.byName {
-		if m.state != StateAlive && !m.dirty && (oldest == "" || m.since.Before(t.byName[oldest].since)) {
+		if m.State != StateAlive && !m.changed && (oldest == "" || m.Since.Before(t.byName[oldest].Since)) {
 			oldest = name
 		}
 	}
@@ -115,10 +112,10 @@ func (t *table) alive(n *memberlist.Node) {
 		m = &member{}
 		t.byName[c.Name] = m
 	}
-	if m.state != StateAlive || m.card.Incarnation != c.Incarnation {
-		m.state, m.since = StateAlive, t.now()
+	if m.State != StateAlive || m.Incarnation != c.Incarnation {
+		m.State, m.Since = StateAlive, time.Now()
 	}
-	m.card = c
+	m.Info, m.leaving = c.Info, c.Leaving
 	t.touchLocked(m)
 }
 
@@ -126,22 +123,22 @@ func (t *table) gone(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m := t.byName[name]
-	if m == nil || m.state != StateAlive {
+	if m == nil || m.State != StateAlive {
 		return
 	}
-	m.state, m.since = StateFailed, t.now()
-	if m.card.leaving {
-		m.state = StateLeft
+	m.State, m.Since = StateFailed, time.Now()
+	if m.leaving {
+		m.State = StateLeft
 	}
 	t.touchLocked(m)
 }
 
 func (t *table) touchLocked(m *member) {
-	if t.closed || m.dirty {
+	if t.closed || m.changed {
 		return
 	}
-	m.dirty = true
-	t.dirty = append(t.dirty, m.card.Name)
+	m.changed = true
+	t.changed = append(t.changed, m.Name)
 	select {
 	case t.wake <- struct{}{}:
 	default:
@@ -153,139 +150,93 @@ func (t *table) events() []Event {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var out []Event
-	for _, name := range t.dirty {
+	for _, name := range t.changed {
 		m := t.byName[name]
-		if m == nil {
-			continue
-		}
-		m.dirty = false
-		if m.told != nil && (m.state != StateAlive || m.told.Incarnation != m.card.Incarnation) {
+		m.changed = false
+		if m.event != nil && (m.State != StateAlive || m.event.Incarnation != m.Incarnation) {
 			kind := Failed
-			if m.state == StateLeft {
+			if m.State == StateLeft {
 				kind = Left
 			}
-			out = append(out, Event{Kind: kind, Member: *m.told})
-			m.told = nil
+			out = append(out, Event{Kind: kind, Member: *m.event})
+			m.event = nil
 		}
-		if m.state != StateAlive || m.told != nil && *m.told == m.card.Info {
+		if m.State != StateAlive || m.event != nil && *m.event == m.Info {
 			continue
 		}
 		kind := Joined
-		if m.told != nil {
+		if m.event != nil {
 			kind = Updated
 		}
-		info := m.card.Info
-		m.told = &info
+		info := m.Info
+		m.event = &info
 		out = append(out, Event{Kind: kind, Member: info})
 	}
-	t.dirty = t.dirty[:0]
+	t.changed = t.changed[:0]
 	return out
 }
 
 func (t *table) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.closed, t.dirty = true, nil
+	t.closed = true
 }
 
-// list also forgets those gone for long.
+// list returns the members by name and forgets those gone for long.
 func (t *table) list() []Status {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.sweepLocked()
+	maps.DeleteFunc(t.byName, func(_ string, m *member) bool {
+		age := time.Since(m.Since)
+		return !m.changed && (m.State == StateFailed && age > forgetFailed || m.State == StateLeft && age > forgetLeft)
+	})
 	out := make([]Status, 0, len(t.byName))
 	for _, m := range t.byName {
-		out = append(out, Status{Info: m.card.Info, State: m.state, Since: m.since})
+		out = append(out, m.Status)
 	}
 	slices.SortFunc(out, func(a, b Status) int { return cmp.Compare(a.Name, b.Name) })
 	return out
 }
 
-func (t *table) sweepLocked() {
-	now := t.now()
-	for name, m := range t.byName {
-		age := now.Sub(m.since)
-		if !m.dirty && (m.state == StateFailed && age > forgetFailed || m.state == StateLeft && age > forgetLeft) {
-			delete(t.byName, name)
-		}
-	}
-}
-
-func (t *table) get(name string) (Status, bool) {
+func (t *table) get(name string) (s Status, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m := t.byName[name]
 	if m == nil {
 		return Status{}, false
 	}
-	return Status{Info: m.card.Info, State: m.state, Since: m.since}, true
+	return m.Status, true
 }
 
-func (t *table) census() (alive, failed int) {
+// conflict returns an error if another node holds info's name or raft id, and is alive or failed so
+// recently that peers may not know. The raft id is part of a node's data, so one of two nodes with
+// it runs on a copy.
+func (t *table) conflict(info *Info) error {
+	name := func(holder string) error {
+		return &MismatchError{Field: FieldName, Mine: holder, Theirs: info.Addr, Peer: info.Name}
+	}
+	raftID := func(holder *Info) error {
+		return &MismatchError{Field: FieldRaftID, Mine: holder.Name + " (" + holder.Addr + ")", Theirs: info.Addr, Peer: info.Name}
+	}
+	self := t.self()
+	switch {
+	case info.Name == self.Name && (info.Addr != self.Addr || info.Incarnation != self.Incarnation):
+		return name(self.Addr)
+	case info.Name != self.Name && info.RaftID != "" && info.RaftID == self.RaftID:
+		return raftID(&self)
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, m := range t.byName {
-		switch m.state {
-		case StateAlive:
-			alive++
-		case StateFailed:
-			failed++
+		if m.Addr == info.Addr || m.State == StateLeft || m.State == StateFailed && time.Since(m.Since) >= nameRest {
+			continue
+		}
+		if m.Name == info.Name && m.Name != self.Name {
+			return name(m.Addr)
+		}
+		if m.Name != info.Name && info.RaftID != "" && m.RaftID == info.RaftID {
+			return raftID(&m.Info)
 		}
 	}
-	return alive, failed
-}
-
-func (t *table) addresses() (alive map[string]bool, failed []Info) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.sweepLocked()
-	alive = make(map[string]bool, len(t.byName))
-	for _, m := range t.byName {
-		switch m.state {
-		case StateAlive:
-			alive[m.card.Addr] = true
-		case StateFailed:
-			failed = append(failed, m.card.Info)
-		}
-	}
-	return alive, failed
-}
-
-// holder returns the address of another node that holds info's name, or "".
-func (t *table) holder(info *Info) string {
-	if self := t.self(); info.Name == self.Name {
-		if info.Addr == self.Addr && info.Incarnation == self.Incarnation {
-			return ""
-		}
-		return self.Addr
-	}
-	m, ok := t.get(info.Name)
-	if ok && m.Addr != info.Addr && t.lives(m.State, m.Since) {
-		return m.Addr
-	}
-	return ""
-}
-
-// lives reports whether a member is alive, or failed so recently that peers may not know.
-func (t *table) lives(state State, since time.Time) bool {
-	return state == StateAlive || state == StateFailed && t.now().Sub(since) < nameRest
-}
-
-// raftIDHolder returns another node that holds info's raft id, or "". The id is part of a node's
-// data, so one of the two runs on a copy.
-func (t *table) raftIDHolder(info *Info) string {
-	if info.RaftID == "" {
-		return ""
-	}
-	if self := t.self(); info.RaftID == self.RaftID && info.Name != self.Name {
-		return self.Name + " (" + self.Addr + ")"
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for name, m := range t.byName {
-		if m.card.RaftID == info.RaftID && name != info.Name && m.card.Addr != info.Addr && t.lives(m.state, m.since) {
-			return name + " (" + m.card.Addr + ")"
-		}
-	}
-	return ""
+	return nil
 }

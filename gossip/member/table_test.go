@@ -15,7 +15,7 @@ func TestTableBound(t *testing.T) {
 	node := func(name string) *memberlist.Node {
 		c := card{Info: self}
 		c.Name, c.Addr = name, "10.0.0.1:7946"
-		meta, err := appendCard(nil, &c)
+		meta, err := c.metadata()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -34,6 +34,6 @@ func TestTableBound(t *testing.T) {
 	}
 	ev := tb.events()
 	if len(ev) != 1 || ev[0].Kind != Failed || ev[0].Member.Name != "n7" {
-		t.Errorf("the end of n7 was not told: %v", ev)
+		t.Errorf("no event for the end of n7: %v", ev)
 	}
 }

@@ -1,6 +1,7 @@
-package node
+package admin
 
 import (
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -40,7 +41,7 @@ func TestClientAsksDirectly(t *testing.T) {
 			http.Redirect(w, r, proxy.URL, http.StatusTemporaryRedirect)
 			return
 		}
-		answer(w, &Status{})
+		_ = json.NewEncoder(w).Encode(&Status{})
 	}))
 	defer router.Close()
 	self, err := os.Executable()

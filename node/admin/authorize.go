@@ -1,4 +1,4 @@
-package node
+package admin
 
 import (
 	"crypto/sha256"
@@ -32,17 +32,17 @@ func ReadToken(file string) (string, error) {
 // openPaths need no token: balancers and collectors have none.
 var openPaths = map[string]bool{"/healthz": true, "/readyz": true, "/metrics": true}
 
-// guard requires the configured token. Without one, every client may look, but only direct clients
+// Guard requires the configured token. Without one, every client may look, but only direct clients
 // on this machine may do more. These must address the node by IP or as localhost, against DNS
 // rebinding, and declare changes as JSON, which cross-site pages cannot.
-func (n *Node) guard(next http.Handler) http.Handler {
+func (s *Server) Guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if openPaths[r.URL.Path] {
 			next.ServeHTTP(w, r)
 			return
 		}
-		if refused := n.refusal(r); refused != nil {
-			if refused.status == http.StatusUnauthorized {
+		if refused := s.refusal(r); refused != nil {
+			if refused.Status == http.StatusUnauthorized {
 				w.Header().Set("WWW-Authenticate", `Bearer realm="grapevine"`)
 			}
 			refused.write(w)
@@ -52,16 +52,16 @@ func (n *Node) guard(next http.Handler) http.Handler {
 	})
 }
 
-func (n *Node) refusal(r *http.Request) *Refusal {
-	if n.cfg.AdminTokenFile != "" {
-		token, err := ReadToken(n.cfg.AdminTokenFile)
+func (s *Server) refusal(r *http.Request) *Refusal {
+	if s.TokenFile != "" {
+		token, err := ReadToken(s.TokenFile)
 		if err != nil {
-			return &Refusal{status: http.StatusInternalServerError, Reason: err.Error(), Remedy: "put the file in order: nobody is let in without it"}
+			return &Refusal{Status: http.StatusInternalServerError, Reason: err.Error(), Remedy: "put the file in order: nobody is let in without it"}
 		}
 		scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 		want, got := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(strings.TrimSpace(given)))
 		if !strings.EqualFold(scheme, "Bearer") || subtle.ConstantTimeCompare(want[:], got[:]) != 1 {
-			return &Refusal{status: http.StatusUnauthorized, Reason: "the token is missing or wrong", Place: "Authorization",
+			return &Refusal{Status: http.StatusUnauthorized, Reason: "the token is missing or wrong", Place: "Authorization",
 				Remedy: "send Authorization: Bearer TOKEN (grapevine --admin-token-file FILE)"}
 		}
 		return nil
@@ -69,18 +69,18 @@ func (n *Node) refusal(r *http.Request) *Refusal {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	here := err == nil && net.ParseIP(host).IsLoopback()
 	if name := (&url.URL{Host: r.Host}).Hostname(); here && !strings.EqualFold(name, "localhost") && net.ParseIP(name) == nil {
-		return &Refusal{status: http.StatusForbidden, Reason: fmt.Sprintf("the node is addressed as %q", name), Place: "Host",
+		return &Refusal{Status: http.StatusForbidden, Reason: fmt.Sprintf("the node is addressed as %q", name), Place: "Host",
 			Remedy: "address it by IP or as localhost, or give it an --admin-token-file"}
 	}
 	if looks(r) {
 		return nil
 	}
 	if by := forwarded(r.Header); by != "" {
-		return &Refusal{status: http.StatusForbidden, Reason: "the request came through a proxy, and " + ownMachineOnly, Place: by,
+		return &Refusal{Status: http.StatusForbidden, Reason: "the request came through a proxy, and " + ownMachineOnly, Place: by,
 			Remedy: "give the node an --admin-token-file, or run the command there"}
 	}
 	if !here {
-		return &Refusal{status: http.StatusForbidden, Reason: ownMachineOnly,
+		return &Refusal{Status: http.StatusForbidden, Reason: ownMachineOnly,
 			Remedy: "give the node an --admin-token-file, or run the command there"}
 	}
 	return nil

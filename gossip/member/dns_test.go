@@ -1,0 +1,100 @@
+package member
+
+import (
+	"context"
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// testDNS is a name server on loopback that every lookup of the process goes to.
+type testDNS struct {
+	mu    sync.Mutex
+	hosts map[string][]netip.Addr
+	srv   map[string][]net.SRV
+}
+
+func startDNS(t *testing.T) *testDNS {
+	t.Helper()
+	d := &testDNS{hosts: make(map[string][]netip.Addr), srv: make(map[string][]net.SRV)}
+	udp, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	system := net.DefaultResolver
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var dialer net.Dialer
+		return dialer.DialContext(ctx, "udp", udp.LocalAddr().String())
+	}}
+	t.Cleanup(func() {
+		net.DefaultResolver = system
+		_ = udp.Close()
+	})
+	go func() {
+		buf := make([]byte, 1500)
+		for {
+			n, from, err := udp.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = udp.WriteTo(d.answer(buf[:n]), from)
+		}
+	}()
+	return d
+}
+
+func (d *testDNS) host(name string, addrs ...string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.hosts[name] = nil
+	for _, a := range addrs {
+		d.hosts[name] = append(d.hosts[name], netip.MustParseAddr(a))
+	}
+}
+
+func (d *testDNS) service(name string, records ...net.SRV) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.srv[name] = records
+}
+
+// answer answers the one question of a query (RFC 1035, 4.1).
+func (d *testDNS) answer(query []byte) []byte {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var labels []string
+	at := 12
+	for query[at] > 0 {
+		n := int(query[at])
+		labels = append(labels, string(query[at+1:at+1+n]))
+		at += 1 + n
+	}
+	name, kind := strings.Join(labels, "."), binary.BigEndian.Uint16(query[at+1:])
+	reply := append([]byte{query[0], query[1], 0x84, 0, 0, 1, 0, 0, 0, 0, 0, 0}, query[12:at+5]...)
+	add := func(data []byte) {
+		reply[7]++
+		reply = append(reply, 0xc0, 12, byte(kind>>8), byte(kind), 0, 1, 0, 0, 0, 0)
+		reply = append(binary.BigEndian.AppendUint16(reply, uint16(len(data))), data...)
+	}
+	hosts, known := d.hosts[name]
+	for _, ip := range hosts {
+		if ip.Is4() && kind == 1 || ip.Is6() && kind == 28 {
+			add(ip.AsSlice())
+		}
+	}
+	services, service := d.srv[name]
+	for _, s := range services {
+		data := binary.BigEndian.AppendUint16([]byte{0, 0, 0, 0}, s.Port)
+		for label := range strings.SplitSeq(strings.TrimSuffix(s.Target, "."), ".") {
+			data = append(append(data, byte(len(label))), label...)
+		}
+		add(append(data, 0))
+	}
+	if !known && !service {
+		reply[3] = 3 // no such name
+	}
+	return reply
+}

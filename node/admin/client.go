@@ -1,0 +1,239 @@
+package admin
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+)
+
+// Client calls a running router's admin API. Safe for concurrent use.
+type Client struct {
+	base             string
+	token, tokenFile string // at most one of them
+	force            bool   // see Forced
+	http             *http.Client
+}
+
+// maxAdminAnswer fits thousands of backends.
+const maxAdminAnswer = 64 << 20
+
+// NewClient takes the admin API's host:port or URL.
+func NewClient(addr string) *Client {
+	if !strings.Contains(addr, "://") {
+		if strings.HasPrefix(addr, ":") {
+			addr = "127.0.0.1" + addr // as in serve's --admin
+		}
+		addr = "http://" + addr
+	}
+	return &Client{base: strings.TrimSuffix(addr, "/"), http: &http.Client{Transport: direct(), CheckRedirect: stay}}
+}
+
+// direct avoids web proxies, which would see tokens and keys.
+func direct() *http.Transport {
+	return &http.Transport{DisableKeepAlives: true} // mostly one request
+}
+
+// stay follows no redirects: the admin API has none.
+func stay(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+
+// WithToken returns a client that sends token or, if empty, the file's.
+func (c *Client) WithToken(token, file string) *Client {
+	return &Client{base: c.base, token: token, tokenFile: file, force: c.force, http: c.http}
+}
+
+// Forced returns a client that may take the last active engines of the fleet, or of a model, out of
+// service.
+func (c *Client) Forced() *Client {
+	forced := *c
+	forced.force = true
+	return &forced
+}
+
+// Status returns the router's state.
+func (c *Client) Status(ctx context.Context) (*Status, error) { return get[Status](ctx, c, "/status") }
+
+// Nodes returns the fleet as the router sees it.
+func (c *Client) Nodes(ctx context.Context) (*NodeList, error) {
+	return get[NodeList](ctx, c, "/nodes")
+}
+
+// Gossip returns the router's gossip counters.
+func (c *Client) Gossip(ctx context.Context) (*GossipStatus, error) {
+	return get[GossipStatus](ctx, c, "/gossip")
+}
+
+// Explain returns the receipt that such a request would get; nothing is dispatched.
+func (c *Client) Explain(ctx context.Context, path string, headers map[string]string, body []byte) (*Receipt, error) {
+	return call[Receipt](ctx, c, http.MethodPost, "/explain?path="+url.QueryEscape(path), headers, body)
+}
+
+// Backends returns the router's backends.
+func (c *Client) Backends(ctx context.Context) (*BackendList, error) {
+	return get[BackendList](ctx, c, "/backends")
+}
+
+// CurrentBackends is Backends with every change confirmed before on any node.
+func (c *Client) CurrentBackends(ctx context.Context) (*BackendList, error) {
+	return get[BackendList](ctx, c, "/backends?consistent=true")
+}
+
+// AddBackends adds all backends or none. Unless force is set, their engines must answer.
+func (c *Client) AddBackends(ctx context.Context, backends []NewBackend, force bool) (*Changed, error) {
+	path := "/backends"
+	if force {
+		path += "?force=true"
+	}
+	return send[Changed](ctx, c, http.MethodPost, path, map[string]any{"backends": backends})
+}
+
+// SetBackendState changes all backends or none; action is drain, resume, down or up. Only a Forced
+// client may leave the fleet or a model without an active engine.
+func (c *Client) SetBackendState(ctx context.Context, names []string, action, reason string) (*Changed, error) {
+	path := "/backends"
+	if c.force {
+		path += "?force=true"
+	}
+	return send[Changed](ctx, c, http.MethodPatch, path, stateChange{Names: names, Action: action, Reason: reason})
+}
+
+// UpdateBackend changes a backend; its engine must answer at a new URL.
+func (c *Client) UpdateBackend(ctx context.Context, name string, change BackendUpdate) (*Changed, error) {
+	return send[Changed](ctx, c, http.MethodPatch, "/backends/"+url.PathEscape(name), change)
+}
+
+// RemoveBackends removes all backends or none; see SetBackendState.
+func (c *Client) RemoveBackends(ctx context.Context, names []string) (*Changed, error) {
+	query := url.Values{"name": names}
+	if c.force {
+		query.Set("force", "true")
+	}
+	return call[Changed](ctx, c, http.MethodDelete, "/backends?"+query.Encode(), nil, nil)
+}
+
+// Rules returns the routing rules in force on the router.
+func (c *Client) Rules(ctx context.Context) (*RuleSet, error) { return get[RuleSet](ctx, c, "/rules") }
+
+// ApplyRules replaces the fleet's rules or, if dry, returns the change. ifVersion, if not nil, is
+// the version to replace.
+func (c *Client) ApplyRules(ctx context.Context, text string, ifVersion *uint64, dry bool) (*RuleChange, error) {
+	path := "/rules"
+	if dry {
+		path += "?dry_run=true"
+	}
+	return send[RuleChange](ctx, c, http.MethodPut, path, rulesRequest{Text: text, IfVersion: ifVersion})
+}
+
+// Raft returns the raft group as the router sees it.
+func (c *Client) Raft(ctx context.Context) (*RaftStatus, error) {
+	return get[RaftStatus](ctx, c, "/raft")
+}
+
+// TransferLeadership makes a voter (name or raft id) the leader; "" is the most advanced one.
+func (c *Client) TransferLeadership(ctx context.Context, to string) (*RaftStatus, error) {
+	return send[RaftStatus](ctx, c, http.MethodPost, "/raft/transfer", transferRequest{To: to})
+}
+
+// Prefixes returns the fleet's hot prefixes.
+func (c *Client) Prefixes(ctx context.Context) (*PrefixList, error) {
+	return get[PrefixList](ctx, c, "/prefixes")
+}
+
+// SwitchPrefixes turns hot prefix replication on or off for the fleet.
+func (c *Client) SwitchPrefixes(ctx context.Context, on bool) (*Changed, error) {
+	return send[Changed](ctx, c, http.MethodPatch, "/prefixes", switches{Enabled: &on})
+}
+
+// Keys returns the key ring of every node.
+func (c *Client) Keys(ctx context.Context) (*KeyList, error) { return get[KeyList](ctx, c, "/keys") }
+
+// InstallKey makes every node accept a key.
+func (c *Client) InstallKey(ctx context.Context, key []byte) (*KeyList, error) {
+	return send[KeyList](ctx, c, http.MethodPost, "/keys/install", keyRequest{Key: base64.StdEncoding.EncodeToString(key)})
+}
+
+// UseKey makes every node encrypt with an installed key.
+func (c *Client) UseKey(ctx context.Context, id string) (*KeyList, error) {
+	return send[KeyList](ctx, c, http.MethodPost, "/keys/use", keyRequest{ID: id})
+}
+
+// RemoveKey makes every node forget an unused key.
+func (c *Client) RemoveKey(ctx context.Context, id string) (*KeyList, error) {
+	return send[KeyList](ctx, c, http.MethodPost, "/keys/remove", keyRequest{ID: id})
+}
+
+func get[T any](ctx context.Context, c *Client, path string) (*T, error) {
+	return call[T](ctx, c, http.MethodGet, path, nil, nil)
+}
+
+func send[T any](ctx context.Context, c *Client, method, path string, body any) (*T, error) {
+	text, err := json.Marshal(body)
+	if err != nil {
+		return nil, fmt.Errorf("admin API: %w", err)
+	}
+	return call[T](ctx, c, method, path, map[string]string{"Content-Type": "application/json"}, text)
+}
+
+func call[T any](ctx context.Context, c *Client, method, path string, headers map[string]string, body []byte) (*T, error) {
+	v := new(T)
+	return v, c.ask(ctx, method, path, headers, body, v)
+}
+
+func (c *Client) ask(ctx context.Context, method, path string, headers map[string]string, body []byte, into any) error {
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("admin API: %w", err)
+	}
+	for k, v := range headers {
+		req.Header.Set(k, v)
+	}
+	token := c.token
+	if token == "" && c.tokenFile != "" {
+		if token, err = ReadToken(c.tokenFile); err != nil {
+			return err
+		}
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return unanswered(method, path, err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAdminAnswer))
+	if err != nil {
+		return unanswered(method, path, err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		e := new(Refusal)
+		if json.Unmarshal(text, e) == nil && e.Reason != "" {
+			e.Status = resp.StatusCode
+			return fmt.Errorf("admin API: %w", e)
+		}
+		return fmt.Errorf("admin API: %s: %s", c.base+path, resp.Status)
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		return fmt.Errorf("admin API: %s is not the admin API of a grapevine: %w", c.base, err)
+	}
+	return nil
+}
+
+// unanswered warns that a change may have happened, unless the connection failed.
+func unanswered(method, path string, err error) error {
+	var dial *net.OpError
+	switch {
+	case errors.As(err, &dial) && dial.Op == "dial":
+		return fmt.Errorf("admin API: %w (is the router running, and is this its admin address?)", err)
+	case method == http.MethodGet, strings.HasPrefix(path, "/explain"):
+		return fmt.Errorf("admin API: %w", err)
+	}
+	return fmt.Errorf("admin API: %w: outcome unknown: look whether it was done; doing it again does no harm", err)
+}

@@ -1,0 +1,226 @@
+package admin
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+
+	"grapevine/node/config"
+	"grapevine/raftstore"
+)
+
+func (s *Server) gossip(r *http.Request) (*GossipStatus, error) {
+	st := s.Service.GossipStatus()
+	if st == nil {
+		return nil, ErrAlone
+	}
+	if r.URL.Query().Get("facts") == "1" {
+		st.Facts = s.Service.Facts()
+	}
+	return st, nil
+}
+
+func (s *Server) explain(r *http.Request) (*Receipt, error) {
+	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, int64(s.MaxBody)))
+	var large *http.MaxBytesError
+	if errors.As(err, &large) {
+		return nil, Refuse(http.StatusRequestEntityTooLarge, "body", "send a shorter one", "the body is larger than max_body, %s", s.MaxBody)
+	} else if err != nil {
+		return nil, invalid("body", "", "%v", err)
+	}
+	if len(body) == 0 {
+		return nil, invalid("body", "send that of the request to be explained", "there is no body")
+	}
+	path := r.URL.Query().Get("path")
+	if path == "" {
+		path = "/v1/chat/completions"
+	}
+	if !strings.HasPrefix(path, "/") {
+		return nil, invalid("path", "write a path such as /v1/completions", "path %q does not begin with /", path)
+	}
+	header := func(name string) []byte {
+		if v := r.Header.Get(name); v != "" {
+			return []byte(v)
+		}
+		return nil
+	}
+	return s.Service.Explain(path, header, body)
+}
+
+// listBackends with consistent includes every change confirmed before the request.
+func (s *Server) listBackends(r *http.Request) (*BackendList, error) {
+	consistent, err := isSet(r, "consistent")
+	if err == nil && consistent {
+		err = s.Service.CatchUp(r.Context())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s.Service.BackendList(), nil
+}
+
+type newBackends struct {
+	Backends []json.RawMessage `json:"backends"`
+}
+
+// addBackends adds all backends, or none.
+func (s *Server) addBackends(r *http.Request, body *newBackends) (*Changed, error) {
+	force, err := isSet(r, "force")
+	if err != nil {
+		return nil, err
+	}
+	list := make([]NewBackend, len(body.Backends))
+	for i, text := range body.Backends {
+		place := fmt.Sprintf("backends[%d]", i)
+		if err := strictJSON(text, place, &list[i]); err != nil {
+			return nil, err
+		}
+		if err := completeNew(&list[i], place); err != nil {
+			return nil, err
+		}
+	}
+	if len(list) == 0 {
+		return nil, invalid("backends", `send {"backends":[{"url":"http://host:port"}]}`, "names none")
+	}
+	return s.Service.AddBackends(r.Context(), list, force)
+}
+
+func completeNew(b *NewBackend, place string) error {
+	own := config.Backend{URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight}
+	if err := own.Check(); err != nil {
+		return invalid(place, "", "%v", err)
+	}
+	if b.KVTokens < 0 {
+		return invalid(place+".kv_tokens", "leave it out to have the engine asked", "%d is negative", b.KVTokens)
+	}
+	if _, err := raftstore.NormalURL(own.URL); err != nil {
+		return invalid(place+".url", "write http://host:port", "%v", err)
+	}
+	b.Name, b.URL, b.Weight, b.Source = own.Name, own.URL, own.Weight, raftstore.Admin
+	return nil
+}
+
+type stateChange struct {
+	Names  []string `json:"names"`
+	Action string   `json:"action"`
+	Reason string   `json:"reason,omitempty"`
+}
+
+var actions = map[string]raftstore.Action{
+	"drain": raftstore.Drain, "resume": raftstore.Resume, "down": raftstore.MarkDown, "up": raftstore.MarkUp,
+}
+
+// setBackendState acts on all named backends, or on none.
+func (s *Server) setBackendState(r *http.Request, body *stateChange) (*Changed, error) {
+	action, ok := actions[body.Action]
+	if !ok {
+		return nil, invalid("action", "write drain, resume, down or up", "%q is none", body.Action)
+	}
+	force, err := isSet(r, "force")
+	if err != nil {
+		return nil, err
+	}
+	return s.Service.SetBackendState(r.Context(), body.Names, action, body.Reason, force)
+}
+
+// BackendUpdate is a change of one backend; it keeps omitted fields.
+type BackendUpdate struct {
+	IfVersion *uint64   `json:"if_version,omitempty"`
+	URL       *string   `json:"url,omitempty"`
+	Models    *[]string `json:"models,omitempty"`
+	Weight    *float64  `json:"weight,omitempty"`
+	KVTokens  *int64    `json:"kv_tokens,omitempty"`
+}
+
+func (s *Server) updateBackend(r *http.Request, body *BackendUpdate) (*Changed, error) {
+	force, err := isSet(r, "force")
+	name := r.PathValue("name")
+	switch {
+	case err != nil:
+		return nil, err
+	case body.Weight != nil && !(*body.Weight > 0):
+		return nil, invalid("weight", "write a number above 0", "weight %v is none", *body.Weight)
+	case body.KVTokens != nil && *body.KVTokens < 0:
+		return nil, invalid("kv_tokens", "write 0 to have the engine asked", "%d is negative", *body.KVTokens)
+	}
+	if body.URL != nil {
+		spec := NewBackend{Name: name, URL: *body.URL}
+		if err := completeNew(&spec, "url"); err != nil {
+			return nil, err
+		}
+		body.URL = &spec.URL
+	}
+	return s.Service.UpdateBackend(r.Context(), raftstore.UpdateBackend{
+		Name: name, IfVersion: body.IfVersion, URL: body.URL, Models: body.Models, Weight: body.Weight, KVTokens: body.KVTokens,
+	}, force)
+}
+
+// removeBackends removes all named backends, or none.
+func (s *Server) removeBackends(r *http.Request) (*Changed, error) {
+	names := r.URL.Query()["name"]
+	if len(names) == 0 || slices.Contains(names, "") {
+		return nil, invalid("name", "write ?name=A&name=B", "names no backend")
+	}
+	force, err := isSet(r, "force")
+	if err != nil {
+		return nil, err
+	}
+	return s.Service.RemoveBackends(r.Context(), names, force)
+}
+
+type rulesRequest struct {
+	Text string `json:"text"`
+	// IfVersion, if given, is the version to replace.
+	IfVersion *uint64 `json:"if_version,omitempty"`
+}
+
+func (s *Server) putRules(r *http.Request, body *rulesRequest) (*RuleChange, error) {
+	dry, err := isSet(r, "dry_run")
+	if err != nil {
+		return nil, err
+	}
+	if _, err := config.ParseRules(body.Text); err != nil {
+		return nil, refusalOfConfig(err)
+	}
+	now, err := s.Service.AgreedRules()
+	if err != nil {
+		return nil, err
+	}
+	out := &RuleChange{DryRun: dry, Difference: difference(now.Text, body.Text)}
+	if dry {
+		if body.IfVersion != nil && *body.IfVersion != now.Version {
+			return nil, fmt.Errorf("%w: the rules have version %d, not %d", raftstore.ErrConflict, now.Version, *body.IfVersion)
+		}
+		out.Version, out.Changed.Changed = now.Version, out.Difference != ""
+		return out, nil
+	}
+	done, err := s.Service.SetRules(r.Context(), body.Text, body.IfVersion)
+	if err != nil {
+		return nil, err
+	}
+	out.Changed = *done
+	return out, nil
+}
+
+type transferRequest struct {
+	To string `json:"to"` // name or raft id of a voter; empty: the most advanced one
+}
+
+func (s *Server) transfer(r *http.Request, body *transferRequest) (*RaftStatus, error) {
+	return s.Service.TransferLeadership(r.Context(), body.To)
+}
+
+type switches struct {
+	Enabled *bool `json:"enabled"`
+}
+
+func (s *Server) switchPrefixes(r *http.Request, body *switches) (*Changed, error) {
+	if body.Enabled == nil {
+		return nil, invalid("enabled", `send {"enabled":false}`, "is missing")
+	}
+	return s.Service.SwitchPrefixes(r.Context(), *body.Enabled)
+}

@@ -1,0 +1,51 @@
+// Package admin is the admin API of a node: its answers, its HTTP server and its Go client.
+package admin
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"grapevine/gossip/member"
+	"grapevine/raftstore"
+)
+
+// Service is what the server asks of a node. Its methods are safe for concurrent use. Errors that
+// are a *Refusal are answered as they are, others by RefusalOf.
+type Service interface {
+	Status() *Status
+	BackendList() *BackendList
+	// CatchUp makes BackendList show every change confirmed before, on any node.
+	CatchUp(context.Context) error
+	NodeList() *NodeList
+	GossipStatus() *GossipStatus // nil without a fleet
+	Facts() *FactsStatus         // scans all facts; only in a fleet
+	Rules() *RuleSet
+	AgreedRules() (raftstore.Rules, error)
+	Raft() (*RaftStatus, error)
+	Prefixes() (*PrefixList, error)
+	// Explain decides without sending or recording the request. header returns nil for absent headers.
+	Explain(path string, header func(name string) []byte, body []byte) (*Receipt, error)
+
+	AddBackends(ctx context.Context, list []NewBackend, force bool) (*Changed, error)
+	UpdateBackend(ctx context.Context, c raftstore.UpdateBackend, force bool) (*Changed, error)
+	SetBackendState(ctx context.Context, names []string, a raftstore.Action, reason string, force bool) (*Changed, error)
+	RemoveBackends(ctx context.Context, names []string, force bool) (*Changed, error)
+	SetRules(ctx context.Context, text string, ifVersion *uint64) (*Changed, error)
+	SwitchPrefixes(ctx context.Context, on bool) (*Changed, error)
+	TransferLeadership(ctx context.Context, to string) (*RaftStatus, error)
+	ChangeKeys(ctx context.Context, op member.KeyOp, key []byte) (*KeyList, error)
+}
+
+// Errors of a Service.
+var (
+	ErrAlone       = errors.New("this node is not in a fleet: start it with --join or --gossip")
+	ErrNotStarted  = errors.New("the node is starting")
+	ErrNotProposed = errors.New("the configured backends could not be put to the fleet yet")
+)
+
+// KeysTimeout bounds a key operation over all nodes; a client must wait longer.
+const KeysTimeout = 8 * time.Second
+
+// NewBackend is a backend as an operator adds it. Name defaults to host:port, weight to 1.
+type NewBackend = raftstore.Backend

@@ -1,0 +1,74 @@
+package node
+
+import (
+	"fmt"
+	"math"
+	"runtime"
+	"time"
+
+	"grapevine/node/admin"
+	"grapevine/node/backends"
+	"grapevine/proxy/policy"
+	"grapevine/raftstore"
+)
+
+// Status returns the node's current state.
+func (n *Node) Status() *admin.Status {
+	st, tree := n.router.Stats(), n.tree.Stats()
+	s := &admin.Status{
+		Node: n.name, Version: n.cfg.Version, GoVersion: runtime.Version(),
+		Listen: n.Addr(), Admin: n.AdminAddr(), Strategy: n.cfg.Strategy, Backends: len(n.backends.Roster().List),
+		InFlight: n.proxy.InFlight(), Connections: n.proxy.Connections(),
+		BlockBytes: n.hasher.BlockBytes(), KeyID: fmt.Sprintf("%08x", n.hasher.KeyID()),
+		Picks: st.Picks, Rungs: make(map[string]uint64),
+		Tree: admin.TreeStatus{
+			Facts: tree.Facts, Bytes: tree.Bytes, Budget: tree.Budget, Evicted: tree.Evicted, Expired: tree.Expired,
+			Retracted: tree.Retracted, Surprises: tree.Surprises, CachesLost: tree.CachesLost,
+		},
+	}
+	s.Fleet, s.Certificate = n.fleetStatus(), n.certificateStatus(time.Now())
+	s.Ready, s.NotReady = n.ready.get()
+	if n.Addr() != "" {
+		s.UptimeS = math.Round(time.Since(n.began).Seconds()*10) / 10
+	}
+	for r, count := range st.Rungs {
+		s.Rungs[policy.Rung(r).String()] = count
+	}
+	return s
+}
+
+// BackendList returns the node's backends, sorted by name once the fleet agrees on them.
+func (n *Node) BackendList() *admin.BackendList {
+	at, roster := now(), n.backends.Roster()
+	list := &admin.BackendList{Backends: make([]admin.BackendStatus, len(roster.List)), Sources: n.sources.status()}
+	for i, e := range roster.List {
+		s := admin.BackendStatus{
+			Name: e.Name, URL: e.URL, State: e.State.String(), Agreed: e.Agreed, Drained: e.Drained, Source: e.Source.String(),
+			Reason: e.Reason, Generation: e.Generation, Version: e.Version,
+			Weight: e.Weight, Rate: math.Round(n.router.Rate(e.ID)), HorizonS: n.tree.Horizon(e.ID).Seconds(),
+		}
+		if e.Agreed {
+			s.SinceS = ageS(time.UnixMilli(e.Since))
+		}
+		if e.Drained {
+			s.DrainedBy = e.DrainedBy.String()
+		}
+		if e.State == raftstore.Down {
+			s.DownBy = e.DownBy.String()
+		}
+		s.PrefillTokens, s.Active = n.router.Load(e.ID)
+		_, others := n.router.PeerLoad(e.ID)
+		s.FleetActive = s.Active + others
+		if until, avoid := n.router.Avoided(e.ID, at); avoid && e.State == raftstore.Active {
+			s.State, s.RetryInS = "avoided", max(float64(until-at)/1000, 0)
+		}
+		s.Health = n.checker.status(e)
+		s.Models, s.ModelsFrom, s.ModelsError = n.backends.Models(e)
+		var r backends.Load
+		if r, s.KVTokens = n.backends.Load(e); !r.At.IsZero() {
+			s.Engine = &admin.EngineReport{AgeS: time.Since(r.At).Seconds(), Running: r.Running, Waiting: r.Waiting, KVUsage: r.KVUsage}
+		}
+		list.Backends[i] = s
+	}
+	return list
+}
