@@ -1,4 +1,4 @@
-package node
+package sources
 
 import (
 	"context"
@@ -62,7 +62,7 @@ func newSource(entry string) (*source, error) {
 
 // read polls the source. unchanged: the last answer stands. An empty answer is an error: a
 // half-written file must not empty the fleet.
-func (s *source) read(ctx context.Context) (list []Backend, unchanged bool, err error) {
+func (s *source) read(ctx context.Context) (list []config.Backend, unchanged bool, err error) {
 	switch {
 	case s.Kind == raftstore.File:
 		list, unchanged, err = s.readFile()
@@ -79,7 +79,7 @@ func (s *source) read(ctx context.Context) (list []Backend, unchanged bool, err 
 	return list, unchanged, err
 }
 
-func (s *source) readHost(ctx context.Context, host, port string, list []Backend) ([]Backend, error) {
+func (s *source) readHost(ctx context.Context, host, port string, list []config.Backend) ([]config.Backend, error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveWait)
 	defer cancel()
 	addrs, err := s.dns.LookupNetIP(ctx, "ip", host)
@@ -87,7 +87,7 @@ func (s *source) readHost(ctx context.Context, host, port string, list []Backend
 		return list, err
 	}
 	for _, a := range addrs {
-		b := Backend{URL: "http://" + net.JoinHostPort(a.Unmap().String(), port)}
+		b := config.Backend{URL: "http://" + net.JoinHostPort(a.Unmap().String(), port)}
 		if err := b.Check(); err != nil {
 			return list, err
 		}
@@ -97,7 +97,7 @@ func (s *source) readHost(ctx context.Context, host, port string, list []Backend
 }
 
 // readSRV returns every address of every target, or an error if one does not resolve.
-func (s *source) readSRV(ctx context.Context) (list []Backend, err error) {
+func (s *source) readSRV(ctx context.Context) (list []config.Backend, err error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveWait)
 	defer cancel()
 	_, records, err := s.dns.LookupSRV(ctx, "", "", s.Rest)
@@ -112,7 +112,7 @@ func (s *source) readSRV(ctx context.Context) (list []Backend, err error) {
 	return list, nil
 }
 
-func distinct(list []Backend) []Backend {
+func distinct(list []config.Backend) []config.Backend {
 	seen := make(map[string]bool, len(list))
 	out := list[:0]
 	for _, b := range list {
@@ -124,7 +124,7 @@ func distinct(list []Backend) []Backend {
 	return out
 }
 
-func (s *source) readFile() (list []Backend, unchanged bool, err error) {
+func (s *source) readFile() (list []config.Backend, unchanged bool, err error) {
 	info, err := os.Stat(s.Rest)
 	if err != nil {
 		return nil, false, err
