@@ -56,7 +56,7 @@ var ErrState = errors.New("malformed state")
 // not change once received.
 type State struct {
 	Claims     []Claim // sorted by key, which are distinct
-	Popularity policy.Heat
+	Popularity policy.Popularity
 	Health     []byte // the section in the blob's memory; nil: absent
 }
 
@@ -195,7 +195,7 @@ func appendClaims(blob []byte, claims []Claim) []byte {
 	return AppendSection(blob, sectionClaims, section)
 }
 
-func appendPopularity(blob []byte, h *policy.Heat) []byte {
+func appendPopularity(blob []byte, h *policy.Popularity) []byte {
 	for i := range h.Paces {
 		p := &h.Paces[i]
 		section := binary.LittleEndian.AppendUint64([]byte{byte(layouts[sectionPace].entry)}, p.Pool)

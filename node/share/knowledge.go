@@ -126,7 +126,7 @@ func (k *Knowledge) State(dst []byte, now prefixtree.Time) []byte {
 		k.sent[c.Key] = c
 	}
 	if sum, changed := k.peers.popularity(); changed {
-		k.router.SetPeerHeat(sum, nil)
+		k.router.SetPeerPopularity(sum)
 	}
 	return k.popularity.append(appendClaims(append(dst, version), k.claims), k.router, now)
 }

@@ -122,7 +122,7 @@ func (s weightedSum) mean() Measure {
 
 // popularity returns the sum of what peers count, nil without peers, and whether it has changed
 // since the last call. It sums afresh, in order of names, so that equal runs give equal sums.
-func (p *peers) popularity() (sum *policy.HeatSum, changed bool) {
+func (p *peers) popularity() (sum *policy.PopularitySum, changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.changed {
@@ -131,7 +131,7 @@ func (p *peers) popularity() (sum *policy.HeatSum, changed bool) {
 	p.changed = false
 	for _, s := range p.states {
 		if sum == nil {
-			sum = new(policy.HeatSum)
+			sum = new(policy.PopularitySum)
 		}
 		sum.Add(&s.Popularity)
 	}

@@ -127,7 +127,7 @@ func TestPacesAreSummedOnChanges(t *testing.T) {
 		}
 	}
 	check("alone", false, false)
-	p.set("a", &State{Popularity: policy.Heat{Paces: []policy.Pace{{Pool: 1, Rate: 2, Requests: 3}}}})
+	p.set("a", &State{Popularity: policy.Popularity{Paces: []policy.Pace{{Pool: 1, Rate: 2, Requests: 3}}}})
 	check("a peer", true, true)
 	check("the same peer", false, false)
 	p.set("unknown", nil)

@@ -25,7 +25,7 @@ type sentPopularity struct {
 func (s *sentPopularity) append(blob []byte, r *policy.Router, now prefixtree.Time) []byte {
 	picks := r.Stats().Picks
 	if s.at == 0 || float64(picks-s.picks) > s.requests/16 || now-s.at >= popularityKept || now < s.at {
-		h := r.OwnHeat(0, maxSentPools, now)
+		h := r.OwnPopularity(maxSentPools, now)
 		s.blob, s.picks, s.requests, s.at = appendPopularity(s.blob[:0], &h), picks, h.Requests, now
 	}
 	return append(blob, s.blob...)

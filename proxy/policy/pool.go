@@ -132,7 +132,7 @@ func (r *Router) SetView(v *View) {
 	}
 	r.heavyHitters.resize(len(v.Backends))
 	for _, p := range t.pools() {
-		p.hear(r.peerHeat) // pools of new models have none yet
+		p.load.setPeers(r.peerPopularity.paces[p.key]) // pools of new models have none yet
 	}
 	r.table.Store(t)
 }

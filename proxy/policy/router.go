@@ -89,28 +89,28 @@ type named struct {
 
 // Router chooses backends and accounts for this node's load. Safe for concurrent use.
 type Router struct {
-	cfg          Config
-	tree         Index
-	retract      Retractor
-	strategies   map[string]*named
-	fallback     *named
-	rate         *fleetRate
-	hold         holdTime
-	peers        peerLoads
-	models       *modelStats
-	heavyHitters *heavyHitters
-	ledger       ledger
-	ejecting     sync.Mutex // serialises failures to bound ejections; taken before slot.mu
-	table        atomic.Pointer[table]
-	viewMu       sync.Mutex // serialises SetView and SetPeerHeat
-	scenes       sync.Pool
-	seq          atomic.Uint64
-	slowStart    int64
-	coldUntil    atomic.Int64 // ms; no backend is cold after this time
-	fleet        atomic.Pointer[fleetState]
-	peerHeat     peerHeat
-	hot          atomic.Pointer[hotPrefixes]
-	streamed     atomic.Bool
+	cfg            Config
+	tree           Index
+	retract        Retractor
+	strategies     map[string]*named
+	fallback       *named
+	rate           *fleetRate
+	hold           holdTime
+	peers          peerLoads
+	models         *modelStats
+	heavyHitters   *heavyHitters
+	ledger         ledger
+	ejecting       sync.Mutex // serialises failures to bound ejections; taken before slot.mu
+	table          atomic.Pointer[table]
+	viewMu         sync.Mutex // serialises SetView and SetPeerPopularity
+	scenes         sync.Pool
+	seq            atomic.Uint64
+	slowStart      int64
+	coldUntil      atomic.Int64 // ms; no backend is cold after this time
+	fleet          atomic.Pointer[fleetState]
+	peerPopularity *PopularitySum // guarded by viewMu
+	hot            atomic.Pointer[hotPrefixes]
+	streamed       atomic.Bool
 
 	rungs      [rungs]atomic.Uint64
 	blind      atomic.Uint64
@@ -159,6 +159,7 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 	}
 	r.scenes.New = func() any { return new(Scene) }
 	r.SetFleet(cfg.Nodes, cfg.Staleness)
+	r.peerPopularity = new(PopularitySum)
 	r.SetView(&View{})
 	return r, nil
 }

@@ -418,12 +418,12 @@ func (w *bench) books() {
 	if own != 0 || st.Picks != uint64(w.picks) || outcomes != uint64(w.ends) || st.DoubleEnds != 0 || st.Blind > st.Picks {
 		w.t.Fatalf("%d backends with load too many; %+v after %d picks and %d ends", own, st, w.picks, w.ends)
 	}
-	heat := w.a.OwnHeat(16, 8, w.now)
-	w.sane(heat.Requests)
-	for _, k := range heat.Works {
+	popular := w.a.OwnPopularity(8, w.now)
+	w.sane(popular.Requests)
+	for _, k := range popular.Works {
 		w.sane(k.Requests, k.Fresh, k.Prefill, k.Active)
 	}
-	for _, p := range heat.Paces {
+	for _, p := range popular.Paces {
 		w.sane(p.Rate)
 	}
 }

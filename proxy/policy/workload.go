@@ -136,14 +136,13 @@ const PaceBuckets = loadBuckets
 // leastRate is the least reported rate, requests/s: one request in ten windows.
 const leastRate = 0.1 / demandWindow
 
-// add adds (sign 1) or subtracts (sign -1) a pace.
-func (p *Pace) add(o *Pace, sign float64) {
-	p.Rate = max(p.Rate+sign*o.Rate, 0)
-	p.Demand = max(p.Demand+sign*o.Demand, 0)
-	p.Requests = max(p.Requests+sign*o.Requests, 0)
-	p.Work = max(p.Work+sign*o.Work, 0)
+func (p *Pace) add(o *Pace) {
+	p.Rate += o.Rate
+	p.Demand += o.Demand
+	p.Requests += o.Requests
+	p.Work += o.Work
 	for i := range p.Soonest {
-		p.Soonest[i] = max(p.Soonest[i]+sign*o.Soonest[i], 0)
+		p.Soonest[i] += o.Soonest[i]
 	}
 }
 
@@ -157,18 +156,14 @@ func (p *workload) own(pool uint64, now prefixtree.Time) Pace {
 	}
 }
 
-// setPeers sets the other nodes' pace to all minus own; nil counts as zero.
-func (p *workload) setPeers(all, own *Pace) {
+// setPeers sets the sum over the other nodes; nil: unknown.
+func (p *workload) setPeers(sum *Pace) {
+	if sum == nil {
+		sum = new(Pace)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.peers = Pace{}
-	if all == nil {
-		return
-	}
-	p.peers = *all
-	if own != nil {
-		p.peers.add(own, -1)
-	}
+	p.peers = *sum
 }
 
 type holdTime struct {

@@ -31,18 +31,20 @@ func TestPaceOfAFleet(t *testing.T) {
 	if o := pace(routers[0]); !math.IsInf(o.slow, 1) || math.Abs(o.others-9*o.rate) > 1e-9 {
 		t.Fatalf("alone with 20 requests: %+v", o)
 	}
-	all, own := new(HeatSum), make([]*HeatSum, nodes)
+	others := make([]PopularitySum, nodes)
 	for i, r := range routers {
-		h := r.OwnHeat(320, 4, now)
-		if len(h.Paces) != 1 || h.Paces[0].Requests != 20 {
-			t.Fatalf("node %d tells %d paces", i, len(h.Paces))
+		own := r.OwnPopularity(4, now)
+		if len(own.Paces) != 1 || own.Paces[0].Requests != 20 {
+			t.Fatalf("node %d tells %d paces", i, len(own.Paces))
 		}
-		own[i] = new(HeatSum)
-		own[i].Add(&h)
-		all.Add(&h)
+		for j := range others {
+			if j != i {
+				others[j].Add(&own)
+			}
+		}
 	}
 	for i, r := range routers {
-		r.SetPeerHeat(all, own[i])
+		r.SetPeerPopularity(&others[i])
 	}
 	first := pace(routers[0])
 	if want := (9*20*128 + 200*128.) / 10 / 10_000; math.Abs(first.mean-want) > 0.01*want {
@@ -57,7 +59,7 @@ func TestPaceOfAFleet(t *testing.T) {
 			t.Errorf("node %d: %v requests/s at the others, %v here", i, o.others, o.rate)
 		}
 	}
-	routers[0].SetPeerHeat(nil, nil)
+	routers[0].SetPeerPopularity(nil)
 	if o := pace(routers[0]); !math.IsInf(o.slow, 1) {
 		t.Errorf("alone again: %+v", o)
 	}
@@ -67,12 +69,12 @@ func TestPaceReachesNewModels(t *testing.T) {
 	two := fleetOf(2)
 	two[0].Models, two[1].Models = []string{"a"}, []string{"a"}
 	r, _ := newRouter(t, Config{Nodes: 2}, two)
-	h := Heat{Paces: []Pace{{Pool: r.table.Load().byModel["a"].key, Rate: 5, Requests: 100, Work: 700}}}
+	h := Popularity{Paces: []Pace{{Pool: r.table.Load().byModel["a"].key, Rate: 5, Requests: 100, Work: 700}}}
 	two[0].Models, two[1].Models = []string{"b"}, []string{"b"}
 	setView(t, r, two)
-	sum := new(HeatSum)
+	sum := new(PopularitySum)
 	sum.Add(&h)
-	r.SetPeerHeat(sum, nil)
+	r.SetPeerPopularity(sum)
 	two[0].Models = []string{"a", "b"}
 	setView(t, r, two)
 	if o := r.table.Load().byModel["a"].load.now(1, 2, t0); o.others != 5 || o.mean != 7 {
@@ -99,14 +101,14 @@ func TestWidespreadIsCommon(t *testing.T) {
 	}
 }
 
-// New pools get the latest heat, even if view and heat change at once.
-func TestHeatAndViewsAtOnce(t *testing.T) {
-	sum := new(HeatSum)
+// New pools get the latest popularity, even if view and popularity change at once.
+func TestPopularityAndViewsAtOnce(t *testing.T) {
+	sum := new(PopularitySum)
 	many := fleetOf(2)
 	for i := range 60 {
 		model := fmt.Sprint("m", i)
 		many[0].Models = append(many[0].Models, model)
-		sum.Add(&Heat{Paces: []Pace{{Pool: xxh3.HashString(model), Rate: 5, Requests: 100, Work: 700}}})
+		sum.Add(&Popularity{Paces: []Pace{{Pool: xxh3.HashString(model), Rate: 5, Requests: 100, Work: 700}}})
 	}
 	v, err := NewView(many, nil)
 	if err != nil {
@@ -116,13 +118,13 @@ func TestHeatAndViewsAtOnce(t *testing.T) {
 	without := r.View()
 	for round := range 300 {
 		r.SetView(without)
-		r.SetPeerHeat(new(HeatSum), nil)
+		r.SetPeerPopularity(new(PopularitySum))
 		var wg sync.WaitGroup
 		wg.Go(func() { r.SetView(v) })
 		for range round {
 			runtime.Gosched()
 		}
-		r.SetPeerHeat(sum, nil)
+		r.SetPeerPopularity(sum)
 		wg.Wait()
 		for model, p := range r.table.Load().byModel {
 			if o := p.load.now(1, 2, t0); o.others != 5 {
