@@ -10,6 +10,7 @@ import (
 	"grapevine/chaos/engine"
 	"grapevine/chaos/report"
 	"grapevine/chaos/workload"
+	"grapevine/node/share"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
 )
@@ -22,7 +23,8 @@ func clock(at time.Duration) prefixtree.Time { return epoch + prefixtree.Time(at
 
 type node struct {
 	router *policy.Router
-	tree   *prefixtree.Tree
+	tree   *prefixtree.Tree // empty if the policy ignores cache contents
+	shared *share.Knowledge
 }
 
 type blank struct{}
@@ -50,20 +52,21 @@ type flight struct {
 }
 
 type fleet struct {
-	cfg   *Config
-	nodes []node
-	exchange
-	hot     *hotBoard
-	engines *engines
-	feed    feed
-	ingress *rand.Rand
-	rec     report.Recorder
-	free    []*flight
-	open    int
-	started int
-	ended   int
-	now     time.Duration
-	err     error
+	cfg       *Config
+	point     point
+	nodes     []node
+	*exchange // nil if nodes share nothing
+	hot       *hotBoard
+	engines   *engines
+	feed      feed
+	ingress   *rand.Rand
+	rec       report.Recorder
+	free      []*flight
+	open      int
+	started   int
+	ended     int
+	now       time.Duration
+	err       error
 
 	span       time.Duration
 	atWarm     []time.Duration
@@ -73,7 +76,7 @@ type fleet struct {
 }
 
 func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, error) {
-	f := &fleet{cfg: cfg, span: span}
+	f := &fleet{cfg: cfg, point: pt, span: span}
 	f.ingress = rand.New(rand.NewPCG(cfg.Options.Seed, 0x16e55))
 	var err error
 	if f.engines, err = newEngines(cfg.Backends, cfg.Engine); err != nil {
@@ -83,14 +86,11 @@ func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, er
 	if cfg.HideCapacity {
 		kv = 0
 	}
+	f.hot = newHotBoard(cfg, pt, kv)
 	backends := make([]policy.Backend, cfg.Backends)
 	for i := range backends {
 		backends[i] = policy.Backend{ID: prefixtree.Backend(i), Generation: 1, Name: fmt.Sprintf("engine-%d", i), KVTokens: kv}
 	}
-	if f.exchange, err = newExchange(cfg, pt, span); err != nil {
-		return nil, err
-	}
-	f.hot = newHotBoard(cfg, pt, kv)
 	view, err := policy.NewView(backends, nil)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
@@ -98,27 +98,20 @@ func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, er
 	for i := range pt.nodes {
 		n, err := f.newNode(i, c)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 		}
 		n.router.SetView(view)
-		n.router.SetFleet(f.point.fleet())
-		f.nodes = append(f.nodes, n)
-		if f.loads != nil {
-			f.loads.join(i, n.router)
-		}
-		if n.tree == nil {
-			continue
-		}
+		n.router.SetFleet(pt.fleet())
 		for b := range backends {
 			n.tree.SetGeneration(prefixtree.Backend(b), 1, epoch)
 			if kv > 0 {
 				n.tree.SetCapacity(prefixtree.Backend(b), kv*workload.BytesPerToken/c.hasher.BlockBytes())
 			}
 		}
+		f.nodes = append(f.nodes, n)
 	}
-	if f.facts != nil || f.loads != nil {
-		f.evidence = newEvidenceBoard(&f.exchange, f.nodes, cfg.Backends)
-		f.evidence.works = f.hot != nil
+	if pt.shares() {
+		f.exchange = newExchange(cfg, pt, f.nodes, span)
 	}
 	return f, nil
 }
@@ -129,35 +122,37 @@ const (
 	treesBudget = 4 << 30
 	leastBudget = 16 << 20
 	mostBudget  = 256 << 20
+	emptyBudget = 1 << 20 // of a tree that stays empty
 )
 
-func (f *fleet) newNode(index int, c *chainer) (node, error) {
-	var n node
-	var tree policy.Index = blank{}
-	if !blind[f.point.policy] {
-		treeCfg := f.cfg.Tree
-		treeCfg.MaxBackends = max(treeCfg.MaxBackends, f.cfg.Backends)
-		if treeCfg.Budget == 0 {
-			treeCfg.Budget = min(max(treesBudget/int64(f.point.nodes), leastBudget), mostBudget)
-		}
-		var err error
-		if n.tree, err = prefixtree.New(treeCfg); err != nil {
-			return n, fmt.Errorf("%w: %w", ErrConfig, err)
-		}
-		tree = n.tree
-		if f.facts != nil {
-			f.facts.trees[index] = n.tree
-			tree = &memory{Tree: n.tree, log: f.facts, node: index, now: &f.now}
-		}
+func (f *fleet) newNode(number int, c *chainer) (n node, err error) {
+	treeCfg := f.cfg.Tree
+	treeCfg.MaxBackends = max(treeCfg.MaxBackends, f.cfg.Backends)
+	switch {
+	case blind[f.point.policy]:
+		treeCfg.Budget = emptyBudget
+	case treeCfg.Budget == 0:
+		treeCfg.Budget = min(max(treesBudget/int64(f.point.nodes), leastBudget), mostBudget)
+	}
+	if n.tree, err = prefixtree.New(treeCfg); err != nil {
+		return n, err
+	}
+	placements := share.NewPlacements(n.tree)
+	var index policy.Index = n.tree
+	switch {
+	case blind[f.point.policy]:
+		index = blank{}
+	case f.point.shares() && f.point.share.prefixes():
+		index = placements
 	}
 	p := f.cfg.Policy
 	p.Strategy, p.BlockBytes, p.Extra = f.point.policy, c.hasher.BlockBytes(), f.cfg.Extra()
-	p.Seed = f.cfg.Options.Seed*uint64(MaxNodes) + uint64(index)
+	p.Seed = f.cfg.Options.Seed*uint64(MaxNodes) + uint64(number)
 	p.Nodes, p.Staleness = f.point.nodes, 0
-	var err error
-	if n.router, err = policy.NewRouter(p, tree); err != nil {
-		return n, fmt.Errorf("%w: %w", ErrConfig, err)
+	if n.router, err = policy.NewRouter(p, index); err != nil {
+		return n, err
 	}
+	n.shared = share.New(placements, n.router, engineKeys(f.cfg.Backends))
 	return n, nil
 }
 
@@ -195,8 +190,10 @@ func (f *fleet) run(ctx context.Context) error {
 // pass advances the clock and samples the engines' busy time at the start of measurement and the
 // end of arrivals.
 func (f *fleet) pass(now time.Duration) {
-	f.exchange.pass(now, f.nodes)
-	f.hot.pass(now, f.nodes)
+	if f.exchange != nil {
+		f.exchange.pass(now)
+	}
+	f.hot.pass(now, f.nodes, f.exchange)
 	if f.atWarm == nil && now >= f.cfg.Warmup {
 		f.atWarm, f.warmedAt = f.busy(), now
 	}
@@ -234,18 +231,18 @@ func (f *fleet) arrive() {
 		fl.query.Session = fl.session
 	}
 	now := clock(r.At)
-	f.hear(fl.node, f.now)
+	f.hear(fl.node)
 	if err := n.router.Pick(&fl.query, now, &fl.attempt); err != nil {
 		f.err = fmt.Errorf("fleetsim: request %d: %w", r.Index, err)
 		return
 	}
 	d := fl.attempt.Decision()
 	fl.predicted, fl.rung, fl.backend = d.PredictedTokens, d.Rung, int(d.Backend)
-	if n.tree == nil {
+	if blind[f.point.policy] {
 		fl.predicted = -1
 	}
 	fl.attempt.Dispatched(now)
-	f.worked(fl)
+	f.acted(fl.node)
 	fl.job = engine.Job{
 		Keys: r.Keys, OutKeys: r.OutKeys, KeyTokens: r.KeyTokens,
 		PromptTokens: r.PromptTokens, OutputTokens: r.OutputTokens, User: fl,
@@ -254,9 +251,16 @@ func (f *fleet) arrive() {
 	f.engines.update(fl.backend)
 }
 
-func (f *fleet) worked(fl *flight) {
-	if f.loads != nil {
-		f.loads.tell(fl.node, prefixtree.Backend(fl.backend), f.now)
+// hear gives a node, before it acts, what has arrived from others.
+func (f *fleet) hear(node int) {
+	if f.exchange != nil {
+		f.deliver(node, f.now)
+	}
+}
+
+func (f *fleet) acted(node int) {
+	if f.exchange != nil {
+		f.exchange.acted(node, f.now)
 	}
 }
 
@@ -275,7 +279,7 @@ func (f *fleet) event(e engine.Event) {
 	switch e.Kind {
 	case engine.FirstToken:
 		fl.attempt.FirstToken(clock(e.At))
-		f.worked(fl)
+		f.acted(fl.node)
 	case engine.Finished:
 		f.end(fl, e.At, policy.None)
 	case engine.Refused:
@@ -284,6 +288,7 @@ func (f *fleet) event(e engine.Event) {
 }
 
 func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
+	f.hear(fl.node)
 	r, j := fl.request, &fl.job
 	s := report.Sample{
 		At: r.At, End: at, Session: r.Session, Turn: r.Turn, Backend: fl.backend,
@@ -297,7 +302,7 @@ func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
 	}
 	f.rec.Add(s)
 	fl.attempt.End(o, clock(at))
-	f.worked(fl)
+	f.acted(fl.node)
 	f.feed.Done(r, at)
 	f.open--
 	f.ended++

@@ -9,64 +9,53 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// hotBoard decides about hot prefixes: nodes report their work, the leader decides, and all nodes
-// apply the result. Reports and decisions each take the delay.
+// hotBoard is the leader's decision about hot prefixes, made by the first node half-way between the
+// nodes' reports. All nodes apply it at once, because it does not travel by gossip.
 type hotBoard struct {
-	delay  time.Duration
 	sizer  hot.Sizer
 	pools  []hot.Pool
 	next   time.Duration
-	told   hot.Sum
-	decide time.Duration
 	agreed []hot.Prefix
-	spread time.Duration // when all nodes know it; never if they do
 	made   report.Hot
 }
 
+const hotEvery = hot.Every * time.Millisecond
+
 // newHotBoard returns nil if there is nothing to decide: switched off, a policy that ignores hot
-// prefixes, or nodes that never hear of each other.
+// prefixes, or nodes that share nothing.
 func newHotBoard(cfg *Config, pt point, kvTokens int) *hotBoard {
-	if cfg.NoHot || pt.policy != policy.Prefix || pt.nodes > 1 && (pt.staleness == Never || pt.share == ShareNone) {
+	if cfg.NoHot || pt.policy != policy.Prefix || pt.nodes > 1 && !pt.shares() {
 		return nil
 	}
-	b := &hotBoard{next: hot.Every * time.Millisecond, decide: never, spread: never}
-	if pt.nodes > 1 {
-		b.delay = pt.staleness
-	}
+	b := &hotBoard{next: hotEvery / 2}
 	b.sizer.Fixed = cfg.HotReplicas
 	b.pools = []hot.Pool{{Backends: cfg.Backends, KVTokens: int64(kvTokens) * int64(cfg.Backends)}}
 	return b
 }
 
-func (b *hotBoard) pass(now time.Duration, nodes []node) {
-	if b == nil {
+func (b *hotBoard) pass(now time.Duration, nodes []node, x *exchange) {
+	if b == nil || now < b.next {
 		return
 	}
-	if now >= b.spread {
-		b.spread = never
-		list := make([]policy.HotPrefix, len(b.agreed))
-		for i := range b.agreed {
-			list[i] = b.agreed[i].HotPrefix
-		}
-		for i := range nodes {
-			nodes[i].router.SetHotPrefixes(list)
-		}
+	at := (now-hotEvery/2)/hotEvery*hotEvery + hotEvery/2
+	b.next = at + hotEvery
+	sum, leader := hot.Sum{}, &nodes[0]
+	sum.Add(leader.router.OwnWork(hot.MaxPools, clock(at)))
+	if x != nil {
+		x.deliver(0, at)
+		leader.shared.PeerWork(sum.Add)
 	}
-	if now >= b.decide {
-		at := b.decide
-		b.decide = never
-		if changes := b.sizer.Decide(clock(at), b.pools, b.told, b.agreed); len(changes) > 0 {
-			b.agree(at, changes)
-			b.spread = at + b.delay
-		}
+	changes := b.sizer.Decide(clock(at), b.pools, sum, b.agreed)
+	if len(changes) == 0 {
+		return
 	}
-	if now >= b.next && b.decide == never { // with a longer delay, one report is on its way at a time
-		at := now / (hot.Every * time.Millisecond) * (hot.Every * time.Millisecond)
-		b.next, b.decide = at+hot.Every*time.Millisecond, at+b.delay
-		b.told = hot.Sum{}
-		for i := range nodes {
-			b.told.Add(nodes[i].router.OwnWork(1, clock(at)))
-		}
+	b.agree(at, changes)
+	list := make([]policy.HotPrefix, len(b.agreed))
+	for i := range b.agreed {
+		list[i] = b.agreed[i].HotPrefix
+	}
+	for i := range nodes {
+		nodes[i].router.SetHotPrefixes(list)
 	}
 }
 

@@ -43,14 +43,14 @@ const (
 
 type link struct {
 	delay time.Duration
-	nodes int
+	size  int // nodes
 	loss  float64
 	seed  uint64
 	Partition
 }
 
 func (l *link) half(node int) int {
-	if 2*node < l.nodes {
+	if 2*node < l.size {
 		return 0
 	}
 	return 1
@@ -60,9 +60,9 @@ func (l *link) far(a, b int) bool { return !l.none() && l.half(a) != l.half(b) }
 
 func (l *link) up(sent time.Duration) bool { return l.none() || sent < l.From || sent >= l.To+reunion }
 
-// repaired returns when the other half receives what was sent at that time. Messages of a partition
+// known returns when the other half receives what was sent at that time. Messages of a partition
 // arrive after it, because nodes request missed batches.
-func (l *link) repaired(sent time.Duration) time.Duration {
+func (l *link) known(sent time.Duration) time.Duration {
 	if l.up(sent) {
 		return sent + l.delay
 	}
@@ -76,7 +76,7 @@ func (l *link) lost(origin, node int, sent time.Duration) bool {
 		return false
 	}
 	x := l.seed
-	for _, v := range [3]uint64{uint64(origin), uint64(node), uint64(sent / flush)} {
+	for _, v := range [3]uint64{uint64(origin), uint64(node), uint64(sent / flushEvery)} {
 		x = scramble(x + v + 0x9e3779b97f4a7c15)
 	}
 	return float64(x>>11)/(1<<53) < l.loss

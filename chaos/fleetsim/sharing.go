@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"grapevine/node/share"
 	"grapevine/proxy/policy"
 )
 
@@ -26,6 +27,20 @@ const (
 func (s Share) prefixes() bool { return s == ShareBoth || s == SharePrefix }
 
 func (s Share) loads() bool { return s == ShareBoth || s == ShareLoad }
+
+// withhold removes from a node's state what is not shared.
+func (s Share) withhold(state *share.State) {
+	if !s.loads() {
+		state.Popularity.Paces = nil
+	}
+	for i := range state.Claims {
+		if c := &state.Claims[i]; !s.prefixes() {
+			c.LRUDistance = share.Measure{}
+		} else if !s.loads() {
+			c.Rate = share.Measure{}
+		}
+	}
+}
 
 // Never is the staleness of nodes that do not hear of each other.
 const Never time.Duration = -1
@@ -103,13 +118,15 @@ func (p point) effective() point {
 	return p
 }
 
+func (p point) shares() bool { return p.nodes > 1 && p.staleness != Never && p.share != ShareNone }
+
 // fleet returns the number of nodes and the staleness that routers of this point are given at the
 // start.
 func (p point) fleet() (nodes int, staleness time.Duration) {
 	switch {
 	case p.nodes == 1:
 		return 1, 0
-	case p.staleness == Never || p.share == ShareNone:
+	case !p.shares():
 		return p.nodes, MaxStaleness
 	}
 	return p.nodes, p.staleness

@@ -196,22 +196,27 @@ func (d *Directory) ReadKeys(list []config.Backend) (Keys, error) {
 	return keys, nil
 }
 
-// SetKeys makes new requests use keys and returns whether they changed.
+// SetKeys makes new requests use keys and returns whether they changed. After an error the old keys
+// stay.
 func (d *Directory) SetKeys(keys Keys) (changed bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if maps.Equal(d.keys, keys) {
 		return false, nil
 	}
+	before, old := d.keys, d.Roster()
 	d.keys = keys
-	old := d.Roster()
 	list := make([]*Engine, len(old.List))
 	for i, e := range old.List {
 		list[i] = new(*e)
 	}
 	next := d.newRoster(old.Version, list, old.Rules)
 	next.Source = old.Source
-	return true, d.replaceLocked(next)
+	if err := d.replaceLocked(next); err != nil {
+		d.keys = before
+		return false, err
+	}
+	return true, nil
 }
 
 // Reach asks the engine of a new backend for its models. Any answer below 500 passes; a 5xx may

@@ -19,11 +19,10 @@ const (
 	maxBlob     = 256 << 10 // bytes; gossip's limit
 	maxSections = 16
 
-	sectionClaims  = 1
-	sectionAnchors = 2
-	sectionPace    = 3 // one section per pool of backends
-	SectionHealth  = 4 // see health.AppendReports
-	sectionWork    = 5 // of popular prefixes
+	sectionClaims = 1
+	sectionPace   = 2 // one section per pool of backends
+	sectionWork   = 3 // of popular prefixes
+	SectionHealth = 4 // see health.AppendReports
 )
 
 // A layout is a section's format: a byte with the size of its entries, a head, the entries. Entries
@@ -33,10 +32,9 @@ type layout struct {
 }
 
 var layouts = [...]layout{
-	sectionClaims:  {0, 12, 16_384},
-	sectionAnchors: {2, 10, 4096},
-	sectionPace:    {16, 3, policy.PaceBuckets},
-	sectionWork:    {0, 26, 1024},
+	sectionClaims: {0, 12, 16_384},
+	sectionPace:   {16, 3, policy.PaceBuckets},
+	sectionWork:   {0, 26, 1024},
 }
 
 // Limits on one node's claims, so that a faulty node cannot outweigh the rest.
@@ -44,7 +42,6 @@ const (
 	maxWeight      = prefixtree.MaxEvidence // a rate's weight is seconds of prefill, at most 30
 	maxLRUDistance = 1e9                    // blocks
 	maxRate        = 1e7                    // tokens/s
-	maxRequests    = 1e6                    // recent, of one node
 	maxPaceSeen    = 1e4                    // requests behind one pace
 	maxPace        = 1e6                    // requests or prefill seconds, per second
 	maxPaceWhole   = 3600.                  // seconds of a mean prefill
@@ -135,8 +132,6 @@ func (s *State) read(kind byte, section []byte) error {
 				Key: binary.LittleEndian.Uint32(e), LRUDistance: measure(e[4:], maxLRUDistance), Rate: measure(e[8:], maxRate),
 			})
 		}
-	case sectionAnchors:
-		s.readAnchors(head, entries, size)
 	case sectionPace:
 		return s.readPace(head, entries, size)
 	case sectionWork:
@@ -147,14 +142,6 @@ func (s *State) read(kind byte, section []byte) error {
 
 func measure(b []byte, most float64) Measure {
 	return Measure{Mean: value(b, 0, most), Weight: value(b, 1, maxWeight)}
-}
-
-func (s *State) readAnchors(head, entries []byte, size int) {
-	h := &s.Popularity
-	h.Requests, h.Anchors = value(head, 0, maxRequests), nil
-	for e := range slices.Chunk(entries, size) {
-		h.Anchors = append(h.Anchors, policy.HotAnchor{Hash: prefixtree.Hash(binary.LittleEndian.Uint64(e)), Count: value(e[8:], 0, h.Requests)})
-	}
 }
 
 func (s *State) readPace(head, entries []byte, size int) error {
@@ -209,13 +196,6 @@ func appendClaims(blob []byte, claims []Claim) []byte {
 }
 
 func appendPopularity(blob []byte, h *policy.Heat) []byte {
-	if len(h.Anchors) > 0 {
-		section := appendValues([]byte{byte(layouts[sectionAnchors].entry)}, h.Requests)
-		for _, a := range h.Anchors {
-			section = appendValues(binary.LittleEndian.AppendUint64(section, uint64(a.Hash)), a.Count)
-		}
-		blob = AppendSection(blob, sectionAnchors, section)
-	}
 	for i := range h.Paces {
 		p := &h.Paces[i]
 		section := binary.LittleEndian.AppendUint64([]byte{byte(layouts[sectionPace].entry)}, p.Pool)

@@ -86,7 +86,8 @@ func clamp32(v int64) uint32 { return uint32(min(max(v, 0), math.MaxUint32)) }
 
 // PeerLoad takes a peer's outstanding work: all of it, or the changed backends.
 func (k *Knowledge) PeerLoad(peer string, changed []wire.Load, full bool) {
-	loads := make([]policy.PeerLoad, 0, len(changed))
+	var few [8]policy.PeerLoad // spares most calls an allocation
+	loads := few[:0]
 	for _, l := range changed {
 		b, ok := k.names.Backend(l.Backend)
 		if !ok {
@@ -103,8 +104,8 @@ func (k *Knowledge) PeerLoad(peer string, changed []wire.Load, full bool) {
 }
 
 // State appends this node's state blob; see [Parse]. A claim stays as sent until it has moved
-// enough, because gossip does not send an equal blob again. State also gives the router what peers
-// count as popular.
+// enough, because gossip does not send an equal blob again. State also gives the router the sum of
+// the peers' paces.
 func (k *Knowledge) State(dst []byte, now prefixtree.Time) []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()

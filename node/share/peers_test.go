@@ -115,17 +115,23 @@ func TestPopularityIsSmall(t *testing.T) {
 	if n := len(appendPopularity(nil, h)); n > 4200 {
 		t.Errorf("%d bytes", n)
 	}
-	k := newKnower(t, "a", "b")
-	var a policy.Attempt
-	for i := range 3 * maxSentAnchors {
-		k.serve(t, &a, chain(i, 20), 0)
+}
+
+// TestPacesAreSummedOnChanges: a sum is made after a peer's state came or went, and only then.
+func TestPacesAreSummedOnChanges(t *testing.T) {
+	p := peers{learn: func(uint32, Measure, Measure) {}}
+	check := func(what string, wantSum, wantChanged bool) {
+		t.Helper()
+		if sum, changed := p.popularity(); (sum != nil) != wantSum || changed != wantChanged {
+			t.Errorf("%s: a sum %v, changed %v", what, sum != nil, changed)
+		}
 	}
-	s, err := Parse(k.State(nil, k.at))
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := &s.Popularity
-	if len(got.Anchors) != 0 || len(got.Paces) != 1 {
-		t.Errorf("%d anchors and %d paces sent", len(got.Anchors), len(got.Paces))
-	}
+	check("alone", false, false)
+	p.set("a", &State{Popularity: policy.Heat{Paces: []policy.Pace{{Pool: 1, Rate: 2, Requests: 3}}}})
+	check("a peer", true, true)
+	check("the same peer", false, false)
+	p.set("unknown", nil)
+	check("another peer that left", false, false)
+	p.set("a", nil)
+	check("no peer", false, true)
 }

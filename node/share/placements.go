@@ -65,16 +65,16 @@ func (p *Placements) buffer() *[]prefixtree.Fact { return p.buffers.Get().(*[]pr
 
 // queue queues the changes for the peers and returns the buffer.
 func (p *Placements) queue(buffer *[]prefixtree.Fact, changes []prefixtree.Fact) {
-	var sums [len(p.queued)]uint64
-	for i := range changes {
-		sums[changes[i].Kind]++
-	}
-	for kind, n := range sums {
-		if n > 0 {
+	if len(changes) > 0 {
+		var sums [len(p.queued)]uint64
+		for i := range changes {
+			sums[changes[i].Kind]++
+		}
+		for kind, n := range sums {
 			p.queued[kind].Add(n)
 		}
+		p.outbox.Add(changes)
 	}
-	p.outbox.Add(changes)
 	if cap(changes) <= maxKeptFacts {
 		*buffer = changes[:0]
 	}

@@ -7,11 +7,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// Bounds of what one node sends, about 4 KiB.
-const (
-	maxSentAnchors = 320
-	maxSentPools   = 4
-)
+// maxSentPools bounds the pools whose pace and work a node sends.
+const maxSentPools = 4
 
 // popularityKept bounds how long a popularity is sent unchanged, since its rates fade.
 const popularityKept = prefixtree.Time(time.Minute / time.Millisecond)
@@ -28,7 +25,7 @@ type sentPopularity struct {
 func (s *sentPopularity) append(blob []byte, r *policy.Router, now prefixtree.Time) []byte {
 	picks := r.Stats().Picks
 	if s.at == 0 || float64(picks-s.picks) > s.requests/16 || now-s.at >= popularityKept || now < s.at {
-		h := r.OwnHeat(maxSentAnchors, maxSentPools, now)
+		h := r.OwnHeat(0, maxSentPools, now)
 		s.blob, s.picks, s.requests, s.at = appendPopularity(s.blob[:0], &h), picks, h.Requests, now
 	}
 	return append(blob, s.blob...)
