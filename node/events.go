@@ -3,6 +3,7 @@ package node
 import (
 	"grapevine/gossip/member"
 	"grapevine/node/backends"
+	"grapevine/node/health"
 	"grapevine/raftstore"
 )
 
@@ -18,9 +19,6 @@ const (
 	EventCertificate   = "certificate_invalid"
 
 	EventStateAdopted = "state_adopted"
-
-	EventProbesFail = "engine_probes_fail"
-	EventProbesPass = "engine_probes_pass"
 )
 
 // Event is a value of "event" and when it is logged.
@@ -47,8 +45,8 @@ func Events() []Event {
 		{backends.EventEngineDown, "The fleet takes it for dead, or an operator has marked it so; `reason`, `by`."},
 		{backends.EventEngineUp, "It is in use again."},
 		{backends.EventEngineRestart, "Its process is another one; what its cache held is forgotten."},
-		{EventProbesFail, "This node's own probes of an engine fail from now on; the fleet decides by several nodes'."},
-		{EventProbesPass, "They pass again."},
+		{health.EventProbesFail, "This node's own probes of an engine fail from now on; the fleet decides by several nodes'."},
+		{health.EventProbesPass, "They pass again."},
 		{member.Joined.Event(), "Another node is in the fleet."},
 		{member.Updated.Event(), "What it says of itself has changed, as its version."},
 		{member.Left.Event(), "It has stopped and said so."},

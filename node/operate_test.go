@@ -17,7 +17,8 @@ var update = flag.Bool("update", false, "write the generated parts of docs/opera
 const operateFile = "../docs/operate.md"
 
 // TestOperateReference compares the tables of docs/operate.md with Config, Events and the metrics
-// of a node; it is also the golden test of metric names, types and labels.
+// of a node; it is also the golden test of metric names, types and labels. A counter ends in
+// _total, any other metric without a type is a gauge.
 func TestOperateReference(t *testing.T) {
 	text, err := os.ReadFile(operateFile)
 	if err != nil {
@@ -62,17 +63,17 @@ func replaceSection(t *testing.T, text []byte, name, content string) []byte {
 
 func settingsTable() string {
 	var b strings.Builder
-	b.WriteString("| key | flag, variable | default | what |\n|---|---|---|---|\n")
+	b.WriteString("| key | default | what |\n|---|---|---|\n")
 	for _, s := range config.Settings() {
 		def := "`" + s.Default + "`"
 		if s.Default == "" {
 			def = "-"
 		}
-		kind := s.Kind
+		what := strings.ReplaceAll(s.Help, "|", `\|`)
 		if s.Reload != "" {
-			kind += "; reload: " + s.Reload
+			what += " (reload: " + s.Reload + ")"
 		}
-		fmt.Fprintf(&b, "| `%s` | `--%s`, `%s` | %s | %s (%s) |\n", s.Key, s.Flag, s.Env, def, strings.ReplaceAll(s.Help, "|", `\|`), kind)
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", s.Key, def, what)
 	}
 	return b.String()
 }
@@ -93,7 +94,7 @@ func metricsTable(t *testing.T) string {
 		t.Fatal(err)
 	}
 	var b strings.Builder
-	b.WriteString("| metric | type | labels | what |\n|---|---|---|---|\n")
+	b.WriteString("| metric | what |\n|---|---|\n")
 	for _, f := range families {
 		name := f.GetName()
 		if !strings.HasPrefix(name, "grapevine_") {
@@ -110,11 +111,14 @@ func metricsTable(t *testing.T) string {
 				}
 			}
 		}
-		labels := strings.Join(names, ", ")
-		if labels == "" {
-			labels = "-"
+		what := f.GetHelp()
+		if kind := strings.ToLower(f.GetType().String()); kind == "histogram" || strings.HasSuffix(name, "_total") != (kind == "counter") {
+			what += " (" + kind + ")"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", name, strings.ToLower(f.GetType().String()), labels, f.GetHelp())
+		if len(names) > 0 {
+			name += "{" + strings.Join(names, ",") + "}"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s |\n", name, what)
 	}
 	b.WriteString("\nThe Go runtime's and the process's own metrics follow as `grapevine_go_*` and `grapevine_process_*`.\n")
 	return b.String()

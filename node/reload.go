@@ -14,7 +14,7 @@ type Reloaded struct {
 }
 
 // Reload applies settings with Setting.Reload "yes", API keys, and the content of certificate and
-// key files. If a file cannot be read, nothing changes. Running requests may keep their old limits.
+// key files. After an error nothing has changed. Running requests may keep their old limits.
 func (n *Node) Reload(next Config) (Reloaded, error) {
 	n.reloadMu.Lock()
 	defer n.reloadMu.Unlock()
@@ -44,9 +44,10 @@ func (n *Node) Reload(next Config) (Reloaded, error) {
 		}
 	}
 	tuned, err := n.proxyConfig(nil, &now)
-	if err == nil {
-		err = n.proxy.Retune(tuned)
+	if err != nil {
+		return Reloaded{}, err
 	}
+	retune, err := n.proxy.Retune(tuned)
 	if err != nil {
 		return Reloaded{}, err
 	}
@@ -54,6 +55,8 @@ func (n *Node) Reload(next Config) (Reloaded, error) {
 	if err != nil {
 		return Reloaded{}, err
 	}
+	// Nothing below fails.
+	retune()
 	if changed {
 		out.Applied = append(out.Applied, "backends")
 	}

@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -10,12 +11,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/rs/zerolog"
 
 	"grapevine/node/config"
+	"grapevine/proxy/policy"
 )
 
 func another(t *testing.T, c *Config, s config.Setting) {
@@ -178,4 +181,51 @@ func (w lockedWriter) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.out.Write(p)
+}
+
+// TestReloadIsAllOrNothing: when the new API keys cannot be put into force, neither can the new
+// max_attempts: a request still reaches a second engine.
+func TestReloadIsAllOrNothing(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int32
+	engine := func() string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			asked.Add(1)
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}))
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+	n, err := New(testConfig(engine(), engine()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		_ = n.proxy.Serve(ln)
+	}()
+	defer func() {
+		_ = n.proxy.Shutdown(t.Context())
+		<-served
+	}()
+	n.backends.Roster().Rules = []policy.Rule{{Strategy: "of-no-release"}} // makes every new view fail
+	next := *n.Running()
+	next.Backends = slices.Clone(next.Backends)
+	next.Backends[0].APIKey, next.MaxAttempts = "another", 1
+	if _, err := n.Reload(next); err == nil {
+		t.Fatal("the reload did not fail")
+	}
+	resp, err := http.Post("http://"+ln.Addr().String()+"/v1/chat/completions", "application/json", strings.NewReader(chatBody("m", "hello")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	if asked.Load() != 2 || n.Running().MaxAttempts == 1 {
+		t.Errorf("%d engines were asked, max_attempts is %d", asked.Load(), n.Running().MaxAttempts)
+	}
 }

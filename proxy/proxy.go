@@ -193,15 +193,14 @@ func New(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
-// Retune replaces MaxAttempts, MaxIdle and all timeouts except Read, KeepAlive and Watch, and
-// ignores other fields. Requests in progress may use the old values. Nothing changes after an
-// error.
-func (p *Proxy) Retune(cfg Config) error {
+// Retune checks new values of MaxAttempts, MaxIdle and all timeouts except Read, KeepAlive and
+// Watch, and returns a function that applies them; other fields are ignored. Requests in progress
+// may use the old values.
+func (p *Proxy) Retune(cfg Config) (apply func(), err error) {
 	if err := cfg.complete(); err != nil {
-		return err
+		return nil, err
 	}
-	p.tuned.Store(&cfg)
-	return nil
+	return func() { p.tuned.Store(&cfg) }, nil
 }
 
 // Ready sets whether /readyz answers 200 or 503. Requests are served either way.

@@ -21,11 +21,13 @@ import (
 
 // Config configures a Directory.
 type Config struct {
-	Own     []config.Backend // the node's own list; never changed
-	Rules   []config.Rule    // the node's own
-	Idle    time.Duration    // how long a connection for the node's own requests may idle
-	Numbers *Registry
-	Log     zerolog.Logger
+	Own   []config.Backend // the node's own list; never changed
+	Rules []config.Rule    // the node's own
+	Idle  time.Duration    // how long a connection for the node's own requests may idle
+	// ProbePath is the path of Engine.Probe.
+	ProbePath string
+	Numbers   *Registry
+	Log       zerolog.Logger
 	// Publish receives new rosters and views in order, under the directory's lock. old is nil for
 	// the first roster, and equals now if only the view is new; a nil view means unchanged.
 	Publish func(old, now *Roster, view *policy.View)
@@ -194,22 +196,27 @@ func (d *Directory) ReadKeys(list []config.Backend) (Keys, error) {
 	return keys, nil
 }
 
-// SetKeys makes new requests use keys and returns whether they changed.
+// SetKeys makes new requests use keys and returns whether they changed. After an error the old keys
+// stay.
 func (d *Directory) SetKeys(keys Keys) (changed bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if maps.Equal(d.keys, keys) {
 		return false, nil
 	}
+	before, old := d.keys, d.Roster()
 	d.keys = keys
-	old := d.Roster()
 	list := make([]*Engine, len(old.List))
 	for i, e := range old.List {
 		list[i] = new(*e)
 	}
 	next := d.newRoster(old.Version, list, old.Rules)
 	next.Source = old.Source
-	return true, d.replaceLocked(next)
+	if err := d.replaceLocked(next); err != nil {
+		d.keys = before
+		return false, err
+	}
+	return true, nil
 }
 
 // Reach asks the engine of a new backend for its models. Any answer below 500 passes; a 5xx may
@@ -224,7 +231,7 @@ func (d *Directory) Reach(ctx context.Context, b raftstore.Backend) error {
 		c.apiKey = "" // a 401 counts as an answer, too
 	}
 	e := &Engine{Backend: b}
-	e.connect(nil, c, d.cfg.Idle)
+	d.connect(e, nil, c)
 	defer e.client.CloseIdleConnections()
 	resp, err := e.send(ctx, "/v1/models", nil)
 	if err != nil {

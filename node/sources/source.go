@@ -1,4 +1,4 @@
-package node
+package sources
 
 import (
 	"context"
@@ -48,7 +48,7 @@ func newSource(entry string) (*source, error) {
 
 // read polls the source. unchanged: the last answer stands. An empty answer is an error: a
 // half-written file must not empty the fleet.
-func (s *source) read(ctx context.Context) (list []Backend, unchanged bool, err error) {
+func (s *source) read(ctx context.Context) (list []config.Backend, unchanged bool, err error) {
 	if s.Kind == raftstore.File {
 		list, unchanged, err = s.readFile()
 	} else {
@@ -62,7 +62,7 @@ func (s *source) read(ctx context.Context) (list []Backend, unchanged bool, err 
 }
 
 // resolve returns a backend for every address, or an error if a target does not resolve.
-func (s *source) resolve(ctx context.Context) (list []Backend, err error) {
+func (s *source) resolve(ctx context.Context) (list []config.Backend, err error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveWait)
 	defer cancel()
 	var addrs []string
@@ -77,7 +77,7 @@ func (s *source) resolve(ctx context.Context) (list []Backend, err error) {
 	}
 	slices.Sort(addrs)
 	for _, addr := range slices.Compact(addrs) {
-		b := Backend{URL: "http://" + addr}
+		b := config.Backend{URL: "http://" + addr}
 		if err := b.Check(); err != nil {
 			return nil, err
 		}
@@ -86,7 +86,7 @@ func (s *source) resolve(ctx context.Context) (list []Backend, err error) {
 	return list, nil
 }
 
-func (s *source) readFile() (list []Backend, unchanged bool, err error) {
+func (s *source) readFile() (list []config.Backend, unchanged bool, err error) {
 	stamp, err := discovery.Stat(s.Rest)
 	if err != nil || stamp == s.stamp {
 		return nil, err == nil, err
