@@ -254,7 +254,7 @@ func (n *Node) publish(old, r *backends.Roster, v *policy.View) {
 		n.router.SetView(v)
 		n.metrics.AddModels(v.Models())
 	}
-	n.checker.resort(r)
+	n.health.Adopted(r)
 	if r == old {
 		return
 	}

@@ -62,7 +62,7 @@ func TestBadRequestsTakeNoEngineAway(t *testing.T) {
 		}
 		return count
 	}
-	eventually(t, "all engines are probed", func() bool { return n.checker.probes[0].Load() >= engines })
+	eventually(t, "all engines are probed", func() bool { return scrape(t, n)[`grapevine_probes_total{found="ok"}`] >= engines })
 	var stop atomic.Bool
 	var turns atomic.Int64
 	var clients sync.WaitGroup

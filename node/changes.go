@@ -11,6 +11,7 @@ import (
 
 	"grapevine/node/admin"
 	"grapevine/node/health"
+	"grapevine/node/sources"
 	"grapevine/prefixtree"
 	"grapevine/raftstore"
 )
@@ -206,7 +207,7 @@ func (n *Node) reach(ctx context.Context, specs []raftstore.Backend) []error {
 // SetBackendState acts on all named backends, or on none. Unless force is set, no model may lose
 // its last active engine.
 func (n *Node) SetBackendState(ctx context.Context, names []string, action raftstore.Action, reason string, force bool) (*admin.Changed, error) {
-	for _, prefix := range []string{health.Prefix, gonePrefix} {
+	for _, prefix := range []string{health.Prefix, sources.Prefix} {
 		if strings.HasPrefix(reason, prefix) {
 			return nil, admin.Refuse(http.StatusBadRequest, "reason", "write it another way", "%q begins the reasons that the fleet itself writes", prefix)
 		}

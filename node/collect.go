@@ -12,8 +12,8 @@ func (n *Node) collect(s metrics.Scrape) {
 	n.collectEngines(s)
 	n.collectTree(s)
 	n.collectAgreement(s)
-	n.checker.collect(s)
-	n.sources.collect(s)
+	n.health.Collect(s)
+	n.sources.Collect(s)
 	n.hot.Collect(s)
 	if f := n.fleetFigures(); f != nil {
 		f.collect(s)

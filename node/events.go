@@ -3,6 +3,7 @@ package node
 import (
 	"grapevine/gossip/member"
 	"grapevine/node/backends"
+	"grapevine/node/health"
 	"grapevine/raftstore"
 )
 
@@ -18,9 +19,6 @@ const (
 	EventCertificate   = "certificate_invalid"
 
 	EventStateAdopted = "state_adopted"
-
-	EventProbesFail = "engine_probes_fail"
-	EventProbesPass = "engine_probes_pass"
 )
 
 // Event is a value of "event" and when it is logged.
@@ -47,8 +45,8 @@ func Events() []Event {
 		{backends.EventEngineDown, "Health checks or an operator marked it down; `reason`, `by`."},
 		{backends.EventEngineUp, "It is in use again."},
 		{backends.EventEngineRestart, "Its process was restarted: nodes forget its cache."},
-		{EventProbesFail, "This node's probes of an engine fail."},
-		{EventProbesPass, "They pass again."},
+		{health.EventProbesFail, "This node's probes of an engine fail."},
+		{health.EventProbesPass, "They pass again."},
 		{member.Joined.Event(), "Another node is in the fleet."},
 		{member.Updated.Event(), "Its data changed, such as its version."},
 		{member.Left.Event(), "It stopped and told its peers."},

@@ -108,6 +108,30 @@ func (n *Node) startGossip(ctx context.Context) error {
 	return n.awaitSeeds(ctx, n.mesh.Members())
 }
 
+// reporterSilence is several gossip pings. Health reports of peers silent for longer do not count.
+const reporterSilence = 3 * time.Second
+
+// heardNodes are the live peers whose state arrives.
+func (n *Node) heardNodes() (names []string) {
+	g := n.gossip.Load()
+	if g == nil {
+		return nil
+	}
+	for _, p := range g.Peers() {
+		if p.State == member.StateAlive && p.Connected && time.Since(p.LastHeard) < reporterSilence {
+			names = append(names, p.Name)
+		}
+	}
+	return names
+}
+
+// touch sends this node's state to peers now.
+func (n *Node) touch() {
+	if g := n.gossip.Load(); g != nil {
+		g.Touch()
+	}
+}
+
 // awaitSeeds judges the first answers. A taken name or raft id may be this node's former process at
 // another address: awaitSeeds then waits for its release.
 func (n *Node) awaitSeeds(ctx context.Context, members *member.List) error {

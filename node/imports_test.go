@@ -32,19 +32,21 @@ var mayImport = map[string][]string{
 
 	"node/hot":     {"node/metrics", "prefixtree", "proxy", "proxy/policy", "proxy/prompt", "raftstore"},
 	"node/notify":  {},
-	"node/health":  {},
+	"node/health":  {"node/backends", "node/config", "node/metrics", "prefixtree", "proxy/engine", "proxy/policy", "raftstore"},
 	"node/machine": {},
 	"node/admin":   {"gossip", "gossip/member", "node/config", "proxy/policy", "raftstore"},
 	"node/config":  {"gossip/member", "node/machine", "prefixtree", "proxy", "proxy/policy", "raftstore"},
 	"node/metrics": {"proxy", "proxy/policy", "proxy/prompt", "raftstore"},
-	"node":         {"prefixtree", "gossip", "gossip/member", "node/admin", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "node/share", "raftstore", "proxy", "proxy/..."},
+	"node":         {"prefixtree", "gossip", "gossip/member", "node/admin", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "node/share", "node/sources", "raftstore", "proxy", "proxy/..."},
 
 	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/policy", "raftstore"},
+	"node/sources":  {"gossip/discovery", "node/config", "node/metrics", "raftstore"},
 	"node/share":    {"gossip/wire", "prefixtree", "proxy/policy"},
 
 	"chaos/engine":   {},
 	"chaos/workload": {},
 
+	"chaos/dnstest":    {},
 	"chaos/figures":    {},
 	"chaos/instrument": {"chaos/plant"},
 	"chaos/netswitch":  {},
@@ -79,7 +81,6 @@ var outside = map[string][]string{
 	"proxy/engine":     nil,
 	"gossip/discovery": nil,
 	"gossip/wire":      nil,
-	"node/health":      {"github.com/zeebo/xxh3"},
 	"node/machine":     nil,
 	"node/notify":      nil,
 	"node/share":       nil,
@@ -91,7 +92,6 @@ var impure = map[string][]string{
 	"proxy/prompt": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/engine": {"log", "log/slog", "os"},
 	"node/share":   {"net", "net/http", "log", "log/slog", "os", "context"},
-	"node/health":  {"net", "net/http", "log", "log/slog", "os", "context"},
 }
 
 var topLevel = []string{

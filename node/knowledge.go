@@ -13,9 +13,9 @@ import (
 // knowledge implements gossip.Knowledge: it gives share the time, and adds the health of engines to
 // the state blob.
 type knowledge struct {
-	shared  *share.Knowledge
-	router  *policy.Router
-	checker *checker
+	shared *share.Knowledge
+	router *policy.Router
+	health *health.Checker
 
 	poke      func()        // called when nodes changes; set before gossip starts; may be nil
 	turns     atomic.Uint64 // calls of Loads, one per turn of gossip's loop
@@ -26,8 +26,8 @@ type knowledge struct {
 
 var _ gossip.Knowledge = (*knowledge)(nil)
 
-func newKnowledge(shared *share.Knowledge, router *policy.Router, c *checker) *knowledge {
-	k := &knowledge{shared: shared, router: router, checker: c}
+func newKnowledge(shared *share.Knowledge, router *policy.Router, c *health.Checker) *knowledge {
+	k := &knowledge{shared: shared, router: router, health: c}
 	k.nodes.Store(1)
 	return k
 }
@@ -63,14 +63,13 @@ func (k *knowledge) PeerLoad(origin string, changed []gossip.Load, full bool) {
 
 func (k *knowledge) DropPeer(origin string) {
 	k.shared.DropPeer(origin)
-	k.checker.board.DropPeer(origin)
-	k.checker.poke()
+	k.health.DropPeer(origin)
 }
 
 func (k *knowledge) State(dst []byte) []byte {
 	dst = laterSections(k.shared.State(dst, now()))
-	if reports := k.checker.board.Reports(nil, time.Now()); len(reports) > 0 {
-		dst = share.AppendSection(dst, share.SectionHealth, health.AppendReports(nil, reports))
+	if reports := k.health.Reports(); reports != nil {
+		dst = share.AppendSection(dst, share.SectionHealth, reports)
 	}
 	return dst
 }
@@ -82,7 +81,7 @@ func (k *knowledge) PeerState(origin string, blob []byte) {
 		reports := state.Health
 		state.Health = nil // gossip's memory
 		k.shared.PeerState(origin, state)
-		err = k.checker.received(origin, reports)
+		err = k.health.Received(origin, reports)
 	}
 	if err != nil {
 		k.malformed.Add(1)

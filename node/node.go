@@ -22,9 +22,11 @@ import (
 	"grapevine/node/admin"
 	"grapevine/node/backends"
 	"grapevine/node/config"
+	"grapevine/node/health"
 	"grapevine/node/hot"
 	"grapevine/node/metrics"
 	"grapevine/node/share"
+	"grapevine/node/sources"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/engine"
@@ -56,8 +58,8 @@ type Node struct {
 
 	gossipCert atomic.Pointer[tls.Certificate] // last valid gossip_cert; nil: none configured
 
-	checker    *checker
-	sources    *sources
+	health     *health.Checker
+	sources    *sources.Sources
 	hot        *hot.Replicator // applies and, on the leader, sizes hot prefixes
 	backends   *backends.Directory
 	store      atomic.Pointer[raftstore.Store] // the agreed state; nil: not started
@@ -162,23 +164,30 @@ func (n *Node) buildRouting() error {
 	n.router, err = policy.NewRouter(policy.Config{
 		Strategy: n.cfg.Strategy, WorkWeight: n.cfg.WorkWeight, Epsilon: n.cfg.Epsilon, BlockBytes: n.cfg.BlockBytes,
 		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: mathrand.Uint64(), SlowStart: orNone(n.cfg.SlowStart),
-		Failed: func(b prefixtree.Backend, f policy.Failure, at prefixtree.Time) { n.checker.failed(b, f, at) },
-		Forgot: func(b prefixtree.Backend) { n.checker.forgot(b) },
+		Failed: func(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Time) { n.health.Failed(b) },
+		Forgot: func(b prefixtree.Backend) { n.health.Forgot(b) },
 	}, index)
 	if err != nil {
 		return fmt.Errorf("policy: %w", err)
 	}
 	n.backends, err = backends.NewDirectory(backends.Config{
-		Own: n.cfg.Backends, Rules: n.cfg.Rules, Idle: n.cfg.UpstreamIdle, Numbers: numbers, Log: n.log,
+		Own: n.cfg.Backends, Rules: n.cfg.Rules, Idle: n.cfg.UpstreamIdle, ProbePath: n.cfg.ProbePath, Numbers: numbers, Log: n.log,
 		Publish: n.publish, Reported: n.loadReported,
 	})
 	if err != nil {
 		return err
 	}
-	n.checker = newChecker(n)
+	checks := health.CheckerConfig{
+		Self: n.name, Path: n.cfg.ProbePath, Interval: n.cfg.ProbeInterval, Timeout: n.cfg.ProbeTimeout,
+		Backends: n.backends, Router: n.router, Log: n.log.With().Str("component", "health").Logger(),
+	}
+	if n.cfg.InFleet() {
+		checks.Peers, checks.Touch = n.heardNodes, n.touch
+	}
+	n.health = health.NewChecker(checks)
 	hotCfg := hot.Config{Router: n.router, Log: n.log.With().Str("component", "hot").Logger()}
 	if n.cfg.InFleet() {
-		n.knowledge = newKnowledge(share.New(placements, n.router, numbers), n.router, n.checker)
+		n.knowledge = newKnowledge(share.New(placements, n.router, numbers), n.router, n.health)
 		hotCfg.Peers = func(sum hot.Sum) { n.knowledge.shared.PeerWork(sum.Add) }
 	}
 	if n.cfg.HotWarmUp {
@@ -188,7 +197,7 @@ func (n *Node) buildRouting() error {
 		hotCfg.WarmUp = &hot.WarmUp{Post: n.backends.Post, Describe: describe, Index: index}
 	}
 	n.hot = hot.New(hotCfg)
-	if n.sources, err = newSources(n.cfg.BackendsFrom, n.log.With().Str("component", "sources").Logger()); err != nil {
+	if n.sources, err = sources.New(n.cfg.BackendsFrom, n.busy, n.log.With().Str("component", "sources").Logger()); err != nil {
 		return err
 	}
 	n.metrics = metrics.New(n.cfg.Version, n.collect)
@@ -274,9 +283,9 @@ func (n *Node) start(ctx context.Context) error {
 		return err
 	}
 	n.startDiscovery()
-	n.startHealth()
+	n.run("health", func(ctx context.Context) { n.health.Run(ctx, n.store.Load()) })
 	n.run("hot prefixes", func(ctx context.Context) { n.hot.Run(ctx, n.store.Load()) })
-	n.startSources()
+	n.run("sources", func(ctx context.Context) { n.sources.Run(ctx, n.store.Load()) })
 	if err := n.startGossip(ctx); err != nil {
 		return err
 	}
@@ -341,12 +350,23 @@ func (n *Node) startDiscovery() {
 
 // loadReported receives every load report of an engine.
 func (n *Node) loadReported(e *backends.Engine, m *engine.Metrics, resized bool) {
-	n.checker.started(e, m)
+	n.health.Started(e, m)
 	n.router.SetTelemetry(e.ID, policy.Telemetry{Running: m.Running, Waiting: m.Waiting, KVUsage: m.KVUsage})
 	if resized {
 		_, tokens := n.backends.Load(e)
 		n.setCapacity(e.ID, tokens)
 	}
+}
+
+// busy says whether any node has requests at a backend.
+func (n *Node) busy(name string) bool {
+	e := n.backends.Roster().Named(name)
+	if e == nil {
+		return false
+	}
+	_, own := n.router.Load(e.ID)
+	_, others := n.router.PeerLoad(e.ID)
+	return own+others > 0
 }
 
 func (n *Node) setCapacity(b prefixtree.Backend, tokens int) {

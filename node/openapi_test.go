@@ -19,6 +19,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"grapevine/node/health"
+	"grapevine/node/sources"
 )
 
 type document map[string]any
@@ -280,7 +281,7 @@ func TestOpenAPIHolds(t *testing.T) {
 func TestOpenAPINamesReservedReasons(t *testing.T) {
 	t.Parallel()
 	patch := readDocument(t).at("paths", "/backends", "patch", "requestBody", "content", "application/json", "schema", "properties", "reason", "description")
-	for _, prefix := range []string{health.Prefix, gonePrefix} {
+	for _, prefix := range []string{health.Prefix, sources.Prefix} {
 		if !strings.Contains(patch.(string), "`"+prefix+"`") {
 			t.Errorf("%q is not in %q", prefix, patch)
 		}

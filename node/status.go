@@ -8,6 +8,7 @@ import (
 
 	"grapevine/node/admin"
 	"grapevine/node/backends"
+	"grapevine/node/health"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
@@ -29,7 +30,7 @@ func (n *Node) Status() *admin.Status {
 	s.Fleet, s.Certificate = n.fleetStatus(), n.certificateStatus(time.Now())
 	s.Ready, s.NotReady = n.ready.get()
 	if n.Addr() != "" {
-		s.UptimeS = math.Round(time.Since(n.began).Seconds()*10) / 10
+		s.UptimeS = tenths(ageS(n.began))
 	}
 	for r, count := range st.Rungs {
 		s.Rungs[policy.Rung(r).String()] = count
@@ -40,7 +41,10 @@ func (n *Node) Status() *admin.Status {
 // BackendList returns the node's backends, sorted by name once the fleet agrees on them.
 func (n *Node) BackendList() *admin.BackendList {
 	at, roster := now(), n.backends.Roster()
-	list := &admin.BackendList{Backends: make([]admin.BackendStatus, len(roster.List)), Sources: n.sources.status()}
+	list := &admin.BackendList{Backends: make([]admin.BackendStatus, len(roster.List)), Sources: []admin.SourceStatus{}}
+	for _, st := range n.sources.Status() {
+		list.Sources = append(list.Sources, admin.SourceStatus{Source: st.Source, Backends: st.Backends, AgeS: tenths(ageS(st.At)), Error: st.Error})
+	}
 	for i, e := range roster.List {
 		s := admin.BackendStatus{
 			Name: e.Name, URL: e.URL, State: e.State.String(), Agreed: e.Agreed, Drained: e.Drained, Source: e.Source.String(),
@@ -62,7 +66,7 @@ func (n *Node) BackendList() *admin.BackendList {
 		if until, avoid := n.router.Avoided(e.ID, at); avoid && e.State == raftstore.Active {
 			s.State, s.RetryInS = "avoided", max(float64(until-at)/1000, 0)
 		}
-		s.Health = n.checker.status(e)
+		s.Health = healthOf(n.health.Verdict(e))
 		s.Models, s.ModelsFrom, s.ModelsError = n.backends.Models(e)
 		var r backends.Load
 		if r, s.KVTokens = n.backends.Load(e); !r.At.IsZero() {
@@ -72,3 +76,21 @@ func (n *Node) BackendList() *admin.BackendList {
 	}
 	return list
 }
+
+func healthOf(v health.Verdict, known bool) admin.HealthStatus {
+	if !known {
+		return admin.HealthStatus{Reporters: []string{}}
+	}
+	s := admin.HealthStatus{
+		Failing: v.Failing, Avoided: v.Avoid, Reporters: v.Reporters, OK: v.OK, Bad: v.Bad, SinceS: tenths(ageS(v.Since)),
+	}
+	if v.Reason != health.NoReason {
+		s.Reason = v.Reason.String()
+	}
+	if !v.Probed.IsZero() {
+		s.ProbedS = new(tenths(ageS(v.Probed)))
+	}
+	return s
+}
+
+func tenths(seconds float64) float64 { return math.Round(seconds*10) / 10 }

@@ -33,7 +33,7 @@ func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefi
 		q.Session = keep(r.Session)
 	}
 	hashes = append(hashes, r.Hashes...)
-	q.Hashes, q.PromptBytes, q.OutputHint, q.Whole = hashes, r.PromptBytes, r.MaxTokens, !r.Stream
+	q.Hashes, q.PromptBytes, q.OutputHint, q.NonStreaming = hashes, r.PromptBytes, r.MaxTokens, !r.Stream
 	return names, hashes
 }
 

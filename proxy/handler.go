@@ -203,13 +203,13 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	q.Session = e.head.session
 	e.splice(nil)
 	if kind == prompt.Other {
-		q.Whole = true // tokens of the answer are not observed
+		q.NonStreaming = true // tokens of the answer are not observed
 		return fault{}, false
 	}
 	e.tenant = e.proxy.cfg.Tenant.of(e.tenant[:0], e.head.block)
 	o := prompt.Options{Control: e.proxy.cfg.AllowEngineControl, Tenant: e.tenant}
 	if e.head.encoded {
-		q.Whole, e.rec.Unparsed = true, true
+		q.NonStreaming, e.rec.Unparsed = true, true
 		return fault{fasthttp.StatusUnsupportedMediaType, "encoded_body", "request bodies may not be compressed: send it without Content-Encoding"}, !e.proxy.TakesUnreadable()
 	}
 	d := e.proxy.parsers.Get().(*describer)

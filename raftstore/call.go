@@ -92,12 +92,12 @@ func (s *Store) Read(ctx context.Context) (*State, error) {
 
 // Transfer hands leadership to the voter with this id, or if empty to the most advanced one.
 func (s *Store) Transfer(ctx context.Context, to string) error {
-	return s.administer(ctx, askTransfer, transferRequest{to})
+	return s.administer(ctx, askTransfer, serverRequest{to})
 }
 
 // RemoveServer removes a server from the group. A live server that gossip knows is added again.
 func (s *Store) RemoveServer(ctx context.Context, id string) error {
-	return s.administer(ctx, askRemove, removeRequest{id})
+	return s.administer(ctx, askRemove, serverRequest{id})
 }
 
 func (s *Store) administer(ctx context.Context, kind requestKind, req any) error {
@@ -120,7 +120,7 @@ func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) 
 		uncertain error
 		last      error
 		wait      = retryFirst
-		census    census
+		counted   chan rollCall // nil before the first failure
 	)
 	for {
 		if !s.serving() {
@@ -151,9 +151,11 @@ func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) 
 		default:
 			last = errors.New(string(a.body))
 		}
-		s.count(&census)
+		if counted == nil {
+			counted = s.count()
+		}
 		if !s.pause(ctx, wait) {
-			return nil, s.gaveUp(kind, uncertain, last, &census)
+			return nil, s.gaveUp(kind, uncertain, last, s.missing(counted))
 		}
 		wait = min(2*wait, retryLast)
 	}
@@ -178,8 +180,7 @@ func (s *Store) pause(ctx context.Context, wait time.Duration) bool {
 	}
 }
 
-func (s *Store) gaveUp(kind requestKind, uncertain, last error, c *census) error {
-	missing := s.missing(c)
+func (s *Store) gaveUp(kind requestKind, uncertain, last error, missing string) error {
 	switch {
 	case uncertain != nil && kind == askApply && missing != "":
 		return fmt.Errorf("%w: %w (%s)", ErrUncertain, uncertain, missing)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"reflect"
 	"slices"
 	"time"
 
@@ -47,8 +48,9 @@ type Config struct {
 	// Constants are this node's; the first leader commits its own.
 	Constants Constants
 	Timers    Timers
-	Faults    *Faults
 	Log       zerolog.Logger
+
+	beforeWrite func() error // tests inject disk faults; nil does nothing
 }
 
 // Timers are the delays of a store; zero means the default given here. Heartbeat must be equal in a
@@ -114,41 +116,23 @@ func (c Config) normal() (Config, error) {
 	if c.Met == nil {
 		c.Met = func() bool { return true }
 	}
-	err := c.Timers.normal()
-	return c, err
+	c.Timers.fill()
+	return c, nil
 }
 
-func (t *Timers) normal() error {
-	defaults := Timers{
-		Heartbeat: 300 * time.Millisecond, Lease: 300 * time.Millisecond, Commit: 50 * time.Millisecond,
-		Write: time.Second, Probe: 5 * time.Second, Call: 1800 * time.Millisecond, Poll: time.Second, Stable: 10 * time.Second,
-		Dead: 5 * time.Minute, Forget: 10 * time.Minute, Settle: 5 * time.Second, Reopen: 5 * time.Second,
-		SnapshotEvery: 30 * time.Second, SnapshotAfter: 512, KeepLog: 512,
-	}
-	if t.Heartbeat != 0 {
-		defaults.Lease = t.Heartbeat
-	}
-	for _, f := range []struct {
-		field *time.Duration
-		usual time.Duration
-		name  string
-	}{
-		{&t.Heartbeat, defaults.Heartbeat, "heartbeat"}, {&t.Lease, defaults.Lease, "lease"},
-		{&t.Commit, defaults.Commit, "commit"}, {&t.Write, defaults.Write, "write"},
-		{&t.Probe, defaults.Probe, "probe"}, {&t.Call, defaults.Call, "call"},
-		{&t.Poll, defaults.Poll, "poll"}, {&t.Stable, defaults.Stable, "stable"}, {&t.Dead, defaults.Dead, "dead"},
-		{&t.Forget, defaults.Forget, "forget"}, {&t.Settle, defaults.Settle, "settle"}, {&t.Reopen, defaults.Reopen, "reopen"},
-		{&t.SnapshotEvery, defaults.SnapshotEvery, "snapshot every"},
-	} {
-		if *f.field < 0 {
-			return fmt.Errorf("timers: %s is negative", f.name)
+var defaultTimers = Timers{
+	Heartbeat: 300 * time.Millisecond, Lease: 300 * time.Millisecond, Commit: 50 * time.Millisecond,
+	Write: time.Second, Probe: 5 * time.Second, Call: 1800 * time.Millisecond, Poll: time.Second, Stable: 10 * time.Second,
+	Dead: 5 * time.Minute, Forget: 10 * time.Minute, Settle: 5 * time.Second, Reopen: 5 * time.Second,
+	SnapshotEvery: 30 * time.Second, SnapshotAfter: 512, KeepLog: 512,
+}
+
+func (t *Timers) fill() {
+	t.Lease = cmp.Or(t.Lease, t.Heartbeat)
+	given, usual := reflect.ValueOf(t).Elem(), reflect.ValueOf(defaultTimers)
+	for i := range given.NumField() {
+		if given.Field(i).IsZero() {
+			given.Field(i).Set(usual.Field(i))
 		}
-		*f.field = cmp.Or(*f.field, f.usual)
 	}
-	t.SnapshotAfter = cmp.Or(t.SnapshotAfter, defaults.SnapshotAfter)
-	t.KeepLog = cmp.Or(t.KeepLog, defaults.KeepLog)
-	if t.Lease > t.Heartbeat {
-		return fmt.Errorf("timers: a lease of %v is longer than the heartbeat of %v", t.Lease, t.Heartbeat)
-	}
-	return nil
 }

@@ -27,7 +27,7 @@ var (
 type disk struct {
 	db       *bbolt.DB
 	deadline time.Duration
-	faults   *Faults
+	before   func() error // runs before each write; may be nil
 
 	ops    chan diskOp
 	done   chan struct{}
@@ -57,7 +57,7 @@ type diskOp struct {
 
 // openDisk creates a missing file and does not write to an existing one. On a read-only file system
 // the disk counts as failed but can be read.
-func openDisk(dir string, deadline time.Duration, faults *Faults, counts *writeCounts) (*disk, error) {
+func openDisk(dir string, deadline time.Duration, before func() error, counts *writeCounts) (*disk, error) {
 	path := filepath.Join(dir, dataFile)
 	if err := ensureData(dir, path); err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func openDisk(dir string, deadline time.Duration, faults *Faults, counts *writeC
 		return nil, err
 	}
 	d := &disk{
-		db: db, deadline: deadline, faults: faults, counts: counts,
+		db: db, deadline: deadline, before: before, counts: counts,
 		ops: make(chan diskOp), done: make(chan struct{}), closed: make(chan struct{}),
 		failed: make(chan struct{}), gone: make(chan struct{}),
 	}
@@ -162,8 +162,8 @@ func (d *disk) execute(op diskOp) error {
 }
 
 func (d *disk) transact(f func(*bbolt.Tx) error) error {
-	if d.faults != nil && d.faults.Write != nil {
-		if err := d.faults.Write(); err != nil {
+	if d.before != nil {
+		if err := d.before(); err != nil {
 			return err
 		}
 	}

@@ -138,10 +138,11 @@ func aloneOnAFullDisk(t *testing.T, dir, how string) {
 	var s *Store
 	start := func() {
 		t.Helper()
-		var err error
-		if s, err = Open(cfg); err != nil {
+		opened, err := Open(cfg)
+		if err != nil {
 			t.Fatal(err)
 		}
+		s = opened
 		if err = s.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}

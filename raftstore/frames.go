@@ -27,8 +27,8 @@ const (
 	askInfo     requestKind = iota + 1 // -> info
 	askApply                           // budget in ms as uvarint, entry -> outcome
 	askRead                            // budget in ms as uvarint -> version as uvarint
-	askTransfer                        // transferRequest -> nothing
-	askRemove                          // removeRequest -> nothing
+	askTransfer                        // serverRequest -> nothing
+	askRemove                          // serverRequest -> nothing
 	askJoin                            // joinRequest -> nothing
 	askState                           // stateRequest -> snapshot, or nothing if there is no newer state
 )
@@ -152,9 +152,6 @@ func (c *caller) get(ctx context.Context, addr string) (*conn, error) {
 
 // alive says whether an idle connection is open and has nothing to read.
 func alive(c *conn) bool {
-	if c.lost.Load() {
-		return false
-	}
 	var b [1]byte
 	c.limit(time.Now().Add(time.Millisecond))
 	_, err := c.Conn.Read(b[:])

@@ -237,12 +237,8 @@ func (f *fleet) heal() {
 func (n *node) config() Config {
 	cfg := Config{
 		Dir: n.dir, Founders: n.fleet.founders, Server: true, Timers: quickTimers(), Peers: n.peers,
-		Constants: Constants{KeyID: 7, BlockBytes: 1024, Cluster: "test"},
-		Faults: &Faults{
-			Cut:   func(addr string) bool { return n.fleet.severed(n.addr(), addr) },
-			Write: n.write,
-		},
-		Log: zerolog.Nop(),
+		Constants:   Constants{KeyID: 7, BlockBytes: 1024, Cluster: "test"},
+		beforeWrite: n.write, Log: zerolog.Nop(),
 	}
 	if testing.Verbose() && os.Getenv("GRAPEVINE_LOG") != "" {
 		cfg.Log = zerolog.New(zerolog.ConsoleWriter{Out: os.Stderr, NoColor: true, TimeFormat: "05.000"}).
@@ -294,11 +290,64 @@ func (n *node) open() (s *Store, err error) {
 	return s, err
 }
 
-func (n *node) listen() (Streams, error) {
+func (n *node) listen() (s Streams, err error) {
 	if n.fleet.wire != nil {
-		return n.fleet.wire.listen(n.addr())
+		s, err = n.fleet.wire.listen(n.addr())
+	} else {
+		s, err = listenPlain(n.addr())
 	}
-	return listenPlain(n.addr())
+	if err != nil {
+		return nil, err
+	}
+	return cuttable{s, n}, nil
+}
+
+// cuttable drops what passes between isolated nodes. The dialer drops both directions.
+type cuttable struct {
+	Streams
+	node *node
+}
+
+func (c cuttable) Dial(ctx context.Context, addr string) (net.Conn, error) {
+	cut := func() bool { return c.node.fleet.severed(c.node.addr(), addr) }
+	if cut() {
+		<-ctx.Done() // dropped packets get no answer
+		return nil, ctx.Err()
+	}
+	conn, err := c.Streams.Dial(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	return &cutConn{Conn: conn, cut: cut}, nil
+}
+
+type cutConn struct {
+	net.Conn
+	cut  func() bool
+	lost atomic.Bool // a loss is for good, as packets are never sent again
+}
+
+func (c *cutConn) isLost() bool {
+	if c.cut() {
+		c.lost.Store(true)
+	}
+	return c.lost.Load()
+}
+
+func (c *cutConn) Write(p []byte) (int, error) {
+	if c.isLost() {
+		return len(p), nil
+	}
+	return c.Conn.Write(p)
+}
+
+func (c *cutConn) Read(p []byte) (int, error) {
+	for {
+		n, err := c.Conn.Read(p)
+		if err != nil || !c.isLost() {
+			return n, err
+		}
+	}
 }
 
 type plain struct{ net.Listener }

@@ -11,12 +11,18 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-type transferRequest struct {
-	To string `json:"to"`
+// serverRequest names a server to lead, "" for any, or to remove.
+type serverRequest struct {
+	ID string `json:"id"`
 }
 
-type removeRequest struct {
-	ID string `json:"id"`
+// handle executes a request with a JSON body.
+func handle[T any](body []byte, do func(T) answer) answer {
+	var req T
+	if err := json.Unmarshal(body, &req); err != nil {
+		return failedAnswer(answerRefused, err)
+	}
+	return do(req)
 }
 
 func (s *Store) isLeader(inst *raftInstance) bool {
@@ -107,17 +113,9 @@ func (s *Store) carryOut(ctx context.Context, inst *raftInstance, kind requestKi
 		}
 		return answer{answerDone, encode(nil, s.State().Version)}
 	case askTransfer:
-		var req transferRequest
-		if err := json.Unmarshal(payload, &req); err != nil {
-			return failedAnswer(answerRefused, err)
-		}
-		return transfer(inst, req.To)
+		return handle(payload, func(req serverRequest) answer { return transfer(inst, req.ID) })
 	case askRemove:
-		var req removeRequest
-		if err := json.Unmarshal(payload, &req); err != nil {
-			return failedAnswer(answerRefused, err)
-		}
-		return s.removeServer(inst, req.ID, wait)
+		return handle(payload, func(req serverRequest) answer { return s.removeServer(inst, req.ID, wait) })
 	}
 	return failedAnswer(answerRefused, fmt.Errorf("request of the unknown kind %d", kind))
 }
@@ -276,17 +274,9 @@ func (s *Store) answer(kind requestKind, body []byte) answer {
 	case askInfo:
 		return jsonAnswer(s.info(), nil)
 	case askJoin:
-		var req joinRequest
-		if err := json.Unmarshal(body, &req); err != nil {
-			return failedAnswer(answerRefused, err)
-		}
-		return jsonAnswer(nil, s.join(req))
+		return handle(body, func(req joinRequest) answer { return jsonAnswer(nil, s.join(req)) })
 	case askState:
-		var req stateRequest
-		if err := json.Unmarshal(body, &req); err != nil {
-			return failedAnswer(answerRefused, err)
-		}
-		return s.stateAfter(ctx, req)
+		return handle(body, func(req stateRequest) answer { return s.stateAfter(ctx, req) })
 	}
 	return failedAnswer(answerRefused, fmt.Errorf("request of the unknown kind %d", kind))
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -13,17 +12,14 @@ import (
 
 var errLinkClosed = errors.New("raft is not running")
 
-// link is one raft's share of the port's connections.
+// link is one raft's share of the port: all connections for raft while it is open.
 type link struct {
 	port  *port
 	group func() groupID
 
 	incoming chan *conn
-	closed   chan struct{}
-
-	mu    sync.Mutex
-	shut  bool
-	conns map[*linkConn]struct{}
+	ctx      context.Context // until Close
+	cancel   context.CancelFunc
 }
 
 var (
@@ -31,33 +27,16 @@ var (
 	_ raft.ServerAddressProvider = named{}
 )
 
-type linkConn struct {
-	*conn
-	link *link
-	once sync.Once
-}
-
-func (c *linkConn) Close() error {
-	c.once.Do(func() {
-		c.link.mu.Lock()
-		delete(c.link.conns, c)
-		c.link.mu.Unlock()
-	})
-	return c.conn.Close()
-}
-
 func newLink(p *port, group func() groupID) *link {
-	return &link{
-		port: p, group: group, incoming: make(chan *conn), closed: make(chan struct{}),
-		conns: make(map[*linkConn]struct{}),
-	}
+	ctx, cancel := context.WithCancel(context.Background())
+	return &link{port: p, group: group, incoming: make(chan *conn), ctx: ctx, cancel: cancel}
 }
 
 func (l *link) take(c *conn) error {
 	select {
 	case l.incoming <- c:
 		return nil
-	case <-l.closed:
+	case <-l.ctx.Done():
 		return errLinkClosed
 	}
 }
@@ -65,8 +44,8 @@ func (l *link) take(c *conn) error {
 func (l *link) Accept() (net.Conn, error) {
 	select {
 	case c := <-l.incoming:
-		return l.track(c)
-	case <-l.closed:
+		return l.open(c)
+	case <-l.ctx.Done():
 		return nil, errLinkClosed
 	}
 }
@@ -75,42 +54,18 @@ func (l *link) Addr() net.Addr { return address(l.port.addr) }
 
 // Close ends all of raft's connections.
 func (l *link) Close() error {
-	l.mu.Lock()
-	first := !l.shut
-	l.shut = true
-	l.mu.Unlock()
-	if first {
-		close(l.closed)
-	}
-	l.sever()
+	l.cancel()
+	l.port.closeConns(func(c *conn) bool { return c.hello.Use == useRaft })
 	return nil
 }
 
-func (l *link) sever() {
-	l.mu.Lock()
-	conns := make([]*linkConn, 0, len(l.conns))
-	for c := range l.conns {
-		conns = append(conns, c)
-	}
-	l.mu.Unlock()
-	for _, c := range conns {
-		c.Close()
-	}
-}
-
-func (l *link) track(c *conn) (net.Conn, error) {
-	lc := &linkConn{conn: c, link: l}
-	l.mu.Lock()
-	shut := l.shut
-	if !shut {
-		l.conns[lc] = struct{}{}
-	}
-	l.mu.Unlock()
-	if shut {
+// open returns c unless Close came first; a later Close closes it.
+func (l *link) open(c *conn) (net.Conn, error) {
+	if l.ctx.Err() != nil {
 		c.Close()
 		return nil, errLinkClosed
 	}
-	return lc, nil
+	return c, nil
 }
 
 // Dial takes addresses from named.
@@ -119,22 +74,13 @@ func (l *link) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, err
 	if !ok {
 		return nil, errors.New("dial " + string(to) + ": no id")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(l.ctx, timeout)
 	defer cancel()
-	stop := make(chan struct{})
-	defer close(stop)
-	go func() {
-		select {
-		case <-l.closed:
-			cancel()
-		case <-stop:
-		}
-	}()
 	c, err := l.port.dial(ctx, addr, hello{Use: useRaft, Group: l.group(), To: id})
 	if err != nil {
 		return nil, err
 	}
-	return l.track(c)
+	return l.open(c)
 }
 
 // named makes raft dial "id@host:port", so that the hello can name the server. This node's own

@@ -12,45 +12,35 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// censusTimeout is the time after which a silent voter is missing, and the least between counts.
-const censusTimeout = 500 * time.Millisecond
+// countTimeout is the time after which a silent voter is missing.
+const countTimeout = 500 * time.Millisecond
 
-// census counts missing voters for the error of a call without a leader.
-type census struct {
-	mu      sync.Mutex
-	started time.Time
-	running bool
+// rollCall counts missing voters, for the error of a call without a leader.
+type rollCall struct {
 	voters  int
 	missing []string
-	counted bool
 }
 
-func (s *Store) count(c *census) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if s.port == nil || c.running || time.Since(c.started) < censusTimeout {
-		return
+func (s *Store) count() chan rollCall {
+	counted := make(chan rollCall, 1)
+	if s.port != nil {
+		s.spawn(func() {
+			ctx, cancel := context.WithTimeout(s.ctx, countTimeout)
+			defer cancel()
+			counted <- s.roll(ctx)
+		})
 	}
-	c.started, c.running = time.Now(), true
-	s.spawn(func() {
-		ctx, cancel := context.WithTimeout(s.ctx, censusTimeout)
-		defer cancel()
-		voters, missing := s.roll(ctx)
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.running, c.counted = false, true
-		c.voters, c.missing = voters, missing
-	})
+	return counted
 }
 
-func (s *Store) roll(ctx context.Context) (voters int, missing []string) {
+func (s *Store) roll(ctx context.Context) (r rollCall) {
 	var (
 		wg sync.WaitGroup
 		mu sync.Mutex
 	)
 	group := s.group()
 	for _, v := range s.voters() {
-		voters++
+		r.voters++
 		if v.ID == s.id {
 			continue
 		}
@@ -70,12 +60,12 @@ func (s *Store) roll(ctx context.Context) (voters int, missing []string) {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			missing = append(missing, fmt.Sprintf("%s (%s%s)", cmp.Or(v.Name, v.ID), v.Addr, why))
+			r.missing = append(r.missing, fmt.Sprintf("%s (%s%s)", cmp.Or(v.Name, v.ID), v.Addr, why))
 		})
 	}
 	wg.Wait()
-	slices.Sort(missing)
-	return voters, missing
+	slices.Sort(r.missing)
+	return r
 }
 
 // voters uses all peers that may vote if there is no configuration.
@@ -97,13 +87,18 @@ func (s *Store) voters() (list []Peer) {
 }
 
 // missing says why there is no leader.
-func (s *Store) missing(c *census) string {
+func (s *Store) missing(counted chan rollCall) string {
 	s.mu.Lock()
 	waiting, disk := s.waiting, s.problem.disk
 	s.mu.Unlock()
 	inst := s.current()
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	var c rollCall
+	known := true
+	select {
+	case c = <-counted:
+	default:
+		known = false
+	}
 	switch {
 	case disk != "":
 		return "this node's " + disk
@@ -111,7 +106,7 @@ func (s *Store) missing(c *census) string {
 		return fmt.Sprintf("this node is in no group: %s; unreachable: %s", waiting, strings.Join(c.missing, ", "))
 	case len(inst.servers()) == 0 && waiting != "":
 		return "this node is in no group: " + waiting
-	case !c.counted:
+	case !known:
 		return ""
 	case len(c.missing) > (c.voters-1)/2:
 		return fmt.Sprintf("no quorum: %d of %d voters unreachable: %s",

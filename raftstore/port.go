@@ -6,9 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -73,7 +74,6 @@ type port struct {
 	streams Streams
 	addr    string
 	id      string
-	faults  *Faults
 	// admits returns why a connection for raft is refused.
 	admits func(hello) error
 	// raft owns the connection afterwards.
@@ -81,8 +81,6 @@ type port struct {
 	// requests serves until the connection ends.
 	requests func(*conn)
 	onError  func(error)
-
-	refused atomic.Uint64 // beyond maxConns
 
 	mu     sync.Mutex
 	conns  map[*conn]struct{}
@@ -94,8 +92,6 @@ type conn struct {
 	net.Conn
 	port  *port
 	hello hello
-	peer  string
-	lost  atomic.Bool // Faults.Cut swallowed a write
 	once  sync.Once
 }
 
@@ -117,22 +113,6 @@ func (c *conn) interrupt() { c.limit(time.Now().Add(-time.Second)) }
 
 func (c *conn) turnAway(why string) { _, _ = c.Write(append([]byte{1}, why...)) }
 
-// Write stays silent after a loss, as when packets are dropped.
-func (c *conn) Write(p []byte) (int, error) {
-	if f := c.port.faults; f != nil {
-		if f.Delay != nil {
-			time.Sleep(f.Delay(c.peer))
-		}
-		if f.Cut != nil && f.Cut(c.peer) {
-			c.lost.Store(true)
-		}
-		if c.lost.Load() {
-			return len(p), nil
-		}
-	}
-	return c.Conn.Write(p)
-}
-
 func (p *port) start() {
 	p.conns = make(map[*conn]struct{})
 	p.wg.Go(p.accept)
@@ -141,16 +121,19 @@ func (p *port) start() {
 func (p *port) close() {
 	p.mu.Lock()
 	p.closed = true
-	conns := make([]*conn, 0, len(p.conns))
-	for c := range p.conns {
-		conns = append(conns, c)
-	}
 	p.mu.Unlock()
 	p.streams.Close()
+	p.closeConns(func(*conn) bool { return true })
+	p.wg.Wait()
+}
+
+func (p *port) closeConns(which func(*conn) bool) {
+	p.mu.Lock()
+	conns := slices.DeleteFunc(slices.Collect(maps.Keys(p.conns)), func(c *conn) bool { return !which(c) })
+	p.mu.Unlock()
 	for _, c := range conns {
 		c.Close()
 	}
-	p.wg.Wait()
 }
 
 func (p *port) accept() {
@@ -176,7 +159,6 @@ func (p *port) accept() {
 			wait = min(2*wait, time.Second)
 			continue
 		case full:
-			p.refused.Add(1)
 			raw.Close()
 			continue
 		}
@@ -214,7 +196,9 @@ func (p *port) greet(c *conn) {
 	if err != nil {
 		return
 	}
-	c.hello, c.peer = h, h.Addr
+	p.mu.Lock() // for closeConns
+	c.hello = h
+	p.mu.Unlock()
 	c.limit(time.Time{})
 	if h.Use == useRequests {
 		p.requests(c)
@@ -243,15 +227,11 @@ func (p *port) admit(c *conn) bool {
 
 func (p *port) dial(ctx context.Context, addr string, h hello) (*conn, error) {
 	h.ID, h.Addr = p.id, p.addr
-	if p.faults != nil && p.faults.Cut != nil && p.faults.Cut(addr) {
-		<-ctx.Done() // dropped packets get no answer
-		return nil, fmt.Errorf("dial %s: %w", addr, ctx.Err())
-	}
 	raw, err := p.streams.Dial(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{Conn: raw, port: p, hello: h, peer: addr}
+	c := &conn{Conn: raw, port: p, hello: h}
 	if !p.track(c) {
 		return nil, net.ErrClosed
 	}

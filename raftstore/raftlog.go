@@ -3,7 +3,6 @@ package raftstore
 import (
 	"fmt"
 	"io"
-	"log"
 	"strings"
 	"sync"
 	"time"
@@ -18,23 +17,20 @@ const quiet = 10 * time.Second
 // raftLog logs raft's messages one level lower, as raft reports every unreachable peer as an error,
 // and each text at most once per quiet.
 type raftLog struct {
-	hclog.Logger // discards
-	log          zerolog.Logger
-	args         []any
+	log zerolog.Logger
 
-	shared *raftLogTimes
-}
-
-type raftLogTimes struct {
 	mu   sync.Mutex
 	last map[string]time.Time
 }
 
 func newRaftLog(l zerolog.Logger) hclog.Logger {
-	return raftLog{Logger: hclog.NewNullLogger(), log: l, shared: &raftLogTimes{last: make(map[string]time.Time)}}
+	logger := hclog.NewInterceptLogger(&hclog.LoggerOptions{Level: hclog.Off, Output: io.Discard})
+	logger.RegisterSink(&raftLog{log: l, last: make(map[string]time.Time)})
+	return logger
 }
 
-func (r raftLog) Log(level hclog.Level, msg string, args ...any) {
+// Accept implements hclog.SinkAdapter.
+func (r *raftLog) Accept(_ string, level hclog.Level, msg string, args ...any) {
 	var to zerolog.Level
 	switch level {
 	case hclog.Error:
@@ -50,53 +46,33 @@ func (r raftLog) Log(level hclog.Level, msg string, args ...any) {
 		return
 	}
 	e := r.log.WithLevel(to)
-	for _, list := range [][]any{r.args, args} {
-		for i := 0; i+1 < len(list); i += 2 {
-			key, ok := list[i].(string)
-			if !ok {
-				continue
-			}
-			switch v := list[i+1].(type) {
-			case error:
-				e = e.Str(strings.ReplaceAll(key, "error", "err"), v.Error())
-			case hclog.Format:
-				// skip a configuration's format and arguments
-			case fmt.Stringer:
-				e = e.Stringer(key, v)
-			default:
-				e = e.Interface(key, v)
-			}
+	for i := 0; i+1 < len(args); i += 2 {
+		key, ok := args[i].(string)
+		if !ok {
+			continue
+		}
+		switch v := args[i+1].(type) {
+		case error:
+			e = e.Str(strings.ReplaceAll(key, "error", "err"), v.Error())
+		case hclog.Format:
+			// skip a configuration's format and arguments
+		case fmt.Stringer:
+			e = e.Stringer(key, v)
+		default:
+			e = e.Interface(key, v)
 		}
 	}
 	e.Msg("raft: " + msg)
 }
 
 // repeated keeps one time per text; raft has few texts.
-func (r raftLog) repeated(msg string) bool {
-	r.shared.mu.Lock()
-	defer r.shared.mu.Unlock()
+func (r *raftLog) repeated(msg string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	now := time.Now()
-	if now.Sub(r.shared.last[msg]) < quiet {
+	if now.Sub(r.last[msg]) < quiet {
 		return true
 	}
-	r.shared.last[msg] = now
+	r.last[msg] = now
 	return false
-}
-
-func (r raftLog) Trace(msg string, args ...any) { r.Log(hclog.Trace, msg, args...) }
-func (r raftLog) Debug(msg string, args ...any) { r.Log(hclog.Debug, msg, args...) }
-func (r raftLog) Info(msg string, args ...any)  { r.Log(hclog.Info, msg, args...) }
-func (r raftLog) Warn(msg string, args ...any)  { r.Log(hclog.Warn, msg, args...) }
-func (r raftLog) Error(msg string, args ...any) { r.Log(hclog.Error, msg, args...) }
-
-func (r raftLog) With(args ...any) hclog.Logger {
-	r.args = append(append([]any(nil), r.args...), args...)
-	return r
-}
-
-func (r raftLog) Named(string) hclog.Logger      { return r }
-func (r raftLog) ResetNamed(string) hclog.Logger { return r }
-
-func (r raftLog) StandardLogger(*hclog.StandardLoggerOptions) *log.Logger {
-	return log.New(io.Discard, "", 0)
 }

@@ -229,12 +229,12 @@ func TestDiskLatch(t *testing.T) {
 	hang := make(chan struct{})
 	hung := false
 	var counts writeCounts
-	d, err := openDisk(t.TempDir(), patience, &Faults{Write: func() error {
+	d, err := openDisk(t.TempDir(), patience, func() error {
 		if hung {
 			<-hang
 		}
 		return fail
-	}}, &counts)
+	}, &counts)
 	if err != nil {
 		t.Fatal(err)
 	}

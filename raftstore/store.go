@@ -134,7 +134,7 @@ func open(given Config) (*Store, error) {
 }
 
 func (s *Store) openData() (*disk, error) {
-	d, err := openDisk(s.cfg.Dir, s.cfg.Timers.Write, s.cfg.Faults, &s.counts)
+	d, err := openDisk(s.cfg.Dir, s.cfg.Timers.Write, s.cfg.beforeWrite, &s.counts)
 	if err != nil {
 		return nil, err
 	}
@@ -181,7 +181,7 @@ func (s *Store) Start(ctx context.Context) error {
 	}
 	if s.cfg.Streams != nil {
 		s.port = &port{
-			streams: s.cfg.Streams, addr: s.addr, id: s.id, faults: s.cfg.Faults,
+			streams: s.cfg.Streams, addr: s.addr, id: s.id,
 			admits: s.admits, raft: s.takeRaft, requests: s.serve,
 			onError: func(err error) { s.log.Warn().Err(err).Msg("raft accepts no connections") },
 		}

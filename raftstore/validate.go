@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -9,12 +10,25 @@ import (
 	"unicode/utf8"
 )
 
-func (c AddBackends) validate() error {
-	if len(c.Backends) == 0 {
-		return errors.New("backends: none given")
+// in names the place of an error; nil stays nil.
+func in(place string, err error) error {
+	if err == nil {
+		return nil
 	}
-	if len(c.Backends) > MaxBackends {
-		return fmt.Errorf("backends: %d given, at most %d are possible", len(c.Backends), MaxBackends)
+	return fmt.Errorf("%s: %w", place, err)
+}
+
+// given checks an optional value.
+func given[T any](v *T, check func(T) error) error {
+	if v == nil {
+		return nil
+	}
+	return check(*v)
+}
+
+func (c AddBackends) validate() error {
+	if err := checkCount("backends", len(c.Backends), MaxBackends); err != nil {
+		return err
 	}
 	for i := range c.Backends {
 		if err := c.Backends[i].Check(); err != nil {
@@ -26,60 +40,30 @@ func (c AddBackends) validate() error {
 
 // Check says what AddBackends would refuse about a backend alone.
 func (b Backend) Check() error {
-	if err := checkName(b.Name); err != nil {
-		return fmt.Errorf("name: %w", err)
-	}
-	if _, err := NormalURL(b.URL); err != nil {
-		return fmt.Errorf("url of %s: %w", b.Name, err)
-	}
-	if err := checkModels(b.Models); err != nil {
-		return fmt.Errorf("models of %s: %w", b.Name, err)
-	}
+	c := UpdateBackend{Name: b.Name, URL: &b.URL, Models: &b.Models, KVTokens: &b.KVTokens, Source: &b.Source}
 	if b.Weight != 0 {
-		if err := checkWeight(b.Weight); err != nil {
-			return fmt.Errorf("weight of %s: %w", b.Name, err)
-		}
+		c.Weight = &b.Weight
 	}
-	if b.KVTokens < 0 {
-		return fmt.Errorf("kv_tokens of %s: %d is negative", b.Name, b.KVTokens)
-	}
-	return checkSource(b.Source)
+	return c.validate()
 }
 
 func (c UpdateBackend) validate() error {
-	if err := checkName(c.Name); err != nil {
-		return fmt.Errorf("name: %w", err)
-	}
-	if c.URL != nil {
-		if _, err := NormalURL(*c.URL); err != nil {
-			return fmt.Errorf("url of %s: %w", c.Name, err)
-		}
-	}
-	if c.Models != nil {
-		if err := checkModels(*c.Models); err != nil {
-			return fmt.Errorf("models of %s: %w", c.Name, err)
-		}
-	}
-	if c.Weight != nil {
-		if err := checkWeight(*c.Weight); err != nil {
-			return fmt.Errorf("weight of %s: %w", c.Name, err)
-		}
-	}
-	if c.KVTokens != nil && *c.KVTokens < 0 {
-		return fmt.Errorf("kv_tokens of %s: %d is negative", c.Name, *c.KVTokens)
-	}
-	if c.Source != nil {
-		return checkSource(*c.Source)
-	}
-	return nil
+	return cmp.Or(
+		in("name", checkName(c.Name)),
+		in("url of "+c.Name, given(c.URL, checkURL)),
+		in("models of "+c.Name, given(c.Models, checkModels)),
+		in("weight of "+c.Name, given(c.Weight, checkWeight)),
+		in("kv_tokens of "+c.Name, given(c.KVTokens, checkTokens)),
+		given(c.Source, checkSource),
+	)
 }
 
 func (c SetBackendState) validate() error {
 	if c.Action > MarkUp {
 		return fmt.Errorf("action: %d is none", c.Action)
 	}
-	if err := checkText(c.Reason, MaxReasonBytes); err != nil {
-		return fmt.Errorf("reason: %w", err)
+	if err := in("reason", checkText(c.Reason, MaxReasonBytes)); err != nil {
+		return err
 	}
 	switch drains := c.Action == Drain || c.Action == Resume; {
 	case c.By > ByHealth, c.By == BySource && !drains, c.By == ByHealth && drains:
@@ -90,28 +74,15 @@ func (c SetBackendState) validate() error {
 	return checkNames(c.Names)
 }
 
-func (c NewGeneration) validate() error {
-	if err := checkName(c.Name); err != nil {
-		return fmt.Errorf("name: %w", err)
-	}
-	return nil
-}
+func (c NewGeneration) validate() error { return in("name", checkName(c.Name)) }
 
 func (c RemoveBackends) validate() error { return checkNames(c.Names) }
 
-func (c SetRules) validate() error {
-	if err := checkText(c.Text, MaxRulesBytes); err != nil {
-		return fmt.Errorf("rules: %w", err)
-	}
-	return nil
-}
+func (c SetRules) validate() error { return in("rules", checkText(c.Text, MaxRulesBytes)) }
 
 func (c SetHot) validate() error {
-	if len(c.Changes) == 0 {
-		return errors.New("hot: no change given")
-	}
-	if len(c.Changes) > 2*MaxHot {
-		return fmt.Errorf("hot: %d changes given, at most %d fit", len(c.Changes), 2*MaxHot)
+	if err := checkCount("hot", len(c.Changes), 2*MaxHot); err != nil {
+		return err
 	}
 	seen := make(map[uint64]bool, len(c.Changes))
 	for i, h := range c.Changes {
@@ -134,12 +105,10 @@ func (c SetConstants) validate() error {
 	if c.Constants.BlockBytes == 0 {
 		return errors.New("constants: block_bytes is 0")
 	}
-	if c.Constants.Cluster != "" {
-		if err := checkName(c.Constants.Cluster); err != nil {
-			return fmt.Errorf("constants: cluster: %w", err)
-		}
+	if c.Constants.Cluster == "" {
+		return nil
 	}
-	return nil
+	return in("constants: cluster", checkName(c.Constants.Cluster))
 }
 
 // NormalURL returns an engine's URL in the form that the store compares: lower case scheme and
@@ -170,12 +139,24 @@ func NormalURL(raw string) (string, error) {
 	return scheme + "://" + host + strings.TrimRight(u.EscapedPath(), "/"), nil
 }
 
-func checkNames(names []string) error {
-	if len(names) == 0 {
-		return errors.New("names: none given")
+func checkURL(raw string) error {
+	_, err := NormalURL(raw)
+	return err
+}
+
+func checkCount(what string, n, most int) error {
+	if n == 0 {
+		return fmt.Errorf("%s: none given", what)
 	}
-	if len(names) > MaxBackends {
-		return fmt.Errorf("names: %d given, at most %d are possible", len(names), MaxBackends)
+	if n > most {
+		return fmt.Errorf("%s: %d given, at most %d are possible", what, n, most)
+	}
+	return nil
+}
+
+func checkNames(names []string) error {
+	if err := checkCount("names", len(names), MaxBackends); err != nil {
+		return err
 	}
 	seen := make(map[string]bool, len(names))
 	for i, n := range names {
@@ -235,6 +216,13 @@ func checkModels(models []string) error {
 func checkWeight(w float64) error {
 	if !(w > 0) || math.IsInf(w, 0) {
 		return fmt.Errorf("%v is not a number above 0", w)
+	}
+	return nil
+}
+
+func checkTokens(n int64) error {
+	if n < 0 {
+		return fmt.Errorf("%d is negative", n)
 	}
 	return nil
 }

@@ -137,7 +137,7 @@ func (e *exchange) askAgain() bool {
 		Name: "draining-is-active", Breaks: "removed-stay-quiet",
 		Wrong: "the pools from which requests take an engine leave out those that are down, and forget those that drain",
 		Edits: []Edit{{
-			File: "proxy/policy/stage.go",
+			File: "proxy/policy/pool.go",
 			Old:  `		if b.State != Active {`,
 			New:  `		if b.State != Active && !(planted("draining-is-active") && b.State == Draining) {`,
 		}},
@@ -228,7 +228,7 @@ func (e *exchange) askAgain() bool {
 	delete(r.peers.byOrigin, origin)`,
 			},
 			{
-				File: "proxy/policy/router.go",
+				File: "proxy/policy/decide.go",
 				Old:  `		i, rung := strategy.Choose(s)`,
 				New: `		i, rung := strategy.Choose(s)
 		if planted("turns-without-a-peer") && lostPeer.Load() {

@@ -21,11 +21,13 @@ import (
 
 // Config configures a Directory.
 type Config struct {
-	Own     []config.Backend // the node's own list; never changed
-	Rules   []config.Rule    // the node's own
-	Idle    time.Duration    // how long a connection for the node's own requests may idle
-	Numbers *Registry
-	Log     zerolog.Logger
+	Own   []config.Backend // the node's own list; never changed
+	Rules []config.Rule    // the node's own
+	Idle  time.Duration    // how long a connection for the node's own requests may idle
+	// ProbePath is the path of Engine.Probe.
+	ProbePath string
+	Numbers   *Registry
+	Log       zerolog.Logger
 	// Publish receives new rosters and views in order, under the directory's lock. old is nil for
 	// the first roster, and equals now if only the view is new; a nil view means unchanged.
 	Publish func(old, now *Roster, view *policy.View)
@@ -229,7 +231,7 @@ func (d *Directory) Reach(ctx context.Context, b raftstore.Backend) error {
 		c.apiKey = "" // a 401 counts as an answer, too
 	}
 	e := &Engine{Backend: b}
-	e.connect(nil, c, d.cfg.Idle)
+	d.connect(e, nil, c)
 	defer e.client.CloseIdleConnections()
 	resp, err := e.send(ctx, "/v1/models", nil)
 	if err != nil {

@@ -33,6 +33,7 @@ type Engine struct {
 	since  prefixtree.Time // see policy.Backend.Since
 	apiKey string
 	target proxy.Target
+	prober *engine.Prober
 	*link
 }
 
@@ -104,7 +105,7 @@ func readKeys(list []config.Backend) (Keys, error) {
 
 // connect gives e its target, its credentials and the link of was, an engine with the same URL, or
 // a new one if was is nil.
-func (e *Engine) connect(was *Engine, c credentials, idle time.Duration) {
+func (d *Directory) connect(e, was *Engine, c credentials) {
 	b := config.Backend{URL: e.URL}
 	addr, host, base, secure := b.Address()
 	if was != nil {
@@ -116,28 +117,26 @@ func (e *Engine) connect(was *Engine, c credentials, idle time.Duration) {
 			e.tls = &tls.Config{ServerName: name, MinVersion: tls.VersionTLS12, RootCAs: c.roots}
 		}
 		e.client = &http.Client{Transport: &http.Transport{
-			TLSClientConfig: e.tls.Clone(), MaxIdleConns: 1, IdleConnTimeout: idle,
+			TLSClientConfig: e.tls.Clone(), MaxIdleConns: 1, IdleConnTimeout: d.cfg.Idle,
 			Proxy: nil,
 		}}
 	}
 	e.apiKey = c.apiKey
 	e.target = proxy.Target{ID: e.ID, Name: e.Name, Addr: addr, Host: host, BasePath: base, TLS: e.tls}
+	if was != nil && was.apiKey == e.apiKey {
+		e.prober = was.prober
+	} else {
+		client := *e.client
+		client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+		e.prober = &engine.Prober{Client: &client, URL: e.URL, Path: d.cfg.ProbePath, Key: e.apiKey}
+	}
 	if e.apiKey != "" {
 		e.target.Header = [][2]string{{"Authorization", "Bearer " + e.apiKey}}
 	}
 }
 
-// Connection identifies the engine's process as long as its URL stays: engines of later rosters
-// have the same.
-func (e *Engine) Connection() any { return e.link }
-
-// Prober returns a prober of the engine on the connections for the node's own requests. It never
-// follows a redirect.
-func (e *Engine) Prober(path string) *engine.Prober {
-	client := *e.client
-	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	return &engine.Prober{Client: &client, URL: e.URL, Path: path, Key: e.apiKey}
-}
+// Probe probes the engine once, on the connections for the node's own requests.
+func (e *Engine) Probe(ctx context.Context) (engine.Ailment, error) { return e.prober.Probe(ctx) }
 
 // send sends the node's own request with the engine's api_key; a nil body makes it a GET.
 func (e *Engine) send(ctx context.Context, path string, body []byte) (*http.Response, error) {

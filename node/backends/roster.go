@@ -144,7 +144,7 @@ func (d *Directory) newRoster(version uint64, list []*Engine, rules []policy.Rul
 		if was != nil && was.url != e.URL {
 			was = nil
 		}
-		e.connect(was, d.keys[e.Name], d.cfg.Idle)
+		d.connect(e, was, d.keys[e.Name])
 		r.byID[e.ID], r.byKey[e.Key] = e, e
 		r.Open = r.Open || len(e.Models) == 0
 	}

@@ -100,14 +100,14 @@ type Board struct {
 	cfg Config
 
 	mu      sync.Mutex
-	engines map[uint32]*engine
+	engines map[uint32]*watched
 	failing int // failing engines at the last Due
 	nodes   []string
 	said    map[string][]Report // latest by node; also for unknown engines
 	writing pacer
 }
 
-type engine struct {
+type watched struct {
 	Backend
 	mine      bool
 	reporters []string
@@ -128,7 +128,7 @@ func New(cfg Config) *Board {
 	if cfg.Jitter == nil {
 		cfg.Jitter = func() float64 { return 0.5 }
 	}
-	return &Board{cfg: cfg, engines: make(map[uint32]*engine), nodes: []string{cfg.Self}, said: make(map[string][]Report)}
+	return &Board{cfg: cfg, engines: make(map[uint32]*watched), nodes: []string{cfg.Self}, said: make(map[string][]Report)}
 }
 
 // SetBackends replaces the list of engines.
@@ -140,7 +140,7 @@ func (b *Board) SetBackends(list []Backend, now time.Time) {
 		present[n.Key] = true
 		e := b.engines[n.Key]
 		if e == nil {
-			e = &engine{Backend: n}
+			e = &watched{Backend: n}
 			e.own.due = now
 			b.engines[n.Key] = e
 			b.assign(e)
@@ -162,7 +162,7 @@ func (b *Board) SetBackends(list []Backend, now time.Time) {
 }
 
 // recall applies earlier reports to a new engine; peers do not repeat them.
-func (b *Board) recall(e *engine, now time.Time) {
+func (b *Board) recall(e *watched, now time.Time) {
 	for origin, reports := range b.said {
 		for _, r := range reports {
 			if r.Backend == e.Key {
@@ -211,7 +211,7 @@ func (b *Board) SetPeer(origin string, reports []Report, now time.Time) (urgent 
 }
 
 // hear stores a peer's report, or removes it if ok is false. It returns whether Failing changed.
-func (e *engine) hear(origin string, r Report, ok bool, now time.Time) bool {
+func (e *watched) hear(origin string, r Report, ok bool, now time.Time) bool {
 	at := -1
 	for i := range e.peers {
 		if e.peers[i].origin == origin {

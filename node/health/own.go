@@ -40,7 +40,7 @@ func (o *own) reason() Reason {
 }
 
 // hurry moves the next probe to now, or retryAfter after the last one.
-func (e *engine) hurry(now time.Time) bool {
+func (e *watched) hurry(now time.Time) bool {
 	o := &e.own
 	at := now
 	if soonest := o.began.Add(retryAfter); at.Before(soonest) {

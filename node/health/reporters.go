@@ -20,7 +20,7 @@ func (b *Board) changed(others []string) bool {
 
 // assign picks the reporters by rendezvous order, so nodes agree and a new node moves only its
 // share.
-func (b *Board) assign(e *engine) {
+func (b *Board) assign(e *watched) {
 	e.reporters = reportersOf(e.Key, b.nodes)
 	e.mine = slices.Contains(e.reporters, b.cfg.Self)
 }

@@ -75,7 +75,7 @@ func (b *Board) Forgot(key uint32, now time.Time) (ended uint32, again bool) {
 
 // gone says whether a down engine has certainly restarted: its port was closed, and no metrics
 // contradict.
-func (e *engine) gone() bool {
+func (e *watched) gone() bool {
 	if !e.restart.started.IsZero() {
 		return false
 	}

@@ -17,7 +17,7 @@ func (c *count) majority(reporters int) bool { return 2*c.heard > reporters }
 
 // count counts the reporters' votes. One that only saw requests fail abstains: they may be at
 // fault.
-func (b *Board) count(e *engine, now time.Time) (c count) {
+func (b *Board) count(e *watched, now time.Time) (c count) {
 	var why [reasons]int
 	vote := func(ok, failing, passive bool, reason Reason) {
 		switch {
@@ -79,7 +79,7 @@ func (b *Board) Avoid(dst []uint32, now time.Time) []uint32 {
 // do not count, since the policy ejects for them. A peer's report counts for the grace period, then
 // unless outvoted, so a node with a broken network costs no engine. An answered own request, not a
 // probe, refutes a report of failed requests.
-func (b *Board) avoid(e *engine, now time.Time) (avoid, byRequests bool) {
+func (b *Board) avoid(e *watched, now time.Time) (avoid, byRequests bool) {
 	if e.own.bad || e.Down && e.Ours {
 		return true, false // agreed by the fleet until it is up again
 	}
@@ -266,12 +266,12 @@ func (b *Board) paced(list []Proposal, now time.Time) []Proposal {
 }
 
 // sorted makes every leader's proposals equal.
-func (b *Board) sorted() []*engine {
-	out := make([]*engine, 0, len(b.engines))
+func (b *Board) sorted() []*watched {
+	out := make([]*watched, 0, len(b.engines))
 	for _, e := range b.engines {
 		out = append(out, e)
 	}
-	slices.SortFunc(out, func(x, y *engine) int {
+	slices.SortFunc(out, func(x, y *watched) int {
 		if x.Name < y.Name {
 			return -1
 		}

@@ -29,31 +29,31 @@ const (
 // Attempt is one try of a request at one backend, and owns its charges from Pick to End. The zero
 // value is ready. Reusable after End; not safe for concurrent use; do not copy.
 type Attempt struct {
-	router   *Router
-	slot     *slot
-	model    *modelStat
-	decision Decision
-	trail    prefixtree.TouchHistory
-	hashes   []prefixtree.Hash
-	bytes    int
-	charged  int64
-	ahead    int64 // peers' prefill tokens on the backend at Pick
-	whole    bool
-	held     float64
-	followed bool // held exceeds the common prefix
-	resident int64
-	adapter  uint64
-	work     *workMeter
-	prefix   *prefixWork // popular prefix of the prompt; may be nil
-	interval float64     // seconds of prefill; 0: unknown
-	at       struct{ picked, dispatched, first prefixtree.Time }
-	stage    stage
-	trial    bool
+	router       *Router
+	slot         *slot
+	model        *modelStat
+	decision     Decision
+	trail        prefixtree.TouchHistory
+	hashes       []prefixtree.Hash
+	bytes        int
+	charged      int64
+	ahead        int64 // peers' prefill tokens on the backend at Pick
+	nonStreaming bool
+	held         float64
+	followed     bool // held exceeds the common prefix
+	resident     int64
+	adapter      uint64
+	work         *workMeter
+	prefix       *prefixWork // popular prefix of the prompt; may be nil
+	interval     float64     // seconds of prefill; 0: unknown
+	at           struct{ picked, dispatched, first prefixtree.Time }
+	stage        stage
+	trial        bool
 
 	// The slot's line, under its lock.
 	next, prev *Attempt
 	inLine     bool
-	front      int64           // charges of whole requests in front at Pick
+	front      int64           // charges of non-streamed requests in front at Pick
 	since      prefixtree.Time // dispatch, before it Pick
 }
 
@@ -152,7 +152,7 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 		a.router.hold.add(float64(now-a.at.first) / 1000)
 	}
 	if a.followed && o.PromptTokens > 0 && o.CachedTokens >= 0 {
-		a.model.learnFurther(a.held, float64(o.CachedTokens), float64(o.PromptTokens))
+		a.model.learnAnswers(a.held, float64(o.CachedTokens), float64(o.PromptTokens))
 	}
 	uncached := float64(a.decision.UncachedTokens)
 	if o.PromptTokens > 0 && o.CachedTokens >= 0 {
@@ -180,13 +180,13 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 // learnRate records the prefill as a sample of the rate, if nothing distorts its interval.
 func (a *Attempt) learnRate(tokens float64, o Outcome, now prefixtree.Time) {
 	interval, doubt := a.interval, a.doubt()
-	if a.whole && a.at.first == 0 && o.Failed == None {
-		interval, doubt = seconds(a.at.dispatched, now), a.router.wholeDoubt()
+	if a.nonStreaming && a.at.first == 0 && o.Failed == None {
+		interval, doubt = seconds(a.at.dispatched, now), a.router.nonStreamingDoubt()
 	}
 	if interval <= 0 || a.ahead > 0 {
 		return
 	}
-	// The interval includes part of the whole requests in front: it counts only if long for all or
+	// The interval includes part of the non-streamed requests in front: it counts only if long for all or
 	// short for this one.
 	if present := a.slot.rateOr(a.router.rate.load()); a.front > 0 && tokens < present*interval {
 		if tokens += float64(a.front); tokens >= present*interval {

@@ -49,7 +49,7 @@ func TestEveryCountReturnsToZero(t *testing.T) {
 				if rapid.Bool().Draw(t, "retry") {
 					q.Exclude = []prefixtree.Backend{prefixtree.Backend(rapid.IntRange(0, n-1).Draw(t, "not"))}
 				}
-				q.Whole = rapid.Bool().Draw(t, "whole")
+				q.NonStreaming = rapid.Bool().Draw(t, "whole")
 				a := new(Attempt)
 				if err := r.Pick(q, now, a); err == nil {
 					open = append(open, a)
@@ -92,7 +92,7 @@ func TestEveryCountReturnsToZero(t *testing.T) {
 		}
 		for s := range slots {
 			if s.charged.Load() != 0 || s.active.Load() != 0 || s.resident.Load() != 0 || s.headTokens.Load() != 0 ||
-				s.first != nil || s.last != nil || s.whole != 0 || s.trial.Load() {
+				s.first != nil || s.last != nil || s.nonStreaming != 0 || s.trial.Load() {
 				t.Fatalf("backend %d generation %d keeps charged %d active %d resident %d head %d trial %v",
 					s.id, s.gen.Load(), s.charged.Load(), s.active.Load(), s.resident.Load(), s.headTokens.Load(), s.trial.Load())
 			}

@@ -10,7 +10,7 @@ func (leastRequest) Choose(s *Scene) (int, Rung) {
 	equal := true
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		c.Cost = float64(c.Active) / c.Weight
+		c.Cost = float64(c.Active) / c.weight
 		if i > 0 && c.Cost != s.Candidates[0].Cost {
 			equal = false
 		}
@@ -50,11 +50,11 @@ func (random) Choose(s *Scene) (int, Rung) {
 func byWeight(s *Scene, fraction float64) int {
 	var sum float64
 	for i := range s.Candidates {
-		sum += s.Candidates[i].Weight
+		sum += s.Candidates[i].weight
 	}
 	at := fraction * sum
 	for i := range s.Candidates {
-		if at -= s.Candidates[i].Weight; at < 0 {
+		if at -= s.Candidates[i].weight; at < 0 {
 			return i
 		}
 	}

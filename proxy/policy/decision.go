@@ -85,7 +85,7 @@ func (d *Decision) fill(s *Scene, chosen int, rung Rung, strategy *named, lastRe
 		Backend: c.Backend, Generation: c.slot.gen.Load(), Name: b.Name, Handle: b.Handle, Strategy: strategy.name, Rung: rung,
 		PromptTokens: s.PromptTokens, MatchedBlocks: int(c.HeldBlocks), PredictedTokens: int(c.Held),
 		UncachedTokens: int(math.Ceil(c.Uncached)), Age: time.Duration(c.Age) * time.Millisecond, Branch: s.Branch,
-		Hot: s.HotAnchor, Replicas: s.Replicas, Eligible: s.size(), Trial: c.half, LastResort: lastResort,
+		Hot: s.hot.Anchor, Replicas: s.hot.Replicas, Eligible: s.size(), Trial: c.half, LastResort: lastResort,
 		Candidates: d.Candidates[:0],
 	}
 	if cap(d.Candidates) < MaxConsidered {

@@ -41,12 +41,12 @@ func (p *prefixHash) Choose(s *Scene) (int, Rung) {
 	var weights float64
 	for i := range s.Candidates {
 		active += s.Candidates[i].Active
-		weights += s.Candidates[i].Weight
+		weights += s.Candidates[i].weight
 	}
 	best, rank := -1, math.Inf(-1)
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		limit := math.Ceil(p.bound * float64(active+1) * c.Weight / weights)
+		limit := math.Ceil(p.bound * float64(active+1) * c.weight / weights)
 		c.Cost = float64(c.Active)
 		if float64(c.Active+1) > limit {
 			continue

@@ -106,10 +106,10 @@ func TestBoundedLoadAmongNodes(t *testing.T) {
 		}
 		for i := range n {
 			own, others := rapid.Float64Range(0, 50_000).Draw(t, "own"), rapid.Float64Range(0, 50_000).Draw(t, "others")
-			s.Candidates = append(s.Candidates, Candidate{OwnQueued: own, Queued: own + others, Uncached: float64(s.PromptTokens), Rate: 10_000, Weight: 1, key: mix(uint64(i + 1))})
+			s.Candidates = append(s.Candidates, Candidate{OwnQueued: own, Queued: own + others, Uncached: float64(s.PromptTokens), Rate: 10_000, entry: entryOf(i)})
 		}
 		p := &prefix{work: DefaultWorkWeight, epsilon: DefaultEpsilon}
-		o := s.pool.pace.outlook(float64(s.PromptTokens)/s.FleetRate, s.Nodes, s.Now)
+		o := s.pool.load.now(float64(s.PromptTokens)/s.FleetRate, s.Nodes, s.Now)
 		out := s.look(&o)
 		i, rung := p.Choose(s)
 		if out.all {
@@ -135,6 +135,8 @@ func TestBoundedLoadAmongNodes(t *testing.T) {
 	})
 }
 
+func entryOf(i int) *entry { return &entry{slot: new(slot), weight: 1, key: mix(uint64(i + 1))} }
+
 func TestMoreMatchNeverHurts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(2, 12).Draw(t, "backends")
@@ -144,13 +146,13 @@ func TestMoreMatchNeverHurts(t *testing.T) {
 		scene.CommonTokens = rapid.Float64Range(0, float64(tokens)).Draw(t, "common")
 		for range rapid.IntRange(0, 100).Draw(t, "seen") {
 			whole := rapid.Float64Range(0.01, 5).Draw(t, "whole")
-			scene.pool.pace.count(whole, rapid.Float64Range(0.01, 5).Draw(t, "soonest"), scene.Now)
+			scene.pool.load.count(whole, rapid.Float64Range(0.01, 5).Draw(t, "soonest"), scene.Now)
 		}
 		for i := range n {
 			held := rapid.Float64Range(0, float64(tokens)).Draw(t, "held")
 			queued := rapid.Float64Range(0, 60_000).Draw(t, "queued")
 			scene.Candidates = append(scene.Candidates, Candidate{OwnQueued: queued, Queued: queued,
-				Held: held, Uncached: max(float64(tokens)-held, 1), Rate: 10_000, Weight: 1, key: mix(uint64(i + 1))})
+				Held: held, Uncached: max(float64(tokens)-held, 1), Rate: 10_000, entry: entryOf(i)})
 		}
 		p := &prefix{work: DefaultWorkWeight, epsilon: DefaultEpsilon}
 		i, _ := p.Choose(scene)

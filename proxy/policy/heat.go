@@ -23,9 +23,9 @@ type HotAnchor struct {
 
 // OwnHeat returns this node's heat of at most so many pools, the busiest first.
 func (r *Router) OwnHeat(_, pools int, now prefixtree.Time) Heat {
-	h := Heat{Requests: r.sketch.requests(now)}
+	h := Heat{Requests: r.heavyHitters.requests(now)}
 	for _, p := range r.table.Load().pools() {
-		if pace := p.pace.own(p.key, now); pace.Rate >= leastRate {
+		if pace := p.load.own(p.key, now); pace.Rate >= leastRate {
 			h.Paces = append(h.Paces, pace)
 		}
 	}
@@ -78,4 +78,4 @@ type peerHeat struct {
 	all, own *HeatSum
 }
 
-func (p *pool) hear(h peerHeat) { p.pace.setPeers(h.all.pace(p.key), h.own.pace(p.key)) }
+func (p *pool) hear(h peerHeat) { p.load.setPeers(h.all.pace(p.key), h.own.pace(p.key)) }

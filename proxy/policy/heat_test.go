@@ -27,7 +27,7 @@ func TestPaceOfAFleet(t *testing.T) {
 		}
 	}
 	now := t0 + 20_000
-	pace := func(r *Router) outlook { return r.table.Load().all.pace.outlook(1, nodes, now) }
+	pace := func(r *Router) traffic { return r.table.Load().all.load.now(1, nodes, now) }
 	if o := pace(routers[0]); !math.IsInf(o.slow, 1) || math.Abs(o.others-9*o.rate) > 1e-9 {
 		t.Fatalf("alone with 20 requests: %+v", o)
 	}
@@ -75,10 +75,10 @@ func TestPaceReachesNewModels(t *testing.T) {
 	r.SetPeerHeat(sum, nil)
 	two[0].Models = []string{"a", "b"}
 	setView(t, r, two)
-	if o := r.table.Load().byModel["a"].pace.outlook(1, 2, t0); o.others != 5 || o.mean != 7 {
+	if o := r.table.Load().byModel["a"].load.now(1, 2, t0); o.others != 5 || o.mean != 7 {
 		t.Errorf("%+v", o)
 	}
-	if o := r.table.Load().byModel["b"].pace.outlook(1, 2, t0); o.mean != 1 {
+	if o := r.table.Load().byModel["b"].load.now(1, 2, t0); o.mean != 1 {
 		t.Errorf("the other model: %+v", o)
 	}
 }
@@ -125,7 +125,7 @@ func TestHeatAndViewsAtOnce(t *testing.T) {
 		r.SetPeerHeat(sum, nil)
 		wg.Wait()
 		for model, p := range r.table.Load().byModel {
-			if o := p.pace.outlook(1, 2, t0); o.others != 5 {
+			if o := p.load.now(1, 2, t0); o.others != 5 {
 				t.Fatalf("round %d, pool of %s: %+v", round, model, o)
 			}
 		}

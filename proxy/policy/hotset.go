@@ -72,66 +72,34 @@ func (r *Router) HotSet(key uint64, p HotPrefix, without ...string) []string {
 		return nil
 	}
 	pool := pools[at]
-	type ranked struct {
-		name string
-		rank float64
-	}
-	var order []ranked
-	for i := range pool.entries {
-		e := &pool.entries[i]
-		if name := pool.name(e.id); !slices.Contains(without, name) {
-			order = append(order, ranked{name, rendezvous(uint64(p.Anchor), e.key, e.weight, pool.weighted)})
-		}
-	}
-	slices.SortFunc(order, func(a, b ranked) int { return cmp.Compare(b.rank, a.rank) })
 	names := make([]string, 0, p.Replicas)
-	for _, o := range order[:min(len(order), p.Replicas)] {
-		names = append(names, o.name)
+	for _, at := range pool.ranked(p.Anchor) {
+		name := pool.name(pool.entries[at].id)
+		if len(names) < p.Replicas && !slices.Contains(without, name) {
+			names = append(names, name)
+		}
 	}
 	return names
 }
 
-func (h *hotPrefixes) deepest(hashes []prefixtree.Hash) (p HotPrefix, blocks int, ok bool) {
-	last := min(len(hashes), sketchDepth) - 1
-	for i := 0; i <= last; i = nextAnchor(i, last) {
-		a := hashes[i]
-		if h.filter[a>>6&63]&(1<<(a&63)) != 0 {
-			if found, is := h.list[a]; is {
-				p, blocks, ok = found, i+1, true
-			}
-		}
-		if i == last {
-			break
-		}
+// ranked returns all entries in the anchor's rendezvous order.
+func (p *pool) ranked(anchor prefixtree.Hash) []int32 {
+	ranks, list := make([]float64, len(p.entries)), make([]int32, len(p.entries))
+	for i := range p.entries {
+		e := &p.entries[i]
+		ranks[i], list[i] = rendezvous(uint64(anchor), e.key, e.weight, p.weighted), int32(i)
 	}
-	return p, blocks, ok
-}
-
-// agree treats the prompt's hot prefix as common and returns the common blocks.
-func (s *Scene) agree(h *hotPrefixes, blocks int) int {
-	p, deep, ok := h.deepest(s.Request.Hashes)
-	if !ok {
-		return blocks
-	}
-	s.HotAnchor, s.Replicas = p.Anchor, p.Replicas
-	tokens := min(float64(deep)*s.TokensPerBlock, float64(s.PromptTokens))
-	if deep <= blocks || tokens <= s.CommonTokens {
-		return blocks
-	}
-	s.CommonTokens, s.judged = tokens, true
-	if s.nameless = deep == len(s.Request.Hashes); !s.nameless {
-		s.Branch = s.Request.Hashes[deep]
-	}
-	return deep
+	slices.SortFunc(list, func(a, b int32) int { return cmp.Compare(ranks[b], ranks[a]) })
+	return list
 }
 
 // gather marks the candidates outside the hot prefix's set and returns its size, or that of the
 // pool if all are inside. The next in order replaces a candidate whose queue exceeds limit.
 func (s *Scene) gather(limit float64) int {
-	if s.Replicas == 0 || s.Replicas >= s.size() {
+	if s.hot.Replicas == 0 || s.hot.Replicas >= s.size() {
 		return s.size()
 	}
-	if s.sampled {
+	if s.stats != nil {
 		return s.gatherSelected(limit)
 	}
 	if cap(s.ranks) < len(s.Candidates) {
@@ -141,17 +109,17 @@ func (s *Scene) gather(limit float64) int {
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		if c.outside = c.queue > limit; !c.outside {
-			s.ranks = append(s.ranks, s.Rendezvous(uint64(s.HotAnchor), i))
+			s.ranks = append(s.ranks, s.Rendezvous(uint64(s.hot.Anchor), i))
 		}
 	}
-	if len(s.ranks) <= s.Replicas {
+	if len(s.ranks) <= s.hot.Replicas {
 		return len(s.ranks)
 	}
-	least := nthLargest(s.ranks, s.Replicas-1)
+	least := nthLargest(s.ranks, s.hot.Replicas-1)
 	n := 0
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		if c.outside = c.outside || s.Rendezvous(uint64(s.HotAnchor), i) < least; !c.outside {
+		if c.outside = c.outside || s.Rendezvous(uint64(s.hot.Anchor), i) < least; !c.outside {
 			n++
 		}
 	}
@@ -164,12 +132,12 @@ func (s *Scene) gatherSelected(limit float64) int {
 	n := 0
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		if c.outside = n == s.Replicas || c.rank == unranked || c.queue > limit; !c.outside {
+		if c.outside = n == s.hot.Replicas || c.rank == unranked || c.queue > limit; !c.outside {
 			n++
 		}
 	}
 	if n > 0 {
-		return s.Replicas
+		return s.hot.Replicas
 	}
 	for i := range s.Candidates {
 		s.Candidates[i].outside = false

@@ -28,30 +28,30 @@ type slot struct {
 	trial     atomic.Bool
 	ejected   atomic.Bool // own requests failed: half-open after retryAt
 	// byRequests: ejected by failures other than refused connections; mayEject bounds these.
-	byRequests atomic.Bool
-	struck     atomic.Bool
-	headWhole  atomic.Bool // the head's first token is not observable
-	scant      atomic.Bool // the rate rests on less evidence than its prior's weight
-	telemetry  atomic.Pointer[Telemetry]
-	id         prefixtree.Backend
-	gen        atomic.Uint32
-	began      atomic.Int64 // ms; start of slow start; 0: none
-	credit     atomic.Int64 // millionths of a request, for slow start
-	answerAt   atomic.Int64
+	byRequests       atomic.Bool
+	struck           atomic.Bool
+	headNonStreaming atomic.Bool // the head's first token is not observable
+	scant            atomic.Bool // the rate rests on less evidence than its prior's weight
+	telemetry        atomic.Pointer[Telemetry]
+	id               prefixtree.Backend
+	gen              atomic.Uint32
+	began            atomic.Int64 // ms; start of slow start; 0: none
+	credit           atomic.Int64 // millionths of a request, for slow start
+	answerAt         atomic.Int64
 
-	mu          sync.Mutex
-	first, last *Attempt // own requests before their first token, in order of admission
-	whole       int64    // charges of whole requests in the line
-	lastFirst   prefixtree.Time
-	rates       rateSums
-	peerRates   rateSums // measured by other nodes
-	measured    prefixtree.Time
-	strikes     strikes
-	reportedAt  prefixtree.Time // since when other nodes report failures; 0: none
-	busyAt      prefixtree.Time // last answer of 429
-	busyUntil   int64           // ms; 0: none
-	adapters    adapterSet
-	_           [8]byte // pads to a cache line
+	mu           sync.Mutex
+	first, last  *Attempt // own requests before their first token, in order of admission
+	nonStreaming int64    // charges of non-streamed requests in the line
+	lastFirst    prefixtree.Time
+	rates        rateSums
+	peerRates    rateSums // measured by other nodes
+	measured     prefixtree.Time
+	strikes      strikes
+	reportedAt   prefixtree.Time // since when other nodes report failures; 0: none
+	busyAt       prefixtree.Time // last answer of 429
+	busyUntil    int64           // ms; 0: none
+	adapters     adapterSet
+	_            [8]byte // pads to a cache line
 }
 
 // overdueGrace is in seconds: engine steps take tenths of a second, and rates are averages.
@@ -59,7 +59,7 @@ const overdueGrace = 1.0
 
 // queued returns the own prefill tokens in front of a new request: all outstanding minus the
 // progress of the running prefill, or a long one nearly done would look like a full queue. overdue
-// is its delay in seconds. A whole request is never overdue and leaves the line when its charge
+// is its delay in seconds. A non-streamed request is never overdue and leaves the line when its charge
 // must be computed; see settle.
 func (s *slot) queued(now prefixtree.Time, rate float64) (tokens, overdue float64) {
 	tokens = float64(s.charged.Load())
@@ -67,16 +67,16 @@ func (s *slot) queued(now prefixtree.Time, rate float64) (tokens, overdue float6
 	if head <= 0 {
 		return max(tokens, 0), 0
 	}
-	ran, whole := s.ran(now, rate), s.headWhole.Load()
-	if whole && ran*rate >= head {
+	ran, hidden := s.ran(now, rate), s.headNonStreaming.Load()
+	if hidden && ran*rate >= head {
 		s.settle(now, rate)
 		tokens, head = float64(s.charged.Load()), float64(s.headTokens.Load())
-		ran, whole = s.ran(now, rate), s.headWhole.Load()
+		ran, hidden = s.ran(now, rate), s.headNonStreaming.Load()
 	}
 	if head > 0 {
 		tokens -= min(head, ran*rate)
 	}
-	if head > 0 && !whole {
+	if head > 0 && !hidden {
 		overdue = max(ran-head/rate-overdueGrace, 0)
 	}
 	return max(tokens, 0), overdue
@@ -94,9 +94,9 @@ func (s *slot) charge(a *Attempt, now prefixtree.Time) {
 	defer s.mu.Unlock()
 	a.prev, a.next = s.last, nil
 	a.ahead = s.peerTokens.Load()
-	a.since, a.front = now, s.whole
-	if a.whole {
-		s.whole += a.charged
+	a.since, a.front = now, s.nonStreaming
+	if a.nonStreaming {
+		s.nonStreaming += a.charged
 	}
 	if s.last != nil {
 		s.last.next = a
@@ -110,7 +110,7 @@ func (s *slot) charge(a *Attempt, now prefixtree.Time) {
 
 // headed sets the head of the line. mu must be held.
 func (s *slot) headed(a *Attempt, ahead int64, since prefixtree.Time) {
-	s.headWhole.Store(a.whole)
+	s.headNonStreaming.Store(a.nonStreaming)
 	s.headAhead.Store(ahead)
 	s.headSince.Store(int64(since))
 	s.headTokens.Store(a.charged)
@@ -126,16 +126,16 @@ func (s *slot) started(a *Attempt, now prefixtree.Time) {
 }
 
 // prefilled takes the attempt out of the line and releases its charge, once. A first token proves
-// that the whole requests in front are prefilled as well.
+// that the non-streamed requests in front are prefilled as well.
 func (s *slot) prefilled(a *Attempt, now prefixtree.Time, token bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !a.inLine {
 		return
 	}
-	for p := s.first; token && s.whole > 0 && p != a; {
+	for p := s.first; token && s.nonStreaming > 0 && p != a; {
 		next := p.next
-		if p.whole {
+		if p.nonStreaming {
 			s.leave(p, now, now)
 		}
 		p = next
@@ -146,8 +146,8 @@ func (s *slot) prefilled(a *Attempt, now prefixtree.Time, token bool) {
 // leave takes an attempt, done at the given time, out of the line. mu must be held.
 func (s *slot) leave(a *Attempt, done, now prefixtree.Time) {
 	a.inLine = false
-	if a.whole {
-		s.whole -= a.charged
+	if a.nonStreaming {
+		s.nonStreaming -= a.charged
 	}
 	wasHead := s.first == a
 	if a.prev != nil {
@@ -251,14 +251,7 @@ type adapterSet struct {
 // adapterSlots is a usual ceiling of max_loras in vLLM.
 const adapterSlots = 8
 
-func (s *adapterSet) has(name uint64) bool {
-	for _, n := range s.names {
-		if n == name {
-			return true
-		}
-	}
-	return false
-}
+func (s *adapterSet) has(name uint64) bool { return slices.Contains(s.names[:], name) }
 
 func (s *adapterSet) add(name uint64) {
 	if s.has(name) {

@@ -121,7 +121,7 @@ func (r *Router) PeerLoad(b prefixtree.Backend) (prefillTokens, active int64) {
 // OwnLoads appends this node's outstanding work on the view's backends, without idle ones.
 func (r *Router) OwnLoads(dst []PeerLoad, now prefixtree.Time) []PeerLoad {
 	for _, s := range r.table.Load().slots {
-		if s.headWhole.Load() {
+		if s.headNonStreaming.Load() {
 			s.settle(now, s.rateOr(r.rate.load()))
 		}
 		// Counters may be between two updates, so clamp them.

@@ -36,43 +36,43 @@ type poolStats struct {
 	lows         []int32 // entries of the least loaded backends, in order
 }
 
-// look sets the scene's stats. When due, one decision renews them. Explain renews them as Pick
-// would, and keeps nothing.
-func (o *statsOf) look(r *Router, s *Scene) {
+// look returns the stats for a decision. When due, one decision renews them. Explain renews them as
+// Pick would, and keeps nothing.
+func (o *statsOf) look(r *Router, s *Scene) *poolStats {
 	s.turn = o.picks.Load() + 1
 	if !s.peek {
 		s.turn = o.picks.Add(1)
 	}
-	s.stats = o.latest.Load()
-	due := s.stats == nil || s.turn >= s.stats.turn+statsPicks || s.Now >= s.stats.at+statsAge
+	st := o.latest.Load()
+	due := st == nil || s.turn >= st.turn+statsPicks || s.Now >= st.at+statsAge
 	claimed := due && !s.peek && o.taking.CompareAndSwap(false, true)
-	if !claimed && s.stats != nil && !(due && s.peek) {
-		return
+	if !claimed && st != nil && !(due && s.peek) {
+		return st
 	}
-	s.stats = r.survey(s)
+	st = r.survey(s)
 	if claimed {
-		o.latest.Store(s.stats)
+		o.latest.Store(st)
 		o.taking.Store(false)
 	}
+	return st
 }
 
 // survey weighs every backend and leaves no candidates.
 func (r *Router) survey(s *Scene) *poolStats {
-	s.sampled = false
 	s.stageAll()
 	st := &poolStats{turn: s.turn, at: s.Now, eligible: len(s.Candidates)}
 	if st.eligible == 0 {
 		return st
 	}
 	s.foresee()
-	o := &s.outsight
+	o := &s.unseen
 	o.weigh(s)
 	cold := int64(s.Now) < r.coldUntil.Load()
 	s.ranks = s.ranks[:0]
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		st.mean += c.queue / float64(st.eligible)
-		c.Cost = c.queue/o.rateSeen(s, c) + c.Overdue + s.memoryWait(c) + crowding*s.outlook.mean*c.crowd/c.Weight
+		c.Cost = c.queue/o.rateSeen(s, c) + c.Overdue + s.memoryWait(c) + crowding*s.traffic.mean*c.crowd/c.weight
 		if cold && r.warmth(c.slot, s.Now) < 1 {
 			c.Cost += coldLast
 		}

@@ -31,10 +31,10 @@ type prefix struct {
 
 func (p *prefix) Choose(s *Scene) (int, Rung) {
 	n := float64(s.PromptTokens)
-	if !s.sampled {
+	if s.stats == nil {
 		s.foresee()
 	}
-	o, out := &s.outlook, &s.outsight
+	o, out := &s.traffic, &s.unseen
 	out.weigh(s)
 	deepest := 0.0
 	for i := range s.Candidates {
@@ -45,7 +45,7 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 	// All backends hold common prefixes soon, so only what exceeds them is worth a detour.
 	follow := deepest-s.CommonTokens >= worthwhile*n
 	key, leads := s.orderKey()
-	gathered := s.Replicas > 0 && p.gather(s, deepest)
+	gathered := s.hot.Replicas > 0 && p.gather(s, deepest)
 	if !out.all {
 		if key == 0 {
 			key = s.Rand()
@@ -54,7 +54,7 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 	}
 	best, soonest := p.price(s, o, out, follow)
 	if !s.peek {
-		s.pool.pace.count(n/s.FleetRate, soonest, s.Now)
+		s.pool.load.count(n/s.FleetRate, soonest, s.Now)
 	}
 	i, tied := s.firstAmong(best, key)
 	if gathered && s.Candidates[i].Held <= s.CommonTokens {
@@ -63,10 +63,10 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 	return i, p.rung(s, i, leads && (tied || !out.all))
 }
 
-// foresee sets the outlook (pace) and the outsight (other nodes) of the scene.
+// foresee sets what the pool's recent requests tell, and what other nodes do unseen.
 func (s *Scene) foresee() {
-	s.outlook = s.pool.pace.outlook(float64(s.PromptTokens)/s.FleetRate, s.Nodes, s.Now)
-	s.outsight = s.look(&s.outlook)
+	s.traffic = s.pool.load.now(float64(s.PromptTokens)/s.FleetRate, s.Nodes, s.Now)
+	s.unseen = s.look(&s.traffic)
 }
 
 // gather rules out candidates outside the hot prefix's set, except the deepest holders of an
@@ -87,7 +87,7 @@ func (p *prefix) gather(s *Scene, deepest float64) bool {
 
 // queues returns the sum and number of all eligible queues.
 func (s *Scene) queues() (sum float64, n int) {
-	if s.sampled {
+	if s.stats != nil {
 		return s.stats.mean * float64(s.stats.eligible), s.stats.eligible
 	}
 	for i := range s.Candidates {
@@ -99,7 +99,7 @@ func (s *Scene) queues() (sum float64, n int) {
 // price sets the cost of every candidate not ruled out (+Inf), in seconds, and returns the least
 // cost and the soonest first token; DESIGN.md, "Cost", has the formulas. Candidates below the slow
 // mark are timely: waiting for their cache does not lengthen the tail.
-func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least, soonest float64) {
+func (p *prefix) price(s *Scene, o *traffic, out *unseenWork, follow bool) (least, soonest float64) {
 	n := float64(s.PromptTokens)
 	free := 0.0
 	if !follow {
@@ -121,7 +121,7 @@ func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least,
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		if t := c.Cost; t <= mark {
-			u, a := c.uncached(n, free)/s.FleetRate, crowding*o.mean*c.crowd/c.Weight
+			u, a := c.uncached(n, free)/s.FleetRate, crowding*o.mean*c.crowd/c.weight
 			if cost := t + (timely-1)*u + t*t/(patience*o.mean) + a; cost < best {
 				best, reference = cost, t+(late-1)*u+a
 			}
@@ -134,7 +134,7 @@ func (p *prefix) price(s *Scene, o *outlook, out *outsight, follow bool) (least,
 		if math.IsInf(t, 1) {
 			continue
 		}
-		u, a := c.uncached(n, free)/s.FleetRate, crowding*o.mean*c.crowd/c.Weight
+		u, a := c.uncached(n, free)/s.FleetRate, crowding*o.mean*c.crowd/c.weight
 		if t <= mark {
 			c.Cost = t + (timely-1)*u + t*t/(patience*o.mean) + a
 		} else {
@@ -157,13 +157,13 @@ func (p *prefix) weights(follow bool, demand float64) (timely, late float64) {
 func (c *Candidate) uncached(n, free float64) float64 { return min(c.Uncached, max(n-free, 1)) }
 
 // memoryWait estimates the seconds until the engine can admit the request: it admits in order and
-// only what fits, and a full one turns over its memory once per HoldSeconds.
+// only what fits, and a full one turns over its memory once per hold.
 func (s *Scene) memoryWait(c *Candidate) float64 {
-	if c.KVTokens == 0 {
+	if c.kv == 0 {
 		return 0
 	}
-	missing := float64(c.Resident) + float64(s.PromptTokens) - float64(c.KVTokens)
-	return max(missing, 0) / float64(c.KVTokens) * s.HoldSeconds
+	missing := c.slot.resident.Load() + int64(s.PromptTokens-c.kv)
+	return float64(max(missing, 0)) / float64(c.kv) * s.hold
 }
 
 // rung returns what made the choice.

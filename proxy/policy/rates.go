@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"maps"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -181,7 +182,7 @@ type modelStat struct {
 	mu            sync.Mutex
 	bytes, tokens float64
 
-	further      atomic.Uint64
+	answers      atomic.Uint64
 	found, fresh float64 // decayed tokens beyond matches: cached ones, and all
 }
 
@@ -212,17 +213,17 @@ func (m *modelStat) learn(promptBytes, promptTokens int) {
 }
 
 const (
-	furtherWindow = 1 << 20
-	// furtherPrior is the weight of finding nothing cached, in tokens: a few follow-ups.
-	furtherPrior = 1 << 13
+	answersWindow = 1 << 20
+	// answersPrior is the weight of finding nothing cached, in tokens: a few follow-ups.
+	answersPrior = 1 << 13
 )
 
-// cachedFurther returns the expected cached share beyond a conversation's match: its generated
+// cachedAnswers returns the expected cached share beyond a conversation's match: its generated
 // answers.
-func (m *modelStat) cachedFurther() float64 { return math.Float64frombits(m.further.Load()) }
+func (m *modelStat) cachedAnswers() float64 { return math.Float64frombits(m.answers.Load()) }
 
-// learnFurther ignores counts below the match, which concern the tree.
-func (m *modelStat) learnFurther(held, cached, prompt float64) {
+// learnAnswers ignores counts below the match, which concern the tree.
+func (m *modelStat) learnAnswers(held, cached, prompt float64) {
 	if cached < held || cached > prompt || prompt <= held {
 		return
 	}
@@ -230,11 +231,11 @@ func (m *modelStat) learnFurther(held, cached, prompt float64) {
 	defer m.mu.Unlock()
 	m.found += cached - held
 	m.fresh += prompt - held
-	if m.fresh > furtherWindow {
+	if m.fresh > answersWindow {
 		m.found /= 2
 		m.fresh /= 2
 	}
-	m.further.Store(math.Float64bits(m.found / (m.fresh + furtherPrior)))
+	m.answers.Store(math.Float64bits(m.found / (m.fresh + answersPrior)))
 }
 
 // modelStats is copy on write, so that a lookup in Pick neither locks nor allocates.
@@ -266,10 +267,7 @@ func (m *modelStats) of(name []byte) *modelStat {
 	if len(old) >= maxModels {
 		return m.shared
 	}
-	next := make(map[string]*modelStat, len(old)+1)
-	for k, v := range old {
-		next[k] = v
-	}
+	next := maps.Clone(old)
 	s := newModelStat()
 	next[string(name)] = s
 	m.byName.Store(&next)

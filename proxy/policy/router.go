@@ -13,8 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/zeebo/xxh3"
-
 	"grapevine/prefixtree"
 )
 
@@ -71,17 +69,17 @@ type Retractor interface {
 
 // Request describes one request. Hashes must not change before End.
 type Request struct {
-	Model       []byte
-	LoRA        []byte
-	Path        []byte
-	Session     []byte
-	Hashes      []prefixtree.Hash
-	PromptBytes int                      // canonical prompt bytes; 0: computed from Hashes
-	OutputHint  int                      // expected output tokens; 0: unknown
-	Whole       bool                     // the proxy cannot observe the first token: not streamed, or not understood
-	Header      func(name string) []byte // may be nil; used when a rule names a header
-	Exclude     []prefixtree.Backend     // backends that already failed this request
-	Strategy    string
+	Model        []byte
+	LoRA         []byte
+	Path         []byte
+	Session      []byte
+	Hashes       []prefixtree.Hash
+	PromptBytes  int                      // canonical prompt bytes; 0: computed from Hashes
+	OutputHint   int                      // expected output tokens; 0: unknown
+	NonStreaming bool                     // the proxy cannot observe the first token: not streamed, or not understood
+	Header       func(name string) []byte // may be nil; used when a rule names a header
+	Exclude      []prefixtree.Backend     // backends that already failed this request
+	Strategy     string
 }
 
 type named struct {
@@ -91,28 +89,28 @@ type named struct {
 
 // Router chooses backends and accounts for this node's load. Safe for concurrent use.
 type Router struct {
-	cfg        Config
-	tree       Index
-	retract    Retractor
-	strategies map[string]*named
-	fallback   *named
-	rate       *fleetRate
-	hold       holdTime
-	peers      peerLoads
-	models     *modelStats
-	sketch     *sketch
-	ledger     ledger
-	ejecting   sync.Mutex // serialises failures to bound ejections; taken before slot.mu
-	table      atomic.Pointer[table]
-	viewMu     sync.Mutex // serialises SetView and SetPeerHeat
-	scenes     sync.Pool
-	seq        atomic.Uint64
-	slowStart  int64
-	coldUntil  atomic.Int64 // ms; no backend is cold after this time
-	fleet      atomic.Pointer[fleetState]
-	peerHeat   peerHeat
-	hot        atomic.Pointer[hotPrefixes]
-	streamed   atomic.Bool
+	cfg          Config
+	tree         Index
+	retract      Retractor
+	strategies   map[string]*named
+	fallback     *named
+	rate         *fleetRate
+	hold         holdTime
+	peers        peerLoads
+	models       *modelStats
+	heavyHitters *heavyHitters
+	ledger       ledger
+	ejecting     sync.Mutex // serialises failures to bound ejections; taken before slot.mu
+	table        atomic.Pointer[table]
+	viewMu       sync.Mutex // serialises SetView and SetPeerHeat
+	scenes       sync.Pool
+	seq          atomic.Uint64
+	slowStart    int64
+	coldUntil    atomic.Int64 // ms; no backend is cold after this time
+	fleet        atomic.Pointer[fleetState]
+	peerHeat     peerHeat
+	hot          atomic.Pointer[hotPrefixes]
+	streamed     atomic.Bool
 
 	rungs      [rungs]atomic.Uint64
 	blind      atomic.Uint64
@@ -133,7 +131,7 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	r := &Router{
-		cfg: cfg, tree: tree, rate: newFleetRate(cfg.PrefillRate), models: newModelStats(), sketch: newSketch(),
+		cfg: cfg, tree: tree, rate: newFleetRate(cfg.PrefillRate), models: newModelStats(), heavyHitters: newHeavyHitters(),
 		ledger: ledger{slots: map[prefixtree.Backend]*slot{}}, slowStart: slowStartOf(cfg.SlowStart),
 	}
 	r.retract, _ = tree.(Retractor)
@@ -203,117 +201,6 @@ func (c *Config) complete() error {
 
 // Strategies returns the names that this router knows, sorted.
 func (r *Router) Strategies() []string { return slices.Sorted(maps.Keys(r.strategies)) }
-
-// Pick chooses a backend and charges the request to it. After a nil error the caller must call
-// att.End exactly once. Errors: ErrNoBackend, ErrUnknownModel, ErrUnknownStrategy, ErrAttemptInUse.
-func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
-	if att.stage != idle && att.stage != ended {
-		if invariants {
-			panic("policy: Pick with an Attempt that has not ended")
-		}
-		return ErrAttemptInUse
-	}
-	s := r.scenes.Get().(*Scene)
-	defer r.putScene(s)
-	s.peek = false
-	chosen, err := r.decide(s, q, now, &att.decision)
-	if err != nil {
-		return err
-	}
-	c := &s.Candidates[chosen]
-	att.router, att.slot, att.model = r, c.slot, s.model
-	att.hashes, att.bytes = q.Hashes, s.promptBytes(r.cfg.BlockBytes)
-	att.held, att.followed = c.Held, c.Held > s.CommonTokens
-	att.charged = int64(att.decision.UncachedTokens)
-	att.resident = int64(s.PromptTokens + q.OutputHint)
-	att.trial, att.interval, att.adapter, att.whole = c.half, 0, 0, q.Whole
-	if len(q.LoRA) > 0 {
-		att.adapter = xxh3.Hash(q.LoRA)
-	}
-	att.work, att.prefix = &s.pool.work, s.count(c)
-	att.at.picked, att.at.dispatched, att.at.first = now, 0, 0
-	att.stage = picked
-	c.slot.charge(att, now)
-	if c.charged {
-		c.slot.credit.Add(-oneRequest)
-	}
-	if n := uint64(len(s.pool.entries)); n > 0 { // one entry per request bounds the cost
-		s.pool.entries[r.seq.Load()%n].slot.freshen(r.rate, now)
-	}
-	r.rungs[att.decision.Rung].Add(1)
-	if s.Nodes > 1 && s.Staleness >= maxStaleness {
-		r.blind.Add(1)
-	}
-	return nil
-}
-
-// Explain fills d with the decision of the next Pick and changes nothing. Errors as Pick. d shares
-// no memory with the router.
-func (r *Router) Explain(q *Request, now prefixtree.Time, d *Decision) error {
-	s := r.scenes.Get().(*Scene)
-	defer r.putScene(s)
-	s.peek = true
-	_, err := r.decide(s, q, now, d)
-	return err
-}
-
-func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) (int, error) {
-	t := r.table.Load()
-	strategy := t.rules.strategy(q)
-	if q.Strategy != "" {
-		if strategy = r.strategies[q.Strategy]; strategy == nil {
-			return 0, fmt.Errorf("%w: %q: use one of %v", ErrUnknownStrategy, q.Strategy, r.Strategies())
-		}
-	}
-	p := t.pool(q.Model)
-	if p == nil {
-		return 0, ErrUnknownModel
-	}
-	s.model = r.models.of(q.Model) // after the pool lookup, so that unknown names cannot fill the table
-	r.open(s, q, p, now)
-	lastResort := r.populate(s, strategy)
-	if len(s.Candidates) == 0 {
-		return 0, ErrNoBackend
-	}
-	if int64(now) < r.coldUntil.Load() {
-		r.easeIn(s, strategy)
-	}
-	chosen, rung := r.choose(s, strategy)
-	d.fill(s, chosen, rung, strategy, lastResort)
-	return chosen, nil
-}
-
-// populate adds candidates, or a selection in a large pool, and reports whether all are being
-// avoided.
-func (r *Router) populate(s *Scene, strategy *named) (lastResort bool) {
-	r.match(s)
-	if _, ok := strategy.Strategy.(*prefix); !ok || s.pool.order == nil || !r.shortlist(s) {
-		lastResort = s.stage()
-	}
-	r.assign(s)
-	return lastResort
-}
-
-// choose repeats if another request has just become the trial of the chosen half-open backend.
-func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
-	for {
-		i, rung := strategy.Choose(s)
-		c := &s.Candidates[i]
-		if !c.half || s.peek || c.slot.trial.CompareAndSwap(false, true) {
-			return i, rung
-		}
-		if len(s.Candidates) == 1 {
-			c.half = false // the only candidate takes a second request rather than refuse it
-			return i, rung
-		}
-		s.Candidates = append(s.Candidates[:i], s.Candidates[i+1:]...)
-	}
-}
-
-func (r *Router) putScene(s *Scene) {
-	s.Request, s.pool, s.model = nil, nil, nil
-	r.scenes.Put(s)
-}
 
 // Release forgets a backend outside the view, whose id will be reused. It returns false and does
 // nothing while requests run there.

@@ -43,7 +43,7 @@ type slotKey struct {
 type place struct {
 	key                    slotKey
 	active, charged        int64
-	whole                  int64 // whole requests' charges, some of which may have left the line
+	whole                  int64 // non-streamed requests' charges, some of which may have left the line
 	peerTokens, peerActive int64
 	slot                   *slot
 }
@@ -207,7 +207,7 @@ func (w *bench) request() *Request {
 	if w.r.IntN(10) == 0 {
 		q.LoRA = fmt.Append(nil, "adapter-", w.r.IntN(12))
 	}
-	q.Whole = w.r.IntN(3) == 0
+	q.NonStreaming = w.r.IntN(3) == 0
 	for range w.r.IntN(3) * w.r.IntN(3) {
 		q.Exclude = append(q.Exclude, prefixtree.Backend(w.r.IntN(w.size+1)))
 	}
@@ -223,7 +223,7 @@ func (w *bench) pick() {
 	}
 	var shown Decision
 	explained := w.a.Explain(q, w.now, &shown) // on one router only: they diverge if it changes anything
-	tried := &try{a: new(Attempt), b: new(Attempt), whole: q.Whole, since: w.now}
+	tried := &try{a: new(Attempt), b: new(Attempt), whole: q.NonStreaming, since: w.now}
 	err, other := w.a.Pick(q, w.now, tried.a), w.b.Pick(q, w.now, tried.b)
 	switch {
 	case fmt.Sprint(err) != fmt.Sprint(other), fmt.Sprint(err) != fmt.Sprint(explained):
@@ -399,7 +399,7 @@ func (w *bench) books() {
 		}
 	}
 	own := 0
-	w.b.OwnLoads(nil, w.now) // it settles whole requests, too
+	w.b.OwnLoads(nil, w.now) // it settles non-streamed requests, too
 	for _, l := range w.a.OwnLoads(nil, w.now) {
 		if l.PrefillTokens > 0 || l.Active > 0 {
 			own++
@@ -464,7 +464,7 @@ func (w *bench) finish() {
 	}
 	for s := range slots {
 		if s.active.Load() != 0 || s.charged.Load() != 0 || s.resident.Load() != 0 || s.headTokens.Load() != 0 ||
-			s.peerTokens.Load() != 0 || s.peerActive.Load() != 0 || s.first != nil || s.last != nil || s.whole != 0 || s.trial.Load() {
+			s.peerTokens.Load() != 0 || s.peerActive.Load() != 0 || s.first != nil || s.last != nil || s.nonStreaming != 0 || s.trial.Load() {
 			w.t.Fatalf("left on backend %d: %d active, %d charged, %d resident, head %d, peers' %d and %d, trial %v",
 				s.id, s.active.Load(), s.charged.Load(), s.resident.Load(), s.headTokens.Load(), s.peerTokens.Load(), s.peerActive.Load(), s.trial.Load())
 		}

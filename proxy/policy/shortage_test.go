@@ -39,11 +39,11 @@ func TestLargePoolOfFew(t *testing.T) {
 
 func TestPaceBoundsWhatItCounts(t *testing.T) {
 	for _, soonest := range []float64{math.Inf(1), 1e300, 0} {
-		var p pace
+		var p workload
 		p.count(1, soonest, t0)
 		want := 0
 		if soonest > 0 {
-			want = paceBuckets - 1
+			want = loadBuckets - 1
 		}
 		if p.counts[want] != 1 {
 			t.Errorf("%v seconds: %v", soonest, p.counts)

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"cmp"
 	"math"
 	"slices"
 	"sync"
@@ -51,26 +50,26 @@ func (p *pool) enlarge(positions []int32) {
 
 // shortlist selects candidates of a large pool and reports whether it found any.
 func (r *Router) shortlist(s *Scene) bool {
-	if s.pool.stats.look(r, s); s.stats.eligible == 0 {
+	if s.stats = s.pool.stats.look(r, s); s.stats.eligible == 0 {
+		s.stats = nil
 		return false
 	}
-	s.sampled = true
 	s.foresee()
 	key, _ := s.orderKey()
 	if key == 0 {
 		key = s.Rand()
 	}
-	hot := s.Replicas > 0 && s.Replicas < s.size()
+	hot := s.hot.Replicas > 0 && s.hot.Replicas < s.size()
 	switch {
 	case hot:
 		s.putSet(key)
-	case s.outsight.all:
+	case s.unseen.all:
 		s.putFirst(key, selectOrder)
 	default:
-		s.putFirst(key, 2*s.outsight.k+selectOrder)
+		s.putFirst(key, 2*s.unseen.k+selectOrder)
 	}
 	s.putHolders()
-	if s.outsight.all || hot {
+	if s.unseen.all || hot {
 		best, next := s.stats.left(s.turn)
 		for _, list := range [2][]int32{best, next} {
 			for _, at := range list {
@@ -81,13 +80,15 @@ func (r *Router) shortlist(s *Scene) bool {
 	for range selectRandom {
 		s.putMore(int(s.Rand() % uint64(len(s.pool.entries))))
 	}
-	s.sampled = len(s.Candidates) > 0
-	return s.sampled
+	if len(s.Candidates) == 0 {
+		s.stats = nil
+	}
+	return s.stats != nil
 }
 
 func (s *Scene) may(at int) bool {
 	e := &s.pool.entries[at]
-	return e.slot.health(s.Now) != avoided && !excluded(s.Request.Exclude, e.id)
+	return e.slot.health(s.Now) != avoided && !slices.Contains(s.Request.Exclude, e.id)
 }
 
 func (s *Scene) putMore(at int) *Candidate {
@@ -108,7 +109,7 @@ func (s *Scene) putFirst(key uint64, n int) {
 			return
 		}
 		if c := s.putMore(at); c != nil && c.rank == unranked {
-			c.rank = -float32(len(s.Candidates))
+			c.rank = 1 / float32(len(s.Candidates))
 		}
 	}
 }
@@ -148,15 +149,15 @@ func deeper(a, b *prefixtree.Holder) bool {
 
 // putSet adds the hot set and its reserve, or of a large set a part that depends on key.
 func (s *Scene) putSet(key uint64) {
-	set := s.pool.replicas(s.HotAnchor, s.Replicas)
-	n, partly := 0, s.Replicas > selectReplicas
+	set := s.pool.replicas(s.hot.Anchor, s.hot.Replicas)
+	n, partly := 0, s.hot.Replicas > selectReplicas
 	for i := range set {
 		if partly && n == selectReplicas {
 			return
 		}
 		at := i
 		if partly {
-			at = int(mix(key+uint64(i)*0x9e3779b97f4a7c15) % uint64(s.Replicas))
+			at = int(mix(key+uint64(i)*0x9e3779b97f4a7c15) % uint64(s.hot.Replicas))
 		}
 		c := s.putMore(int(set[at]))
 		if c == nil || c.rank != unranked {
@@ -181,20 +182,7 @@ func (p *pool) replicas(anchor prefixtree.Hash, n int) []int32 {
 }
 
 func (p *pool) findReplicas(anchor prefixtree.Hash, n int) []int32 {
-	type ranked struct {
-		at   int32
-		rank float64
-	}
-	list := make([]ranked, len(p.entries))
-	for i := range p.entries {
-		e := &p.entries[i]
-		list[i] = ranked{int32(i), rendezvous(uint64(anchor), e.key, e.weight, p.weighted)}
-	}
-	slices.SortFunc(list, func(a, b ranked) int { return cmp.Compare(b.rank, a.rank) })
-	set := make([]int32, n)
-	for i := range set {
-		set[i] = list[i].at
-	}
+	set := slices.Clone(p.ranked(anchor)[:n])
 	p.setsMu.Lock()
 	defer p.setsMu.Unlock()
 	if p.sets == nil || len(p.sets) >= knownSets {

@@ -16,6 +16,8 @@ const (
 	// coldCredit bounds the requests that a cold backend may save up.
 	coldCredit = 4
 	oneRequest = 1_000_000
+	// turnedAway in place of its warmth marks a candidate that easeIn removes.
+	turnedAway = -1
 )
 
 // sticky is a strategy that follows a key. During slow start each key moves once; alternating would
@@ -52,15 +54,15 @@ func (r *Router) easeIn(s *Scene, strategy *named) {
 		if c.warmth = float32(r.warmth(c.slot, s.Now)); c.warmth < 1 {
 			cold++
 		}
-		total += float64(c.warmth) * c.Weight
+		total += float64(c.warmth) * c.weight
 	}
 	if cold == 0 {
 		return
 	}
-	if s.sampled {
+	if s.stats != nil {
 		total *= float64(s.size()) / float64(len(s.Candidates))
 	}
-	let := func(c *Candidate) bool { return c.credited(s, float64(c.warmth)*c.Weight/total) }
+	let := func(c *Candidate) bool { return c.credited(s, float64(c.warmth)*c.weight/total) }
 	if by, ok := strategy.Strategy.(sticky); ok {
 		if key, ok := by.key(s); ok {
 			let = func(c *Candidate) bool { return rendezvous(mix(key), c.key, 1, false) < float64(c.warmth) }
@@ -69,16 +71,18 @@ func (r *Router) easeIn(s *Scene, strategy *named) {
 	n := 0
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		if c.turnedAway = c.warmth < 1 && !c.half && !let(c); !c.turnedAway {
-			n++
+		if c.warmth < 1 && !c.half && !let(c) {
+			c.warmth = turnedAway
+			continue
 		}
+		n++
 	}
 	if n == 0 || n == len(s.Candidates) {
 		return
 	}
 	n = 0
 	for i := range s.Candidates {
-		if !s.Candidates[i].turnedAway {
+		if s.Candidates[i].warmth != turnedAway {
 			if n != i {
 				s.Candidates[n] = s.Candidates[i]
 			}
@@ -90,7 +94,7 @@ func (r *Router) easeIn(s *Scene, strategy *named) {
 
 // credited adds the share and reports whether the candidate may take the request.
 func (c *Candidate) credited(s *Scene, share float64) bool {
-	if s.sampled {
+	if s.stats != nil {
 		// It also gets credit for the decisions that did not select it.
 		share *= float64(s.missed(c))
 	}

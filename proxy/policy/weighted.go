@@ -65,9 +65,9 @@ func (w *weighted) Choose(s *Scene) (int, Rung) {
 	minHeld := math.Inf(1)
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		a := float64(c.Active) / c.Weight
+		a := float64(c.Active) / c.weight
 		minA, maxA = min(minA, a), max(maxA, a)
-		q := c.Queued / c.Weight
+		q := c.Queued / c.weight
 		minQ, maxQ = min(minQ, q), max(maxQ, q)
 		minHeld = min(minHeld, c.Held)
 	}
@@ -83,8 +83,8 @@ func (w *weighted) Choose(s *Scene) (int, Rung) {
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		score := w.w[scorePrefix]*c.Held/float64(max(s.PromptTokens, 1)) +
-			w.w[scoreLoad]*least(float64(c.Active)/c.Weight, minA, maxA) +
-			w.w[scoreQueue]*least(c.Queued/c.Weight, minQ, maxQ)
+			w.w[scoreLoad]*least(float64(c.Active)/c.weight, minA, maxA) +
+			w.w[scoreQueue]*least(c.Queued/c.weight, minQ, maxQ)
 		if w.w[scoreKV] > 0 {
 			score += w.w[scoreKV] * (1 - c.KVUsage())
 		}

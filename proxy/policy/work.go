@@ -128,14 +128,22 @@ func (s *Scene) count(c *Candidate) *prefixWork {
 	p.tokens = tokens
 	p.rank = p.rank*p.fade(s.Now) + 1
 	goesOn := p.latest.next(s.Request.Hashes)
-	if blocks < sketchDepth {
-		goesOn = int(s.known) >= blocks+sketchStride // popular prefixes end up to a stride before prompts diverge
+	if blocks < anchorDepth {
+		goesOn = s.known() >= blocks+anchorStride // popular prefixes end up to a stride before prompts diverge
 	}
 	p.begin(max(min(c.Uncached, float64(s.PromptTokens)-tokens), 1)/s.FleetRate, !goesOn, s.Now)
 	return p
 }
 
-// promptEnd distinguishes follow-ups from new questions about the same text beyond sketchDepth.
+// known returns the leading blocks of the longest match on any backend.
+func (s *Scene) known() (blocks int) {
+	for _, h := range s.holders() {
+		blocks = max(blocks, int(h.Blocks))
+	}
+	return blocks
+}
+
+// promptEnd distinguishes follow-ups from new questions about the same text beyond anchorDepth.
 type promptEnd struct {
 	hash   prefixtree.Hash
 	blocks int
@@ -161,15 +169,15 @@ func (m *workMeter) end(p *prefixWork, now prefixtree.Time) {
 func (m *workMeter) deepest(hashes []prefixtree.Hash, common int, now prefixtree.Time) (p *prefixWork, blocks int) {
 	from := max(common, 1)
 	f := m.alike.behind(hashes[from-1])
-	blocks = f.extent(hashes, from)
+	blocks = f.add(hashes, from)
 	seen := f.seen // the next call may overwrite f
 	if from > 1 {
 		// The first block has been observed longest, so it finds most prefixes.
-		blocks = max(blocks, m.alike.behind(hashes[0]).extent(hashes, 1))
+		blocks = max(blocks, m.alike.behind(hashes[0]).add(hashes, 1))
 	}
-	if seen < furtherLeast {
-		// While the sketch descends, each anchor is new here; an earlier descent may know the end.
-		last := min(len(hashes), sketchDepth) - 1
+	if seen < extentLeast {
+		// While the heavy hitters descend, each anchor is new here; an earlier descent may know the end.
+		last := min(len(hashes), anchorDepth) - 1
 		for i := from - 1; i < last; {
 			i = nextAnchor(i, last)
 			if q := m.index[hashes[i]]; q != nil && q.apart {

@@ -60,32 +60,32 @@ func TestWorkIsWhatRemains(t *testing.T) {
 }
 
 func TestExtentOfPrefix(t *testing.T) {
-	var f further
+	var f extent
 	next := uint64(0)
 	see := func(common, n int) (blocks int) {
 		for range n {
 			next++
-			blocks = f.extent(prompt(7, next, common, 60), 2)
+			blocks = f.add(prompt(7, next, common, 60), 2)
 		}
 		return blocks
 	}
-	if got := see(32, furtherLeast); got != 2 {
-		t.Errorf("after %d prompts it reaches to %d, want 2: too few to say", furtherLeast, got)
+	if got := see(32, extentLeast); got != 2 {
+		t.Errorf("after %d prompts it reaches to %d, want 2: too few to say", extentLeast, got)
 	}
 	if got := see(32, 1); got != 32 {
 		t.Errorf("it reaches to %d, want 32", got)
 	}
-	if got := see(12, 200*furtherEvery); got != 12 {
+	if got := see(12, 200*extentEvery); got != 12 {
 		t.Errorf("it reaches to %d, want 12", got)
 	}
-	for i := range 200 * furtherEvery { // two equally popular continuations
+	for i := range 200 * extentEvery { // two equally popular continuations
 		next++
-		f.extent(prompt(uint64(7+i/furtherEvery%2), next, 40, 60), 2)
+		f.add(prompt(uint64(7+i/extentEvery%2), next, 40, 60), 2)
 	}
-	if got := f.extent(prompt(7, 1, 40, 60), 2); got > 2 {
+	if got := f.add(prompt(7, 1, 40, 60), 2); got > 2 {
 		t.Errorf("of two continuations it follows one, to %d", got)
 	}
-	if got := f.extent(prompt(7, 1, 3, 3), 3); got != 3 {
+	if got := f.add(prompt(7, 1, 3, 3), 3); got != 3 {
 		t.Errorf("a prompt that ends there reaches to %d, want 3", got)
 	}
 }
@@ -95,13 +95,13 @@ func TestBeginningsAreBounded(t *testing.T) {
 	for i := range 100 * maxBeginnings {
 		b.behind(prefixtree.Hash(i + 1000))
 		if i%50 == 0 {
-			b.behind(7).extent(prompt(7, uint64(i), 12, 20), 1)
+			b.behind(7).add(prompt(7, uint64(i), 12, 20), 1)
 		}
 	}
 	if len(b.list) != maxBeginnings || len(b.index) != maxBeginnings {
 		t.Errorf("%d and %d are kept", len(b.list), len(b.index))
 	}
-	if got := b.behind(7).extent(prompt(7, 0, 12, 20), 1); got != 12 {
+	if got := b.behind(7).add(prompt(7, 0, 12, 20), 1); got != 12 {
 		t.Errorf("what was seen every fiftieth time reaches to %d, want 12", got)
 	}
 }

@@ -10,7 +10,7 @@ import (
 
 // Behind a common system prompt, requests branch at their first own block.
 func TestBranchSkipsCommonProperty(t *testing.T) {
-	s := newSketch()
+	s := newHeavyHitters()
 	const share = 1.0 / 32
 	var common int
 	for i := range 500 {
@@ -36,19 +36,19 @@ func TestBranchSkipsCommonProperty(t *testing.T) {
 }
 
 func TestFewRequestsMakeNothingCommon(t *testing.T) {
-	s := newSketch()
-	for i := range sketchSupport {
+	s := newHeavyHitters()
+	for i := range heavySupport {
 		if h, common, _ := s.branch(prompt(1, 1, 0, 16), 1.0/32, t0+prefixtree.Time(i), false); common != 0 || h != prompt(1, 1, 0, 16)[0] {
 			t.Fatalf("request %d of a session: %d blocks common", i, common)
 		}
 	}
 }
 
-// The sketch agrees with exact counts on a skewed stream that overflows it.
+// The counts agree with exact counts on a skewed stream that overflows it.
 func TestSketchFindsHeavyHitters(t *testing.T) {
 	seed := seedOf(t)
 	zipf := rand.NewZipf(rand.New(rand.NewPCG(seed, 1)), 1.2, 1, 1<<20)
-	s := newSketch()
+	s := newHeavyHitters()
 	exact := map[prefixtree.Hash]float64{}
 	const n = 200_000
 	for range n {
@@ -71,9 +71,9 @@ func TestSketchFindsHeavyHitters(t *testing.T) {
 }
 
 func TestSketchRescales(t *testing.T) {
-	s := newSketch()
+	s := newHeavyHitters()
 	for i := range 40 {
-		s.branch(prompt(1, uint64(i), 2, 4), 1.0/8, t0+prefixtree.Time(i*sketchHalfLife), false)
+		s.branch(prompt(1, uint64(i), 2, 4), 1.0/8, t0+prefixtree.Time(i*heavyHalfLife), false)
 	}
 	if s.total > 4<<20 || s.total <= 0 {
 		t.Errorf("total %v", s.total)
@@ -81,7 +81,7 @@ func TestSketchRescales(t *testing.T) {
 }
 
 func TestPaceMarksTheTail(t *testing.T) {
-	var p pace
+	var p workload
 	for i := range 1000 {
 		whole := 0.2
 		if i%20 == 0 {
@@ -89,7 +89,7 @@ func TestPaceMarksTheTail(t *testing.T) {
 		}
 		p.count(whole, whole, t0)
 	}
-	o := p.outlook(1, 1, t0)
+	o := p.now(1, 1, t0)
 	if o.mean < 0.2 || o.mean > 2 || o.slow < 0.8*slowShare*8 || o.slow > 1.2*slowShare*8 {
 		t.Errorf("mean %v, slow mark %v", o.mean, o.slow)
 	}
@@ -97,9 +97,9 @@ func TestPaceMarksTheTail(t *testing.T) {
 
 // 4 prompts of half a second per second are a demand of 2.
 func TestPaceMeasuresDemand(t *testing.T) {
-	var p pace
+	var p workload
 	now := t0
-	demand := func() float64 { return p.outlook(0, 1, now).demand }
+	demand := func() float64 { return p.now(0, 1, now).demand }
 	for i := range 4 * 600 {
 		p.count(0.5, 1, now)
 		now += 250
@@ -119,7 +119,7 @@ func TestPaceMeasuresDemand(t *testing.T) {
 
 // A node with a request every ten seconds still learns what is common.
 func TestSketchOfAQuietNodeRemembers(t *testing.T) {
-	s := newSketch()
+	s := newHeavyHitters()
 	var common int
 	var judged bool
 	for i := range 160 {

@@ -2,32 +2,32 @@ package policy
 
 import "grapevine/prefixtree"
 
-// further learns how far prompts continue alike behind an anchor, by comparing each with the one
+// extent learns how far prompts continue alike behind an anchor, by comparing each with the one
 // before. The sketch alone needs minutes for a long prefix.
-type further struct {
+type extent struct {
 	known  bool
-	before [maxFurther]prefixtree.Hash // anchors of the latest prompt behind this one
+	before [maxExtent]prefixtree.Hash // anchors of the latest prompt behind this one
 	length int
-	depths [maxFurther + 1]uint8 // prompts by number of anchors shared with the one before
-	seen   int                   // sum of depths; halved at furtherSeen
+	depths [maxExtent + 1]uint8 // prompts by number of anchors shared with the one before
+	seen   int                  // sum of depths; halved at extentSeen
 	turn   uint8
 	until  int // block up to which most continue alike, and its hash; 0: none
 	end    prefixtree.Hash
 }
 
 const (
-	maxFurther = sketchDense + (sketchDepth-sketchDense)/sketchStride
+	maxExtent = anchorDense + (anchorDepth-anchorDense)/anchorStride
 	// Number of prompts in depths, and the least that give a result.
-	furtherSeen, furtherLeast = 64, 3
-	// From half of furtherSeen on, one prompt in furtherEvery is compared.
-	furtherEvery = 8
+	extentSeen, extentLeast = 64, 3
+	// From half of extentSeen on, one prompt in extentEvery is compared.
+	extentEvery = 8
 	// alike is the share of prompts that must continue like the one before.
 	alike = 0.7
 )
 
-// extent adds a prompt and returns up to which block it continues like most, at least blocks.
-func (f *further) extent(hashes []prefixtree.Hash, blocks int) int {
-	if f.turn++; f.seen < furtherSeen/2 || f.turn%furtherEvery == 0 {
+// add takes a prompt and returns up to which block it continues like most, at least blocks.
+func (f *extent) add(hashes []prefixtree.Hash, blocks int) int {
+	if f.turn++; f.seen < extentSeen/2 || f.turn%extentEvery == 0 {
 		f.compare(hashes, blocks)
 	}
 	if f.until > blocks && f.until <= len(hashes) && hashes[f.until-1] == f.end {
@@ -36,8 +36,8 @@ func (f *further) extent(hashes []prefixtree.Hash, blocks int) int {
 	return blocks
 }
 
-func (f *further) compare(hashes []prefixtree.Hash, blocks int) {
-	last := min(len(hashes), sketchDepth) - 1
+func (f *extent) compare(hashes []prefixtree.Hash, blocks int) {
+	last := min(len(hashes), anchorDepth) - 1
 	n, depth, same := 0, 0, f.known
 	for i := blocks - 1; i < last; n++ {
 		i = nextAnchor(i, last)
@@ -51,18 +51,18 @@ func (f *further) compare(hashes []prefixtree.Hash, blocks int) {
 		f.known = true
 		return
 	}
-	f.depths[min(depth, maxFurther)]++
-	if f.seen++; f.seen >= furtherSeen {
+	f.depths[min(depth, maxExtent)]++
+	if f.seen++; f.seen >= extentSeen {
 		f.seen = 0
 		for i := range f.depths {
 			f.depths[i] /= 2
 			f.seen += int(f.depths[i])
 		}
 	}
-	if f.seen < furtherLeast {
+	if f.seen < extentLeast {
 		return
 	}
-	common, from := 0, maxFurther
+	common, from := 0, maxExtent
 	for ; from > 0; from-- {
 		if common += int(f.depths[from]); float64(common) >= alike*float64(f.seen) {
 			break
@@ -83,7 +83,7 @@ func (f *further) compare(hashes []prefixtree.Hash, blocks int) {
 // maxBeginnings bounds the anchors compared per pool.
 const maxBeginnings = 64
 
-// beginnings holds a further for each recent anchor, replaced by a clock algorithm. Not safe for
+// beginnings holds an extent for each recent anchor, replaced by a clock algorithm. Not safe for
 // concurrent use.
 type beginnings struct {
 	index map[prefixtree.Hash]*beginning
@@ -94,13 +94,13 @@ type beginnings struct {
 type beginning struct {
 	anchor prefixtree.Hash
 	again  bool // used since the hand passed
-	further
+	extent
 }
 
-func (b *beginnings) behind(anchor prefixtree.Hash) *further {
+func (b *beginnings) behind(anchor prefixtree.Hash) *extent {
 	if e := b.index[anchor]; e != nil {
 		e.again = true
-		return &e.further
+		return &e.extent
 	}
 	if b.index == nil {
 		b.index, b.list = make(map[prefixtree.Hash]*beginning, maxBeginnings), make([]beginning, maxBeginnings)
@@ -114,7 +114,7 @@ func (b *beginnings) behind(anchor prefixtree.Hash) *further {
 	if b.index[e.anchor] == e {
 		delete(b.index, e.anchor)
 	}
-	e.anchor, e.further = anchor, further{}
+	e.anchor, e.extent = anchor, extent{}
 	b.index[anchor] = e
-	return &e.further
+	return &e.extent
 }

@@ -1,8 +1,6 @@
 package node
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -10,15 +8,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"grapevine/node/admin"
-	"grapevine/node/backends"
 	"grapevine/node/health"
 	"grapevine/node/share"
-	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
@@ -160,88 +155,17 @@ func TestDownIsTheLastResort(t *testing.T) {
 		t.Errorf("answered %d", code)
 	}
 	mark(raftstore.MarkDown, raftstore.ByOperator, "the rack is being moved", name, other.addr) // an operator's mark outlasts health's
-	list := health.Proposal{Names: []string{name}, Reason: health.Prefix + "answers again", Renew: []health.Generation{{Name: name}}}
-	n.checker.writeProposal(t.Context(), list)
 	if b := backendOf(t, n, name); b.State != "down" || b.Reason != "the rack is being moved" || b.Generation != 1 {
 		t.Errorf("%+v", b)
 	}
 	if code := chatCode(t, n, "an operator's word"); code != http.StatusServiceUnavailable {
 		t.Errorf("answered %d", code)
 	}
-	judged := n.backends.Roster().Named(name).Version
 	mark(raftstore.MarkUp, raftstore.ByOperator, "", name)
-	late := health.Proposal{Down: true, Names: []string{name}, Versions: []uint64{judged}, Reason: health.Prefix + "refused"}
-	n.checker.writeProposal(t.Context(), late)
-	if b := backendOf(t, n, name); b.State == "down" || n.checker.downs.Load() > 0 {
-		t.Errorf("by what health had seen before an operator's word: %+v", b)
-	}
 	eventually(t, "it is a backend as any", func() bool {
 		at, avoided := n.router.Avoided(n.backends.Roster().Named(name).ID, now())
 		return !avoided && at == 0
 	})
-}
-
-// TestWhoLeftIsForgotten: a removed engine's failures do not outlive it.
-func TestWhoLeftIsForgotten(t *testing.T) {
-	n := unstarted(t)
-	c := n.checker
-	adopt := func(version uint64, generation uint32, name, reason string) (now *backends.Roster) {
-		t.Helper()
-		s := stateWith(version, generation, name, "other")
-		if b := &s.Backends[0]; reason != "" {
-			b.State, b.DownBy, b.Reason = raftstore.Down, raftstore.ByHealth, reason
-		}
-		if err := n.backends.Adopt(s); err != nil {
-			t.Fatal(err)
-		}
-		return n.backends.Roster()
-	}
-	at := time.Now()
-	before := adopt(1, 1, "a", health.Prefix+"refused")
-	c.board.SetBackends(agreedBackends(before), at)
-	for version, name := range []string{"b", "a"} {
-		now := adopt(uint64(version+2), uint32(version+2), name, "")
-		c.leave(before, at) // with the replaced roster
-		c.board.SetBackends(agreedBackends(now), at)
-		c.leave(now, at)
-		if n.router.Health(now.Named(name).ID).Reported {
-			t.Errorf("%s is healthy and left alone for good", name)
-		}
-		before = now
-	}
-	now := adopt(4, 4, "c", health.Prefix+"refused")
-	c.leave(before, at)
-	if !n.router.Health(now.Named("c").ID).Reported {
-		t.Error("an engine that is down is not left alone: the one before it was well")
-	}
-}
-
-// TestAnswerOfOneThatWent: late metrics of a removed engine do not affect its successor.
-func TestAnswerOfOneThatWent(t *testing.T) {
-	e := newFakeEngine(t, "m")
-	e.setMetrics("process_start_time_seconds 1700000000\nvllm:num_requests_running 7\n")
-	n := unstarted(t)
-	s := stateWith(1, 1, "a")
-	s.Backends[0].URL = e.URL
-	if err := n.backends.Adopt(s); err != nil {
-		t.Fatal(err)
-	}
-	was := n.backends.Roster().List[0]
-	n.backends.AskMetrics(t.Context(), was)
-	if l, _ := n.backends.Load(was); l.At.IsZero() {
-		t.Fatal("the engine did not answer")
-	}
-	if err := n.backends.Adopt(stateWith(2, 1+1, "b")); err != nil {
-		t.Fatal(err)
-	}
-	now := n.backends.Roster().List[0]
-	n.checker.board.SetBackends(agreedBackends(n.backends.Roster()), time.Now())
-	n.backends.AskMetrics(t.Context(), was)
-	// b's first start time would seem a restart if the removed engine's were recorded.
-	ended, again := n.checker.board.Started(prefixtree.BackendKey("b"), time.Unix(1_800_000_000, 0), now.Generation)
-	if again {
-		t.Errorf("generation %d has ended", ended)
-	}
 }
 
 func TestDrainIsNotOverridden(t *testing.T) {
@@ -302,131 +226,6 @@ func TestRestartFencesTheTree(t *testing.T) {
 	}
 }
 
-type fakeAgreement struct {
-	asked    atomic.Int64 // calls of Leading
-	failed   atomic.Int64 // commands, with err
-	attempts atomic.Int64 // refused commands
-	mu       sync.Mutex
-	leads    bool
-	err      error
-	commands []raftstore.Command
-}
-
-func (f *fakeAgreement) Apply(_ context.Context, c raftstore.Command) (raftstore.Result, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.err != nil {
-		f.failed.Add(1)
-		return raftstore.Result{}, f.err
-	}
-	f.commands = append(f.commands, c)
-	return raftstore.Result{Changed: true}, nil
-}
-
-func (f *fakeAgreement) Leading() bool {
-	f.asked.Add(1)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.leads
-}
-
-func TestReturnIsAskedAboutInTime(t *testing.T) {
-	e := newMortal(t)
-	cfg := testConfig(e.url())
-	probing(&cfg)
-	n, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { stopNode(t, n) })
-	c, r := n.checker, n.backends.Roster()
-	c.board.SetBackends(agreedBackends(r), time.Now())
-	p := health.Probe{Backend: prefixtree.BackendKey(e.addr), Began: time.Now()}
-	e.die()
-	c.probeOne(t.Context(), r.List[0], p)
-	e.rise()
-	c.probeOne(t.Context(), r.List[0], p)
-	if asked := e.scraped.Load(); asked != 1 {
-		t.Errorf("asked for metrics %d times", asked)
-	}
-}
-
-// TestRoundsAreBounded: the checker runs at most a hundred rounds a second.
-func TestRoundsAreBounded(t *testing.T) {
-	n, err := New(testConfig("http://127.0.0.1:1"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { stopNode(t, n) })
-	c := n.checker
-	c.path = "/health" // each round calls Leading
-	c.board.SetBackends(nil, time.Now())
-	agreed := &fakeAgreement{}
-	c.store = func() agreement { return agreed }
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	began := time.Now()
-	var running sync.WaitGroup
-	running.Go(func() { c.run(ctx) })
-	eventually(t, "twenty rounds", func() bool {
-		c.poke()
-		return agreed.asked.Load() > 20
-	})
-	cancel()
-	running.Wait()
-	if rounds, most := agreed.asked.Load(), int64(time.Since(began)/leastPause)+1; rounds > most {
-		t.Errorf("%d rounds in %v, want %d at most", rounds, time.Since(began), most)
-	}
-}
-
-func TestOnlyTheLeaderWrites(t *testing.T) {
-	t.Parallel()
-	dead := newMortal(t)
-	cfg := testConfig(dead.url(), newFakeEngine(t, "m").URL)
-	probing(&cfg)
-	n, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { stopNode(t, n) })
-	dead.die()
-	agreed := &fakeAgreement{err: errors.New("no quorum")}
-	c := n.checker
-	c.store = func() agreement { return agreed }
-	ctx, cancel := context.WithCancel(t.Context())
-	var loops sync.WaitGroup
-	loops.Go(func() { c.run(ctx) })
-	loops.Go(func() { c.write(ctx) })
-	defer loops.Wait()
-	defer cancel()
-	key := prefixtree.BackendKey(dead.addr)
-	eventually(t, "the dead one is avoided", func() bool { return slices.Contains(c.board.Avoid(nil, time.Now()), key) })
-	if c.refused.Load() > 0 {
-		t.Error("a node that does not lead has written")
-	}
-	agreed.mu.Lock()
-	agreed.leads = true
-	agreed.mu.Unlock()
-	eventually(t, "an attempt that fails", func() bool { return c.refused.Load() > 0 })
-	agreed.mu.Lock()
-	agreed.err = nil
-	agreed.mu.Unlock()
-	eventually(t, "it is written down", func() bool {
-		agreed.mu.Lock()
-		defer agreed.mu.Unlock()
-		return len(agreed.commands) > 0
-	})
-	agreed.mu.Lock()
-	defer agreed.mu.Unlock()
-	want := raftstore.SetBackendState{
-		Names: []string{dead.addr}, Action: raftstore.MarkDown, Reason: health.Prefix + "refused, say 1 of 1 nodes", By: raftstore.ByHealth,
-		IfVersions: []uint64{0}, // of its own list
-	}
-	if got, ok := agreed.commands[0].(raftstore.SetBackendState); !ok || fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("wrote %+v, want %+v", agreed.commands[0], want)
-	}
-}
-
 // TestFailsAtOnceIsNoFavourite: an engine that fails fast looks idle, but gets few requests.
 func TestFailsAtOnceIsNoFavourite(t *testing.T) {
 	t.Parallel()
@@ -477,32 +276,17 @@ func newOddEngine(t *testing.T, status int) *fakeEngine {
 	return e
 }
 
-// TestHealthTravels: reports travel in the state; bad sections harm nothing else.
+// TestHealthTravels: reports travel in the state; a malformed section is counted.
 func TestHealthTravels(t *testing.T) {
 	a, b := newKnowledgeNode(t, "a"), newKnowledgeNode(t, "b")
-	key := prefixtree.BackendKey(a.backends.Roster().List[0].Name)
-	a.checker.board.SetBackends(agreedBackends(a.backends.Roster()), time.Now())
-	a.checker.board.Ejected(key, true, health.Status5xx, time.Now())
-	b.checker.board.SetBackends(agreedBackends(b.backends.Roster()), time.Now())
-	b.checker.board.SetNodes([]string{"a"}, time.Now())
-	state := a.knowledge.State(nil)
-	b.knowledge.PeerState("a", state)
-	if got := b.checker.board.Avoid(nil, time.Now()); !slices.Equal(got, []uint32{key}) {
-		t.Fatalf("avoids %v", got)
-	}
+	b.knowledge.PeerState("a", a.knowledge.State(nil))
 	if n := b.knowledge.malformed.Load(); n > 0 {
 		t.Errorf("%d malformed", n)
 	}
 	b.knowledge.PeerState("a", share.AppendSection([]byte{1}, share.SectionHealth, []byte{1, 2, 3}))
+	b.knowledge.PeerState("a", share.AppendSection([]byte{1}, 77, []byte{1, 2, 3}))
 	if n := b.knowledge.malformed.Load(); n != 1 {
 		t.Errorf("%d malformed, want 1", n)
-	}
-	if got := b.checker.board.Avoid(nil, time.Now()); len(got) != 1 {
-		t.Error("a section that cannot be read has changed what is known")
-	}
-	b.knowledge.PeerState("a", share.AppendSection([]byte{1}, 77, []byte{1, 2, 3}))
-	if got := b.checker.board.Avoid(nil, time.Now()); len(got) > 0 {
-		t.Errorf("avoids %v, of which nobody says anything any more", got)
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 
 func whole(hashes []prefixtree.Hash) *Request {
 	q := ask(hashes)
-	q.Whole = true
+	q.NonStreaming = true
 	return q
 }
 
@@ -151,7 +151,7 @@ func TestWholeAnswersAndRates(t *testing.T) {
 	send := func(r *Router, wholly bool, took prefixtree.Time) {
 		next++
 		q := ask(prompt(next, 0, 99, 80))
-		q.Whole = wholly
+		q.NonStreaming = wholly
 		a := pick(t, r, q, now)
 		a.Dispatched(now)
 		now += took
@@ -190,7 +190,7 @@ func TestWholeAnswersAndRates(t *testing.T) {
 	}
 }
 
-// Rates are learned behind whole requests, less exactly.
+// Rates are learned behind non-streamed requests, less exactly.
 func TestBehindWholeRequests(t *testing.T) {
 	for _, c := range []struct{ engine, least, most float64 }{{10_000, 9_900, 10_100}, {4_000, 3_900, 5_000}, {40_000, 19_000, 40_100}} {
 		r, _ := newRouter(t, Config{}, fleetOf(1))

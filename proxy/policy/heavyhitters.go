@@ -8,34 +8,34 @@ import (
 )
 
 const (
-	// sketchHalfLife is in ms: long against the gap between requests, short against the life of a
+	// heavyHalfLife is in ms: long against the gap between requests, short against the life of a
 	// system prompt.
-	sketchHalfLife = 30_000
-	// sketchGap bounds the decay between two requests, in ms, so that a quiet node remembers about
+	heavyHalfLife = 30_000
+	// heavyGap bounds the decay between two requests, in ms, so that a quiet node remembers about
 	// the last 90.
-	sketchGap = sketchHalfLife / 90
-	// sketchSupport is the least count of a common anchor, or the first request would be common.
-	sketchSupport = 4
-	// Anchors are the first sketchDense blocks, then every sketchStride-th, as in the tree.
-	sketchDense, sketchStride = 16, 4
-	// sketchDepth bounds the walk in blocks (32k tokens); a longer common prefix counts only up to
+	heavyGap = heavyHalfLife / 90
+	// heavySupport is the least count of a common anchor, or the first request would be common.
+	heavySupport = 4
+	// Anchors are the first anchorDense blocks, then every anchorStride-th, as in the tree.
+	anchorDense, anchorStride = 16, 4
+	// anchorDepth bounds the walk in blocks (32k tokens); a longer common prefix counts only up to
 	// there.
-	sketchDepth = 256
+	anchorDepth = 256
 	// Bounds of the number of counters n. The error is 1/n of the traffic, so n = 8B keeps it at a
 	// quarter of the threshold 1/(2B).
-	sketchMin, sketchMax = 1024, 16384
+	heavyMin, heavyMax = 1024, 16384
 )
 
-// sketch finds common anchors: SpaceSaving (Metwally, Agrawal, El Abbadi, ICDT 2005) with forward
+// heavyHitters finds common anchors: SpaceSaving (Metwally, Agrawal, El Abbadi, ICDT 2005) with forward
 // decay. It counts an anchor only behind a common one, so a request costs one or two updates.
-type sketch struct {
+type heavyHitters struct {
 	mu    sync.Mutex
 	index map[prefixtree.Hash]int32
 	heap  []heavy // min-heap by count
 	limit int
 	total float64
 	last  prefixtree.Time
-	clock float64 // ms since an increment weighed 1, bounded per request by sketchGap
+	clock float64 // ms since an increment weighed 1, bounded per request by heavyGap
 }
 
 type heavy struct {
@@ -43,29 +43,29 @@ type heavy struct {
 	count float64
 }
 
-func newSketch() *sketch {
-	return &sketch{index: make(map[prefixtree.Hash]int32, 2*sketchMin), limit: sketchMin}
+func newHeavyHitters() *heavyHitters {
+	return &heavyHitters{index: make(map[prefixtree.Hash]int32, 2*heavyMin), limit: heavyMin}
 }
 
-func (s *sketch) resize(backends int) {
+func (s *heavyHitters) resize(backends int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.limit = min(max(8*backends, s.limit), sketchMax)
+	s.limit = min(max(8*backends, s.limit), heavyMax)
 }
 
 // branch counts the request, unless peek is set. It returns the first anchor with at most share of
 // recent traffic, or the deepest; the number of common blocks before it; and whether enough
 // requests were seen to judge.
-func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.Time, peek bool) (key prefixtree.Hash, common int, judged bool) {
+func (s *heavyHitters) branch(hashes []prefixtree.Hash, share float64, now prefixtree.Time, peek bool) (key prefixtree.Hash, common int, judged bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.weight(now, peek)
-	threshold := max(share*s.total, sketchSupport*w)
-	judged = share*s.total >= sketchSupport*w
+	threshold := max(share*s.total, heavySupport*w)
+	judged = share*s.total >= heavySupport*w
 	if !peek {
 		s.total += w
 	}
-	last := min(len(hashes), sketchDepth) - 1
+	last := min(len(hashes), anchorDepth) - 1
 	for i := 0; ; {
 		var before float64
 		if peek {
@@ -85,19 +85,19 @@ func (s *sketch) branch(hashes []prefixtree.Hash, share float64, now prefixtree.
 }
 
 func nextAnchor(i, last int) int {
-	if i++; i >= sketchDense {
-		i += (sketchStride - 1 - i%sketchStride)
+	if i++; i >= anchorDense {
+		i += (anchorStride - 1 - i%anchorStride)
 	}
 	return min(i, last)
 }
 
-func (s *sketch) requests(now prefixtree.Time) float64 {
+func (s *heavyHitters) requests(now prefixtree.Time) float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.total / s.weight(now, true)
 }
 
-func (s *sketch) estimate(h prefixtree.Hash) float64 {
+func (s *heavyHitters) estimate(h prefixtree.Hash) float64 {
 	if at, ok := s.index[h]; ok {
 		return s.heap[at].count
 	}
@@ -106,12 +106,12 @@ func (s *sketch) estimate(h prefixtree.Hash) float64 {
 
 // weight returns the present weight of a request. Without peek it advances the clock and may
 // rescale the sums.
-func (s *sketch) weight(now prefixtree.Time, peek bool) float64 {
+func (s *heavyHitters) weight(now prefixtree.Time, peek bool) float64 {
 	clock := s.clock
 	if s.last != 0 {
-		clock += min(float64(max(now-s.last, 0)), sketchGap)
+		clock += min(float64(max(now-s.last, 0)), heavyGap)
 	}
-	w := math.Exp2(clock / sketchHalfLife)
+	w := math.Exp2(clock / heavyHalfLife)
 	if peek {
 		return w
 	}
@@ -128,7 +128,7 @@ func (s *sketch) weight(now prefixtree.Time, peek bool) float64 {
 }
 
 // count adds w to the anchor and returns its previous count.
-func (s *sketch) count(h prefixtree.Hash, w float64) float64 {
+func (s *heavyHitters) count(h prefixtree.Hash, w float64) float64 {
 	at, ok := s.index[h]
 	if !ok {
 		if len(s.heap) < s.limit {
@@ -152,7 +152,7 @@ func (s *sketch) count(h prefixtree.Hash, w float64) float64 {
 	return before
 }
 
-func (s *sketch) up(i int32) {
+func (s *heavyHitters) up(i int32) {
 	for i > 0 {
 		p := (i - 1) / 2
 		if s.heap[p].count <= s.heap[i].count {
@@ -163,7 +163,7 @@ func (s *sketch) up(i int32) {
 	}
 }
 
-func (s *sketch) down(i int32) {
+func (s *heavyHitters) down(i int32) {
 	n := int32(len(s.heap))
 	for {
 		c := 2*i + 1
@@ -181,7 +181,7 @@ func (s *sketch) down(i int32) {
 	}
 }
 
-func (s *sketch) swap(i, j int32) {
+func (s *heavyHitters) swap(i, j int32) {
 	s.heap[i], s.heap[j] = s.heap[j], s.heap[i]
 	s.index[s.heap[i].hash] = i
 	s.index[s.heap[j].hash] = j

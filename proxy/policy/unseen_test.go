@@ -41,7 +41,7 @@ func TestLookFollowsWhatIsUnseen(t *testing.T) {
 		"no reports":                 {16, maxStaleness * time.Millisecond, 1, false, 2, 2},
 	} {
 		s := &Scene{Nodes: c.nodes, Staleness: c.staleness.Milliseconds(), Candidates: make([]Candidate, 16)}
-		o := s.look(&outlook{mean: 1, rate: c.rate, others: c.rate * float64(c.nodes-1)})
+		o := s.look(&traffic{mean: 1, rate: c.rate, others: c.rate * float64(c.nodes-1)})
 		if o.all != c.all || !c.all && (o.k < c.kMin || o.k > c.kMax) || o.flood < 0 {
 			t.Errorf("%s: %+v", name, o)
 		}
@@ -148,7 +148,7 @@ func TestHotPrefixLeavesItsHolder(t *testing.T) {
 	for _, loads := range []time.Duration{200 * time.Millisecond, 5 * time.Second, never} {
 		routers := among(t, 4, loads, fleetOf(8))
 		for _, r := range routers {
-			for i := range 2 * paceSupport {
+			for i := range 2 * loadSupport {
 				serve(t, r, ask(prompt(3, uint64(i), 0, 100)), t0-60_000+prefixtree.Time(i*500))
 			}
 			q := ask(prompt(1, 1, 80, 100))
@@ -181,12 +181,12 @@ func TestUnseenWorkFillsFromTheLowest(t *testing.T) {
 	scene := func(late time.Duration, peers ...float64) *Scene {
 		s := &Scene{Nodes: 4, Staleness: late.Milliseconds(), FleetRate: 10_000, Candidates: make([]Candidate, len(peers))}
 		for i, q := range peers {
-			s.Candidates[i] = Candidate{Queued: q, Rate: 10_000}
+			s.Candidates[i] = Candidate{entry: new(entry), Queued: q, Rate: 10_000}
 		}
 		return s
 	}
 	queues := func(s *Scene, flood float64) (q []float64) {
-		o := outsight{flood: flood}
+		o := unseenWork{flood: flood}
 		o.weigh(s)
 		for i := range s.Candidates {
 			q = append(q, s.Candidates[i].queue)

@@ -1,55 +1,37 @@
-package node
+package sources
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/rs/zerolog"
 
-	"grapevine/node/health"
+	"grapevine/chaos/dnstest"
+	"grapevine/node/config"
 	"grapevine/raftstore"
 )
 
-type fakeDNS struct {
-	hosts map[string][]string
-	srv   []*net.SRV
-	err   error
-}
-
-func (d *fakeDNS) LookupNetIP(_ context.Context, _, host string) (out []netip.Addr, err error) {
-	for _, a := range d.hosts[host] {
-		out = append(out, netip.MustParseAddr(a))
-	}
-	if len(out) == 0 && d.err == nil {
-		return nil, &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
-	}
-	return out, d.err
-}
-
-func (d *fakeDNS) LookupSRV(context.Context, string, string, string) (string, []*net.SRV, error) {
-	return "", d.srv, d.err
-}
-
 func TestReadNames(t *testing.T) {
-	dns := &fakeDNS{
-		hosts: map[string][]string{"e": {"10.0.0.1", "::ffff:10.0.0.2", "10.0.0.1"}, "six": {"fd00::1"}},
-		srv:   []*net.SRV{{Target: "e.", Port: 1}, {Target: "six", Port: 2}},
-	}
+	dns := dnstest.Start(t)
+	dns.Host("e.test", "10.0.0.1", "10.0.0.2", "10.0.0.1")
+	dns.Host("six.test", "fd00::1")
+	records := []net.SRV{{Target: "e.test.", Port: 1}, {Target: "six.test.", Port: 2}}
+	dns.Service("_e._tcp.test", records...)
 	read := func(entry string) ([]string, error) {
 		s, err := newSource(entry)
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.dns = dns
 		list, _, err := s.read(t.Context())
 		var urls []string
 		for _, b := range list {
@@ -57,21 +39,21 @@ func TestReadNames(t *testing.T) {
 		}
 		return urls, err
 	}
-	if got, err := read("dns:e:8000"); err != nil || !slices.Equal(got, []string{"http://10.0.0.1:8000", "http://10.0.0.2:8000"}) {
+	if got, err := read("dns:e.test:8000"); err != nil || !slices.Equal(got, []string{"http://10.0.0.1:8000", "http://10.0.0.2:8000"}) {
 		t.Errorf("%v, %v", got, err)
 	}
-	if got, err := read("srv:_e._tcp.x"); err != nil || !slices.Equal(got, []string{"http://10.0.0.1:1", "http://10.0.0.2:1", "http://[fd00::1]:2"}) {
+	if got, err := read("srv:_e._tcp.test"); err != nil || !slices.Equal(got, []string{"http://10.0.0.1:1", "http://10.0.0.2:1", "http://[fd00::1]:2"}) {
 		t.Errorf("%v, %v", got, err)
 	}
-	if _, err := read("dns:nobody:8000"); err == nil {
+	if _, err := read("dns:gone.test:8000"); err == nil {
 		t.Error("a name without addresses is an answer")
 	}
-	dns.srv = append(dns.srv, &net.SRV{Target: "gone", Port: 3})
-	if _, err := read("srv:_e._tcp.x"); err == nil {
+	dns.Service("_e._tcp.test", append(records, net.SRV{Target: "gone.test.", Port: 3})...)
+	if _, err := read("srv:_e._tcp.test"); err == nil {
 		t.Error("half an answer is one")
 	}
-	dns.srv = nil
-	if _, err := read("srv:_e._tcp.x"); err == nil {
+	dns.Service("_e._tcp.test")
+	if _, err := read("srv:_e._tcp.test"); err == nil {
 		t.Error("no record is an answer")
 	}
 }
@@ -124,15 +106,15 @@ func (l *ledgerOf) take(at time.Time, commands []raftstore.Command) {
 }
 
 func TestSourcesChangeTheState(t *testing.T) {
-	s, err := newSources([]string{"file:/x", "dns:e:80"}, zerolog.Nop())
+	s, err := New([]string{"file:/x", "dns:e:80"}, func(string) bool { return false }, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
 	busy := map[string]bool{}
 	s.busy = func(name string) bool { return busy[name] }
 	at := time.Unix(1_800_000_000, 0)
-	backend := func(name string, weight float64) Backend {
-		b := Backend{URL: "http://" + name, Weight: weight}
+	backend := func(name string, weight float64) config.Backend {
+		b := config.Backend{URL: "http://" + name, Weight: weight}
 		if err := b.Check(); err != nil {
 			t.Fatal(err)
 		}
@@ -153,50 +135,50 @@ func TestSourcesChangeTheState(t *testing.T) {
 		}
 	}
 	step("nobody has answered", time.Minute)
-	s.take(0, []Backend{backend("a:1", 1), backend("b:1", 1), backend("mine:1", 7)}, false, nil, at)
+	s.take(0, []config.Backend{backend("a:1", 1), backend("b:1", 1), backend("mine:1", 7)}, false, nil, at)
 	step("the file has answered", 3*time.Second, "add a:1", "add b:1", "drain old:1", "remove old:1")
-	s.take(1, []Backend{backend("n:80", 1), backend("a:1", 5)}, false, nil, at)
+	s.take(1, []config.Backend{backend("n:80", 1), backend("a:1", 5)}, false, nil, at)
 	step("the name has answered, with one that the file has", 3*time.Second, "add n:80")
-	s.take(0, []Backend{backend("a:1", 2), backend("b:1", 1)}, false, nil, at)
+	s.take(0, []config.Backend{backend("a:1", 2), backend("b:1", 1)}, false, nil, at)
 	step("another weight", 3*time.Second, "update a:1")
 	s.take(0, nil, false, errors.New("no such file"), at)
 	s.take(1, nil, false, errors.New("timeout"), at)
 	step("both fail", time.Hour)
-	if st := s.status(); st[0].Error == "" || st[0].Backends != 2 || st[1].Error == "" {
+	if st := s.Status(); st[0].Error == "" || st[0].Backends != 2 || st[1].Error == "" {
 		t.Errorf("%+v", st)
 	}
 	busy["b:1"] = true
-	s.take(0, []Backend{backend("a:1", 2)}, false, nil, at)
+	s.take(0, []config.Backend{backend("a:1", 2)}, false, nil, at)
 	step("one is gone, with requests running", 30*time.Second, "drain b:1")
-	s.take(0, []Backend{backend("a:1", 2), backend("b:1", 1)}, false, nil, at)
+	s.take(0, []config.Backend{backend("a:1", 2), backend("b:1", 1)}, false, nil, at)
 	step("it is back", 5*time.Second, "resume b:1")
-	s.take(0, []Backend{backend("a:1", 2)}, false, nil, at)
+	s.take(0, []config.Backend{backend("a:1", 2)}, false, nil, at)
 	step("gone again", 5*time.Second, "drain b:1")
 	busy["b:1"] = false
 	step("and idle", 5*time.Second, "remove b:1")
-	s.take(1, []Backend{backend("m:80", 1)}, false, nil, at)
+	s.take(1, []config.Backend{backend("m:80", 1)}, false, nil, at)
 	step("half an answer of the name service", 20*time.Second, "add m:80")
-	s.take(1, []Backend{backend("m:80", 1), backend("n:80", 1)}, false, nil, at)
+	s.take(1, []config.Backend{backend("m:80", 1), backend("n:80", 1)}, false, nil, at)
 	step("a whole one", time.Minute)
-	s.take(1, []Backend{backend("m:80", 1)}, false, nil, at)
+	s.take(1, []config.Backend{backend("m:80", 1)}, false, nil, at)
 	step("gone for good", time.Minute, "drain n:80", "remove n:80")
-	s.take(1, []Backend{backend("m:80", 1), backend("o:80", 1)}, false, nil, at)
+	s.take(1, []config.Backend{backend("m:80", 1), backend("o:80", 1)}, false, nil, at)
 	step("another", 3*time.Second, "add o:80")
 	for i := range l.state.Backends {
 		if b := &l.state.Backends[i]; b.Name == "o:80" {
-			b.State, b.DownBy, b.Reason = raftstore.Down, raftstore.ByHealth, health.Prefix+"refused"
+			b.State, b.DownBy, b.Reason = raftstore.Down, raftstore.ByHealth, "health: refused"
 		}
 	}
-	s.take(1, []Backend{backend("m:80", 1)}, false, nil, at)
+	s.take(1, []config.Backend{backend("m:80", 1)}, false, nil, at)
 	step("gone, and down: a drain would outlast its return", time.Minute, "remove o:80")
 	if _, ok := l.state.Backend("mine:1"); !ok {
 		t.Error("what an operator added is gone")
 	}
 }
 
-func named(t *testing.T, url string, weight float64) Backend {
+func named(t *testing.T, url string, weight float64) config.Backend {
 	t.Helper()
-	b := Backend{URL: "http://" + url, Weight: weight}
+	b := config.Backend{URL: "http://" + url, Weight: weight}
 	if name, rest, ok := strings.Cut(url, "="); ok {
 		b.Name, b.URL = name, "http://"+rest
 	}
@@ -207,11 +189,10 @@ func named(t *testing.T, url string, weight float64) Backend {
 }
 
 func TestSourcesThatContradict(t *testing.T) {
-	s, err := newSources([]string{"file:/first", "file:/second", "dns:e:80"}, zerolog.Nop())
+	s, err := New([]string{"file:/first", "file:/second", "dns:e:80"}, func(string) bool { return false }, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.busy = func(string) bool { return false }
 	at := time.Unix(1_800_000_000, 0)
 	l := &ledgerOf{t: t}
 	step := func(what string, want ...string) {
@@ -225,28 +206,28 @@ func TestSourcesThatContradict(t *testing.T) {
 			t.Errorf("%s: %v, want %v", what, l.log, want)
 		}
 	}
-	s.take(2, []Backend{named(t, "d:80", 1)}, false, nil, at)
-	s.take(1, []Backend{named(t, "x=a:1", 2), named(t, "y=b:1", 1)}, false, nil, at)
+	s.take(2, []config.Backend{named(t, "d:80", 1)}, false, nil, at)
+	s.take(1, []config.Backend{named(t, "x=a:1", 2), named(t, "y=b:1", 1)}, false, nil, at)
 	step("the second is faster", "add x", "add y", "add d:80")
-	s.take(0, []Backend{named(t, "x=a:2", 1), named(t, "d:80", 3)}, false, nil, at)
+	s.take(0, []config.Backend{named(t, "x=a:2", 1), named(t, "d:80", 3)}, false, nil, at)
 	step("the first counts", "update d:80", "update x")
 	if b, _ := l.state.Backend("x"); b.URL != "http://a:2" || b.Weight != 1 {
 		t.Errorf("%+v", b)
 	}
-	st := s.status()
-	if st[0].Error != "" || st[1].Error != "x: file:/first says otherwise, and comes first" || st[2].Error != "d:80: file:/first says otherwise, and comes first" {
+	st := s.Status()
+	if st[0].Error != "" || st[1].Error != "x: file:/first, which comes first, has other values" || st[2].Error != "d:80: file:/first, which comes first, has other values" {
 		t.Errorf("%+v", st)
 	}
-	s.take(1, []Backend{named(t, "x=a:2", 1), named(t, "z=b:1", 1), named(t, "y=b:1", 1)}, false, nil, at)
+	s.take(1, []config.Backend{named(t, "x=a:2", 1), named(t, "z=b:1", 1), named(t, "y=b:1", 1)}, false, nil, at)
 	step("one url twice")
-	if st := s.status(); st[1].Error != "z: its url is that of y" {
+	if st := s.Status(); st[1].Error != "z: its url is also that of y" {
 		t.Errorf("%+v", st)
 	}
-	s.take(0, []Backend{named(t, "d:80", 3)}, false, nil, at)
+	s.take(0, []config.Backend{named(t, "d:80", 3)}, false, nil, at)
 	step("the second names it still")
-	s.take(2, []Backend{named(t, "e:80", 1)}, false, nil, at)
+	s.take(2, []config.Backend{named(t, "e:80", 1)}, false, nil, at)
 	step("the file names it still", "add e:80")
-	s.take(0, []Backend{named(t, "f:1", 1)}, false, nil, at)
+	s.take(0, []config.Backend{named(t, "f:1", 1)}, false, nil, at)
 	at = at.Add(dnsPatience)
 	step("nobody does any more", "add f:1", "drain d:80", "remove d:80")
 }
@@ -260,11 +241,11 @@ func TestWhoDrainedIt(t *testing.T) {
 		reason string
 		want   int
 	}{
-		{raftstore.BySource, raftstore.Draining, gonePrefix + "not named any more", 1},
-		{raftstore.BySource, raftstore.Down, health.Prefix + "refused", 1},
+		{raftstore.BySource, raftstore.Draining, Prefix + "no longer listed", 1},
+		{raftstore.BySource, raftstore.Down, "health: refused", 1},
 		{raftstore.ByOperator, raftstore.Draining, "the rack is being moved", 0},
-		{raftstore.ByOperator, raftstore.Down, health.Prefix + "refused", 0},
-		{raftstore.ByOperator, raftstore.Draining, gonePrefix + "not named any more", 0},
+		{raftstore.ByOperator, raftstore.Down, "health: refused", 0},
+		{raftstore.ByOperator, raftstore.Draining, Prefix + "no longer listed", 0},
 	} {
 		have.DrainedBy, have.State, have.Reason = c.by, c.state, c.reason
 		list := changed(&have, &b)
@@ -282,18 +263,18 @@ func TestWhoDrainedIt(t *testing.T) {
 // TestSourceOutlivesSkew: drained backends are removed by the clock of the node that removes them.
 func TestSourceOutlivesSkew(t *testing.T) {
 	for _, skew := range []time.Duration{-time.Hour, 0, time.Hour} {
-		s, err := newSources([]string{"file:/x"}, zerolog.Nop())
+		s, err := New([]string{"file:/x"}, func(string) bool { return false }, zerolog.Nop())
 		if err != nil {
 			t.Fatal(err)
 		}
 		busy := true
 		s.busy = func(string) bool { return busy }
 		at := time.Unix(1_800_000_000, 0)
-		s.take(0, []Backend{named(t, "a:1", 1)}, false, nil, at)
+		s.take(0, []config.Backend{named(t, "a:1", 1)}, false, nil, at)
 		l := &ledgerOf{t: t, state: raftstore.State{Backends: []raftstore.Backend{
 			{Name: "a:1", URL: "http://a:1", Weight: 1, Source: raftstore.File},
 			{Name: "b:1", URL: "http://b:1", Weight: 1, Source: raftstore.File, Drained: true, DrainedBy: raftstore.BySource, State: raftstore.Draining,
-				Reason: gonePrefix + "not named any more", Since: at.Add(skew).UnixMilli()},
+				Reason: Prefix + "no longer listed", Since: at.Add(skew).UnixMilli()},
 		}}}
 		step := func() {
 			at = at.Add(time.Second)
@@ -313,113 +294,121 @@ func TestSourceOutlivesSkew(t *testing.T) {
 	}
 }
 
-type strictAgreement struct {
-	fakeAgreement
-	refuse map[string]error
+// fakeStore applies commands to a ledger, and refuses those about some names.
+type fakeStore struct {
+	*ledgerOf
+	err      error
+	refuse   map[string]error
+	attempts int // refused commands about a name
+	failed   int // with err
 }
 
-func (a *strictAgreement) Apply(ctx context.Context, c raftstore.Command) (raftstore.Result, error) {
+func (a *fakeStore) Leading() bool { return true }
+
+func (a *fakeStore) State() *raftstore.State {
+	state := a.state
+	state.Backends = slices.Clone(state.Backends)
+	return &state
+}
+
+func (a *fakeStore) Apply(_ context.Context, c raftstore.Command) (raftstore.Result, error) {
+	if a.err != nil {
+		a.failed++
+		return raftstore.Result{}, a.err
+	}
 	for _, name := range namesOf(c) {
 		if err := a.refuse[name]; err != nil {
-			a.attempts.Add(1)
+			a.attempts++
 			return raftstore.Result{}, err
 		}
 	}
-	return a.fakeAgreement.Apply(ctx, c)
+	a.take(time.Now(), []raftstore.Command{c})
+	return raftstore.Result{Changed: true}, nil
 }
 
 func TestOneRefusalKeepsOutNoOther(t *testing.T) {
-	s, err := newSources([]string{"file:/x"}, zerolog.Nop())
+	s, err := New([]string{"file:/x"}, func(string) bool { return false }, zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.busy = func(string) bool { return false }
 	at := time.Now()
-	s.take(0, []Backend{named(t, "a:1", 1), named(t, "b:1", 2), named(t, "bad:1", 1)}, false, nil, at)
-	state := &raftstore.State{Backends: []raftstore.Backend{
-		{Name: "b:1", URL: "http://b:1", Weight: 1, Source: raftstore.File}, {Name: "gone:1", URL: "http://gone:1", Weight: 1, Source: raftstore.File},
-	}}
-	agreed := &strictAgreement{refuse: map[string]error{"bad:1": raftstore.ErrInvalid, "b:1": fmt.Errorf("wrapped: %w", raftstore.ErrConflict)}}
-	s.applyOnce(t.Context(), agreed, state, at)
-	if got := fmt.Sprint(agreed.commands); len(agreed.commands) != 2 || !strings.Contains(got, "a:1") || !strings.Contains(got, "gone:1") {
-		t.Errorf("written: %v", got)
+	s.take(0, []config.Backend{named(t, "a:1", 1), named(t, "b:1", 2), named(t, "bad:1", 1)}, false, nil, at)
+	store := &fakeStore{
+		ledgerOf: &ledgerOf{t: t, state: raftstore.State{Backends: []raftstore.Backend{
+			{Name: "b:1", URL: "http://b:1", Weight: 1, Source: raftstore.File}, {Name: "gone:1", URL: "http://gone:1", Weight: 1, Source: raftstore.File},
+		}}},
+		refuse: map[string]error{"bad:1": raftstore.ErrInvalid, "b:1": fmt.Errorf("wrapped: %w", raftstore.ErrConflict)},
 	}
-	tries := agreed.attempts.Load()
-	s.applyOnce(t.Context(), agreed, state, at.Add(time.Second))
-	if again := agreed.attempts.Load() - tries; again > 0 {
-		t.Errorf("%d refused ones were tried again a second later", again)
+	s.applyOnce(t.Context(), store, at)
+	if want := []string{"add a:1", "drain gone:1"}; !slices.Equal(store.log, want) {
+		t.Errorf("applied %v, want %v", store.log, want)
 	}
-	s.applyOnce(t.Context(), agreed, state, at.Add(2*refusalLasts))
-	if agreed.attempts.Load() == tries {
+	tries := store.attempts
+	s.applyOnce(t.Context(), store, at.Add(time.Second))
+	if store.attempts > tries {
+		t.Errorf("%d refused ones were tried again a second later", store.attempts-tries)
+	}
+	s.applyOnce(t.Context(), store, at.Add(2*refusalLasts))
+	if store.attempts == tries {
 		t.Error("never tried again")
 	}
-	agreed.err, agreed.commands, agreed.refuse = raftstore.ErrNoLeader, nil, nil
-	was := agreed.failed.Load()
-	s.applyOnce(t.Context(), agreed, state, at.Add(10*refusalLasts))
-	if n := agreed.failed.Load() - was; n != 1 {
-		t.Errorf("%d attempts without a leader", n)
+	store.err = raftstore.ErrNoLeader
+	s.applyOnce(t.Context(), store, at.Add(10*refusalLasts))
+	if store.failed != 1 {
+		t.Errorf("%d attempts without a leader", store.failed)
 	}
 }
 
-func TestBackendsFromFile(t *testing.T) {
-	t.Parallel()
-	first, second := newFakeEngine(t, "m"), newFakeEngine(t, "m")
+// TestFileIsFollowed: the leader applies each version of a file, and none of a broken one.
+func TestFileIsFollowed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "backends")
 	var turn int64
 	write := func(text string) {
 		t.Helper()
-		next := path + ".next"
-		if err := os.WriteFile(next, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
 		turn++
-		when := time.Now().Add(time.Duration(turn) * time.Second)
-		if err := errors.Join(os.Chtimes(next, when, when), os.Rename(next, path)); err != nil {
+		when := time.Unix(1_700_000_000+turn, 0)
+		next := path + ".next"
+		if err := errors.Join(os.WriteFile(next, []byte(text), 0o600), os.Chtimes(next, when, when), os.Rename(next, path)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	write(first.URL + "\n")
-	cfg := testConfig()
-	cfg.BackendsFrom = []string{"file:" + path}
-	n, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.sources.answers[0].every, n.sources.retry = 20*time.Millisecond, 20*time.Millisecond
-	if err := n.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { stopNode(t, n) })
-	names := func() string {
-		var out []string
-		for _, b := range n.BackendList().Backends {
-			out = append(out, b.URL)
+	const first, second = "http://a:1", "http://b:1"
+	write(first + "\n")
+	synctest.Test(t, func(t *testing.T) {
+		s, err := New([]string{"file:" + path}, func(string) bool { return false }, zerolog.Nop())
+		if err != nil {
+			t.Fatal(err)
 		}
-		slices.Sort(out)
-		return strings.Join(out, " ")
-	}
-	both := []string{first.URL, second.URL}
-	slices.Sort(both)
-	eventually(t, "the first", func() bool { return names() == first.URL })
-	if code := chatCode(t, n, "hello"); code != 200 {
-		t.Errorf("answered %d", code)
-	}
-	write("- " + first.URL + "\n- " + second.URL + "\n")
-	eventually(t, "both", func() bool { return names() == strings.Join(both, " ") })
-	for _, broken := range []string{"- " + first.URL + "\n- nonsense\n", ""} {
-		write(broken)
-		eventually(t, "the mistake is shown", func() bool { return n.BackendList().Sources[0].Error != "" })
-		if names() != strings.Join(both, " ") {
-			t.Errorf("%q left %s", broken, names())
+		store := &fakeStore{ledgerOf: &ledgerOf{t: t}}
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { s.Run(ctx, store) })
+		expect := func(wrong bool, want ...string) {
+			t.Helper()
+			time.Sleep(fileEvery + 3*applyEvery)
+			synctest.Wait()
+			var urls []string
+			for _, b := range store.state.Backends {
+				urls = append(urls, b.URL)
+			}
+			if st := s.Status()[0]; !slices.Equal(urls, want) || (st.Error != "") != wrong {
+				t.Errorf("backends %v, want %v; status %+v", urls, want, st)
+			}
 		}
-		write("- " + first.URL + "\n- " + second.URL + "\n")
-		eventually(t, "the mistake is mended", func() bool { return n.BackendList().Sources[0].Error == "" })
-	}
-	write(second.URL + "\n")
-	eventually(t, "the second", func() bool { return names() == second.URL })
-	if s := n.BackendList().Backends[0].Source; s != "file" {
-		t.Errorf("source %q", s)
-	}
+		expect(false, first)
+		write("- " + first + "\n- " + second + "\n")
+		expect(false, first, second)
+		write("- " + first + "\n- nonsense\n")
+		expect(true, first, second)
+		write("")
+		expect(true, first, second)
+		write("- " + first + "\n- " + second + "\n")
+		expect(false, first, second)
+		write(second + "\n")
+		expect(false, second)
+		cancel()
+		running.Wait()
+	})
 }
 
 // TestEmptySourceStaysWrong: an empty file is an error at every read.

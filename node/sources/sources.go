@@ -1,4 +1,6 @@
-package node
+// Package sources follows the lists of engines that backends_from names: files and DNS. Every node
+// reads them; the leader applies them to the agreed state.
+package sources
 
 import (
 	"context"
@@ -12,41 +14,45 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/node/admin"
 	"grapevine/node/config"
 	"grapevine/node/metrics"
 	"grapevine/raftstore"
 )
 
 const (
-	gonePrefix = "source: "
+	// Prefix begins the reason of every state change that sources make.
+	Prefix = "source: "
 	// goneWait is how long requests on a dropped backend may take before it is removed anyway.
 	goneWait = 10 * time.Minute
-	// sourceRetry is the pause between attempts to change the state.
-	sourceRetry = time.Second
+	// applyEvery is the interval at which the leader applies the sources.
+	applyEvery = time.Second
 	// refusalLasts is how long a refused backend is not proposed again.
 	refusalLasts = time.Minute
 )
 
-// sources holds the last answers. Every node reads its sources; only the leader applies them.
-type sources struct {
-	log   zerolog.Logger
-	store func() agreement
-	state func() *raftstore.State
-	busy  func(name string) bool // some node has requests there
+// Store is the fleet's agreed state.
+type Store interface {
+	State() *raftstore.State
+	Apply(ctx context.Context, c raftstore.Command) (raftstore.Result, error)
+	Leading() bool
+}
 
-	retry      time.Duration // pause between two attempts to change the state
-	complained time.Time     // last log of a refused change; apply's alone
+// Sources holds the last answers. Safe for concurrent use.
+type Sources struct {
+	log  zerolog.Logger
+	busy func(name string) bool
+
+	complained time.Time // last log of a refused change; apply's alone
 
 	mu      sync.Mutex
-	answers []sourceAnswer
+	answers []answer
 	drained map[string]time.Time // by name; when first seen here
 	refused map[string]time.Time // by name; last refusal
 }
 
-type sourceAnswer struct {
+type answer struct {
 	*source
-	list    map[string]Backend
+	list    map[string]config.Backend
 	missing map[string]time.Time
 	at      time.Time // of the last good answer
 	err     error
@@ -54,53 +60,40 @@ type sourceAnswer struct {
 	logged  time.Time
 }
 
-func newSources(entries []string, log zerolog.Logger) (*sources, error) {
-	s := &sources{log: log, retry: sourceRetry, drained: make(map[string]time.Time), refused: make(map[string]time.Time)}
+// Status is the state of one source of backends.
+type Status struct {
+	Source   string    // as configured
+	Backends int       // of the last good answer
+	At       time.Time // of the last good answer; zero: none yet
+	Error    string    // the last failure, or which entries do not count
+}
+
+// New parses the entries of backends_from. busy says whether any node has requests at a backend.
+func New(entries []string, busy func(name string) bool, log zerolog.Logger) (*Sources, error) {
+	s := &Sources{log: log, busy: busy, drained: make(map[string]time.Time), refused: make(map[string]time.Time)}
 	for _, e := range entries {
 		src, err := newSource(e)
 		if err != nil {
 			return nil, err
 		}
-		s.answers = append(s.answers, sourceAnswer{source: src, missing: make(map[string]time.Time)})
+		s.answers = append(s.answers, answer{source: src, missing: make(map[string]time.Time)})
 	}
 	return s, nil
 }
 
-func (n *Node) startSources() {
-	s := n.sources
-	if len(s.answers) == 0 {
-		return
-	}
-	s.store = n.checker.store
-	s.state = func() *raftstore.State {
-		if store := n.store.Load(); store != nil {
-			return store.State()
-		}
-		return &raftstore.State{}
-	}
-	s.busy = func(name string) bool {
-		u := n.backends.Roster().Named(name)
-		if u == nil {
-			return false
-		}
-		_, own := n.router.Load(u.ID)
-		_, others := n.router.PeerLoad(u.ID)
-		return own+others > 0
-	}
-	ctx, cancel := context.WithCancel(context.Background())
+// Run reads the sources and, on the leader, applies them until ctx ends.
+func (s *Sources) Run(ctx context.Context, store Store) {
 	var loops sync.WaitGroup
+	defer loops.Wait()
 	for i := range s.answers {
 		loops.Go(func() { s.follow(ctx, i) })
 	}
-	loops.Go(func() { s.apply(ctx) })
-	n.cleanups.push("sources", func(context.Context) error {
-		cancel()
-		loops.Wait()
-		return nil
-	})
+	if len(s.answers) > 0 {
+		s.apply(ctx, store)
+	}
 }
 
-func (s *sources) follow(ctx context.Context, i int) {
+func (s *Sources) follow(ctx context.Context, i int) {
 	src := s.answers[i].source
 	tick := time.NewTicker(src.every)
 	defer tick.Stop()
@@ -119,7 +112,7 @@ func (s *sources) follow(ctx context.Context, i int) {
 }
 
 // take stores an answer; after a failure the last good one stays.
-func (s *sources) take(i int, list []Backend, unchanged bool, err error, at time.Time) {
+func (s *Sources) take(i int, list []config.Backend, unchanged bool, err error, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a := &s.answers[i]
@@ -129,7 +122,7 @@ func (s *sources) take(i int, list []Backend, unchanged bool, err error, at time
 	case err != nil:
 		if !failed || at.Sub(a.logged) >= errSilence {
 			a.logged = at
-			s.log.Warn().Err(err).Str("source", a.Entry).Msg("source of backends fails: its last answer stands")
+			s.log.Warn().Err(err).Str("source", a.Entry).Msg("source of backends fails; its last answer stays in force")
 		}
 		return
 	case failed:
@@ -139,7 +132,7 @@ func (s *sources) take(i int, list []Backend, unchanged bool, err error, at time
 	if unchanged {
 		return
 	}
-	now := make(map[string]Backend, len(list))
+	now := make(map[string]config.Backend, len(list))
 	for _, b := range list {
 		now[b.Name] = b
 		delete(a.missing, b.Name)
@@ -154,14 +147,14 @@ func (s *sources) take(i int, list []Backend, unchanged bool, err error, at time
 }
 
 // findClashesLocked finds contradictions between sources; the first source wins.
-func (s *sources) findClashesLocked() {
+func (s *Sources) findClashesLocked() {
 	names, urls := make(map[string]int), make(map[string]string)
 	for i := range s.answers {
 		a := &s.answers[i]
 		was := a.clash
 		a.clash = ""
 		var clashes []string
-		for _, name := range sortedNames(a.list) {
+		for _, name := range slices.Sorted(maps.Keys(a.list)) {
 			b := a.list[name]
 			url, err := raftstore.NormalURL(b.URL)
 			if err != nil {
@@ -169,13 +162,13 @@ func (s *sources) findClashesLocked() {
 			}
 			if first, taken := names[name]; taken {
 				if theirs := s.answers[first].list[name]; !sameBackend(&theirs, &b) {
-					clashes = append(clashes, fmt.Sprintf("%s: %s says otherwise, and comes first", name, s.answers[first].Entry))
+					clashes = append(clashes, fmt.Sprintf("%s: %s, which comes first, has other values", name, s.answers[first].Entry))
 				}
 				continue
 			}
 			names[name] = i
 			if other, taken := urls[url]; taken {
-				clashes = append(clashes, fmt.Sprintf("%s: its url is that of %s", name, other))
+				clashes = append(clashes, fmt.Sprintf("%s: its url is also that of %s", name, other))
 				continue
 			}
 			urls[url] = name
@@ -191,11 +184,11 @@ func (s *sources) findClashesLocked() {
 
 const maxClashes = 5
 
-func sameBackend(b, c *Backend) bool {
+func sameBackend(b, c *config.Backend) bool {
 	return config.SameURL(b.URL, c.URL) && b.Weight == c.Weight && b.KVTokens == c.KVTokens && slices.Equal(b.Models, c.Models)
 }
 
-func (s *sources) firstLocked(name string) *sourceAnswer {
+func (s *Sources) firstLocked(name string) *answer {
 	for i := range s.answers {
 		if _, ok := s.answers[i].list[name]; ok {
 			return &s.answers[i]
@@ -204,9 +197,8 @@ func (s *sources) firstLocked(name string) *sourceAnswer {
 	return nil
 }
 
-// apply applies the sources while this node leads.
-func (s *sources) apply(ctx context.Context) {
-	tick := time.NewTicker(s.retry)
+func (s *Sources) apply(ctx context.Context, store Store) {
+	tick := time.NewTicker(applyEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -214,21 +206,21 @@ func (s *sources) apply(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		if store := s.store(); store != nil && store.Leading() {
-			s.applyOnce(ctx, store, s.state(), time.Now())
+		if store.Leading() {
+			s.applyOnce(ctx, store, time.Now())
 		}
 	}
 }
 
-func (s *sources) applyOnce(ctx context.Context, store agreement, state *raftstore.State, at time.Time) {
-	for _, c := range s.changes(state, at) {
+func (s *Sources) applyOnce(ctx context.Context, store Store, at time.Time) {
+	for _, c := range s.changes(store.State(), at) {
 		err := s.write(ctx, store, c, at)
 		if err == nil || ctx.Err() != nil {
 			continue
 		}
 		if at.Sub(s.complained) >= errSilence {
 			s.complained = at
-			s.log.Warn().Err(err).Msg("what a source of backends says cannot be written down")
+			s.log.Warn().Err(err).Msg("cannot commit a change that a source of backends asks for; retrying")
 		}
 		if !refusedByFleet(err) {
 			return // the store takes no changes now
@@ -247,7 +239,7 @@ func refusedByFleet(err error) bool {
 }
 
 // write applies a command; new backends that are rejected together are tried one by one.
-func (s *sources) write(ctx context.Context, store agreement, c raftstore.Command, at time.Time) error {
+func (s *Sources) write(ctx context.Context, store Store, c raftstore.Command, at time.Time) error {
 	_, err := store.Apply(ctx, c)
 	if err == nil || !refusedByFleet(err) {
 		return err
@@ -289,7 +281,7 @@ func namesOf(c raftstore.Command) (names []string) {
 
 // changes returns the commands that apply the sources: add, update, and drain, then remove.
 // Backends of an operator or the configuration stay.
-func (s *sources) changes(state *raftstore.State, at time.Time) (commands []raftstore.Command) {
+func (s *Sources) changes(state *raftstore.State, at time.Time) (commands []raftstore.Command) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	maps.DeleteFunc(s.refused, func(_ string, when time.Time) bool { return at.Sub(when) >= refusalLasts })
@@ -300,7 +292,7 @@ func (s *sources) changes(state *raftstore.State, at time.Time) (commands []raft
 	var add []raftstore.Backend
 	for i := range s.answers {
 		a := &s.answers[i]
-		for _, name := range sortedNames(a.list) {
+		for _, name := range slices.Sorted(maps.Keys(a.list)) {
 			b := a.list[name]
 			have, ok := state.Backend(name)
 			switch {
@@ -323,10 +315,10 @@ func (s *sources) changes(state *raftstore.State, at time.Time) (commands []raft
 	return append(commands, s.removals(state, at)...)
 }
 
-func changed(have *raftstore.Backend, b *Backend) (commands []raftstore.Command) {
+func changed(have *raftstore.Backend, b *config.Backend) (commands []raftstore.Command) {
 	if have.Drained && have.DrainedBy == raftstore.BySource {
 		commands = append(commands, raftstore.SetBackendState{
-			Names: []string{have.Name}, Action: raftstore.Resume, By: raftstore.BySource, Reason: gonePrefix + "named again",
+			Names: []string{have.Name}, Action: raftstore.Resume, By: raftstore.BySource, Reason: Prefix + "listed again",
 		})
 	}
 	u := raftstore.UpdateBackend{Name: have.Name}
@@ -350,7 +342,7 @@ func changed(have *raftstore.Backend, b *Backend) (commands []raftstore.Command)
 }
 
 // removals removes what no source names, once all sources of its kind have answered.
-func (s *sources) removals(state *raftstore.State, at time.Time) (commands []raftstore.Command) {
+func (s *Sources) removals(state *raftstore.State, at time.Time) (commands []raftstore.Command) {
 	draining := make(map[string]time.Time)
 	defer func() { s.drained = draining }()
 	for i := range state.Backends {
@@ -373,9 +365,9 @@ func (s *sources) removals(state *raftstore.State, at time.Time) (commands []raf
 		switch {
 		case !b.Drained && b.State != raftstore.Down: // a backend that is down has no requests to finish
 			commands = append(commands, raftstore.SetBackendState{
-				Names: []string{b.Name}, Action: raftstore.Drain, By: raftstore.BySource, Reason: gonePrefix + "not named any more",
+				Names: []string{b.Name}, Action: raftstore.Drain, By: raftstore.BySource, Reason: Prefix + "no longer listed",
 			})
-		case b.State == raftstore.Down, !s.busy(b.Name) && at.Sub(drained) >= sourceRetry, at.Sub(drained) > goneWait:
+		case b.State == raftstore.Down, !s.busy(b.Name) && at.Sub(drained) >= applyEvery, at.Sub(drained) > goneWait:
 			commands = append(commands, raftstore.RemoveBackends{Names: []string{b.Name}})
 		}
 	}
@@ -384,7 +376,7 @@ func (s *sources) removals(state *raftstore.State, at time.Time) (commands []raf
 
 // missing says since when no source has named a source's backend, at the earliest since the first
 // answers.
-func (s *sources) missing(b *raftstore.Backend) (since time.Time, gone bool) {
+func (s *Sources) missing(b *raftstore.Backend) (since time.Time, gone bool) {
 	if s.firstLocked(b.Name) != nil {
 		return time.Time{}, false
 	}
@@ -408,25 +400,14 @@ func (s *sources) missing(b *raftstore.Backend) (since time.Time, gone bool) {
 	return since, kinds > 0
 }
 
-func sortedNames(list map[string]Backend) []string {
-	names := make([]string, 0, len(list))
-	for name := range list {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
-}
-
-func (s *sources) status() []admin.SourceStatus {
+// Status returns the state of each source, as configured in order.
+func (s *Sources) Status() []Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make([]admin.SourceStatus, len(s.answers))
+	out := make([]Status, len(s.answers))
 	for i := range s.answers {
 		a := &s.answers[i]
-		out[i] = admin.SourceStatus{Source: a.Entry, Backends: len(a.list)}
-		if !a.at.IsZero() {
-			out[i].AgeS = tenths(time.Since(a.at))
-		}
+		out[i] = Status{Source: a.Entry, Backends: len(a.list), At: a.at}
 		if out[i].Error = a.clash; a.err != nil {
 			out[i].Error = a.err.Error()
 		}
@@ -434,10 +415,11 @@ func (s *sources) status() []admin.SourceStatus {
 	return out
 }
 
-func (s *sources) collect(m metrics.Scrape) {
+// Collect reports the figures of the sources.
+func (s *Sources) Collect(m metrics.Scrape) {
 	listed := m.Gauge("source_backends", "Backends in the last answer of a source.", "source")
 	failing := m.Gauge("source_failing", "1 while a source of backends fails or contradicts another; its last answer stays in force.", "source")
-	for _, st := range s.status() {
+	for _, st := range s.Status() {
 		listed(float64(st.Backends), st.Source)
 		failing(metrics.Bool(st.Error != ""), st.Source)
 	}

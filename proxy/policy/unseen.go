@@ -33,27 +33,27 @@ func (r *Router) SetFleet(nodes int, staleness time.Duration) {
 	r.fleet.Store(&fleetState{nodes: max(nodes, 1), staleness: max(staleness, 0).Milliseconds()})
 }
 
-// outsight estimates the unseen work of other nodes.
-type outsight struct {
-	unseen float64 // expected placements of other nodes since their reports
-	sure   float64 // probability of none
-	flood  float64 // expected prefill tokens of the unseen placements
-	crowd  float64
-	queue  float64 // water level of the queues, prefill tokens
-	k      int
-	all    bool
+// unseenWork estimates what other nodes placed since their reports.
+type unseenWork struct {
+	count float64 // expected placements of other nodes since their reports
+	sure  float64 // probability of none
+	flood float64 // expected prefill tokens of the unseen placements
+	crowd float64
+	queue float64 // water level of the queues, prefill tokens
+	k     int
+	all   bool
 }
 
 // look estimates what other nodes have placed since their reports: m placements on B backends. If
 // all nodes took the backend that looks best, m requests would follow within one staleness. Each
 // chooses among K = B/(1+m) candidates instead, in an order that differs between prompts.
-func (s *Scene) look(o *outlook) outsight {
+func (s *Scene) look(o *traffic) unseenWork {
 	b := float64(s.size())
 	if s.Nodes <= 1 {
-		return outsight{sure: 1, all: true}
+		return unseenWork{sure: 1, all: true}
 	}
 	m := o.others * float64(s.Staleness) / 1000
-	out := outsight{unseen: m, sure: math.Exp(-m), flood: m * o.mean * s.FleetRate}
+	out := unseenWork{count: m, sure: math.Exp(-m), flood: m * o.mean * s.FleetRate}
 	k := max(b/(1+m), fewChoices)
 	out.k, out.all = int(min(k+0.5, maxChoices)), k+0.5 >= b
 	return out
@@ -62,7 +62,7 @@ func (s *Scene) look(o *outlook) outsight {
 // weigh sets every candidate's expected queue and crowd. Unseen work fills the backends like water
 // up to a level, and a report, minus the progress since, counts only above it. Own work comes on
 // top, because the peers cannot see it.
-func (o *outsight) weigh(s *Scene) {
+func (o *unseenWork) weigh(s *Scene) {
 	if s.Nodes <= 1 {
 		for i := range s.Candidates {
 			c := &s.Candidates[i]
@@ -74,7 +74,7 @@ func (o *outsight) weigh(s *Scene) {
 		c := &s.Candidates[i]
 		c.queue = float64(c.Active - c.OwnActive)
 	}
-	o.crowd = s.level(o.unseen, func(st *poolStats) float64 { return st.crowd })
+	o.crowd = s.level(o.count, func(st *poolStats) float64 { return st.crowd })
 	late := float64(s.Staleness) / 1000
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
@@ -91,7 +91,7 @@ func (o *outsight) weigh(s *Scene) {
 // level returns the level to which flood fills the queues from the lowest up, or the one of the pool
 // if the candidates are a selection. Each pass drops the queues above it.
 func (s *Scene) level(flood float64, ofPool func(*poolStats) float64) float64 {
-	if s.sampled {
+	if s.stats != nil {
 		return ofPool(s.stats)
 	}
 	level := math.Inf(1)
@@ -112,7 +112,7 @@ func (s *Scene) level(flood float64, ofPool func(*poolStats) float64) float64 {
 
 // rateSeen returns the rate to use: small differences count only by the chance that no peer has
 // acted on them.
-func (o *outsight) rateSeen(s *Scene, c *Candidate) float64 {
+func (o *unseenWork) rateSeen(s *Scene, c *Candidate) float64 {
 	return s.FleetRate + (c.Rate-s.FleetRate)*o.sure
 }
 
@@ -136,7 +136,7 @@ func (s *Scene) orderKey() (key uint64, leads bool) {
 
 // preselect rules out all but the first K candidates within the bounded load, and the deepest
 // holders of an uncommon prefix.
-func (p *prefix) preselect(s *Scene, o *outsight, key uint64) {
+func (p *prefix) preselect(s *Scene, o *unseenWork, key uint64) {
 	var sum, deepest float64
 	within := 0
 	for i := range s.Candidates {
@@ -148,7 +148,7 @@ func (p *prefix) preselect(s *Scene, o *outsight, key uint64) {
 		}
 		deepest = max(deepest, c.Held)
 	}
-	if s.sampled && within == len(s.Candidates) {
+	if s.stats != nil && within == len(s.Candidates) {
 		sum, within = s.queues()
 	}
 	limit := (1 + p.epsilon) * sum / float64(within)
@@ -168,34 +168,22 @@ func (p *prefix) preselect(s *Scene, o *outsight, key uint64) {
 	}
 }
 
-// choices returns 1 to k candidates, best first. If every ranked candidate of a selection exceeds
-// the limit, unranked ones replace them, or else the limit is dropped.
+// choices returns 1 to k candidates within limit, best first. If all exceed it, it is dropped.
 func (s *Scene) choices(key uint64, limit float64, k int) (at [maxChoices]int32, n int) {
-	if at, n = s.firstFitting(key, limit, k, !s.sampled); n > 0 {
+	if at, n = s.firstFitting(key, limit, k); n > 0 {
 		return at, n
 	}
-	if at, n = s.firstFitting(key, limit, k, true); n > 0 {
-		return at, n
-	}
-	if at, n = s.firstFitting(key, math.Inf(1), k, !s.sampled); n > 0 {
-		return at, n
-	}
-	return s.firstFitting(key, math.Inf(1), k, true)
+	return s.firstFitting(key, math.Inf(1), k)
 }
 
-// firstFitting returns the first k candidates in order within limit; without anyone only ranked
-// ones of a selection.
-func (s *Scene) firstFitting(key uint64, limit float64, k int, anyone bool) (at [maxChoices]int32, n int) {
+func (s *Scene) firstFitting(key uint64, limit float64, k int) (at [maxChoices]int32, n int) {
 	var ranks [maxChoices]float64
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		if c.queue > limit || c.outside || !anyone && c.rank == unranked {
+		if c.queue > limit || c.outside {
 			continue
 		}
-		r := float64(c.rank)
-		if anyone {
-			r = s.Rendezvous(key, i)
-		}
+		r := s.place(key, i)
 		if n == k && r <= ranks[n-1] {
 			continue
 		}

@@ -9,13 +9,13 @@ import (
 
 const (
 	// Buckets of a quarter octave from 1 ms up to 4.6 h.
-	paceBuckets, paceOctave, paceLeast = 96, 4, 1e-3
-	// paceWindow halves the histogram at this number of requests: a few minutes of a busy node.
-	paceWindow = 4000
-	// paceSupport is the least number of requests, of all nodes, for a slow mark.
-	paceSupport = 50
-	// paceSmooth is the least weight of one request in the mean.
-	paceSmooth = 0.01
+	loadBuckets, loadOctave, loadLeast = 96, 4, 1e-3
+	// loadWindow halves the histogram at this number of requests: a few minutes of a busy node.
+	loadWindow = 4000
+	// loadSupport is the least number of requests, of all nodes, for a slow mark.
+	loadSupport = 50
+	// loadSmooth is the least weight of one request in the mean.
+	loadSmooth = 0.01
 	// The slow mark is slowShare of the time in which all but slowRest of recent requests could
 	// have had their first token at best. Waiting does not raise it.
 	slowShare, slowRest = 0.8, 0.01
@@ -23,13 +23,13 @@ const (
 	demandWindow, demandStart = 60.0, 5.0
 )
 
-// pace measures a pool's best times to first token and its demand, which scale the price of
+// workload measures a pool's best times to first token and its demand, which scale the price of
 // waiting. Safe for concurrent use.
-type pace struct {
+type workload struct {
 	mu     sync.Mutex
 	mean   float64 // whole prefill in seconds; 0: no request yet
 	seen   float64
-	counts [paceBuckets]float64
+	counts [loadBuckets]float64
 	total  float64
 	peers  Pace // of the other nodes; zero if unknown
 
@@ -39,7 +39,7 @@ type pace struct {
 	last     prefixtree.Time
 }
 
-type outlook struct {
+type traffic struct {
 	mean   float64 // mean whole prefill, seconds
 	slow   float64 // slow mark, seconds; +Inf if unknown
 	rate   float64 // requests/s at this node, including this one
@@ -49,12 +49,12 @@ type outlook struct {
 	fleetDemand float64 // demand at all nodes
 }
 
-// outlook takes the request's whole prefill in seconds.
-func (p *pace) outlook(whole float64, nodes int, now prefixtree.Time) outlook {
+// now takes the request's whole prefill in seconds.
+func (p *workload) now(whole float64, nodes int, now prefixtree.Time) traffic {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	fade, covered := p.fadeLocked(now)
-	o := outlook{mean: p.mean, slow: p.slowMark(), rate: (p.arrivals*fade + 1) / covered, demand: (p.work*fade + whole) / covered}
+	o := traffic{mean: p.mean, slow: p.slowMark(), rate: (p.arrivals*fade + 1) / covered, demand: (p.work*fade + whole) / covered}
 	if p.peers.Requests > 0 {
 		o.mean = (p.mean*p.total + p.peers.Work) / (p.total + p.peers.Requests)
 	}
@@ -70,14 +70,14 @@ func (p *pace) outlook(whole float64, nodes int, now prefixtree.Time) outlook {
 }
 
 // count adds a request's whole prefill and soonest first token, in seconds.
-func (p *pace) count(whole, soonest float64, now prefixtree.Time) {
+func (p *workload) count(whole, soonest float64, now prefixtree.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.seen++
-	p.mean += max(paceSmooth, 1/p.seen) * (whole - p.mean)
-	at := min(math.Log2(max(soonest, paceLeast)/paceLeast)*paceOctave, paceBuckets-1)
+	p.mean += max(loadSmooth, 1/p.seen) * (whole - p.mean)
+	at := min(math.Log2(max(soonest, loadLeast)/loadLeast)*loadOctave, loadBuckets-1)
 	p.counts[int(at)]++
-	if p.total++; p.total > paceWindow {
+	if p.total++; p.total > loadWindow {
 		for i := range p.counts {
 			p.counts[i] /= 2
 		}
@@ -92,7 +92,7 @@ func (p *pace) count(whole, soonest float64, now prefixtree.Time) {
 	p.last = max(p.last, now)
 }
 
-func (p *pace) fadeLocked(now prefixtree.Time) (fade, covered float64) {
+func (p *workload) fadeLocked(now prefixtree.Time) (fade, covered float64) {
 	now = max(now, p.last)
 	since := now
 	if p.since != 0 {
@@ -103,17 +103,17 @@ func (p *pace) fadeLocked(now prefixtree.Time) (fade, covered float64) {
 
 func seconds(from, to prefixtree.Time) float64 { return float64(max(to-from, 0)) / 1000 }
 
-// slowMark returns the slow mark in seconds, +Inf before paceSupport requests.
-func (p *pace) slowMark() float64 {
+// slowMark returns the slow mark in seconds, +Inf before loadSupport requests.
+func (p *workload) slowMark() float64 {
 	total := p.total + p.peers.Requests
-	if total < paceSupport {
+	if total < loadSupport {
 		return math.Inf(1)
 	}
 	rest := total * slowRest
-	for i := paceBuckets - 1; i >= 0; i-- {
+	for i := loadBuckets - 1; i >= 0; i-- {
 		n := p.counts[i] + p.peers.Soonest[i]
 		if n > rest {
-			return slowShare * paceLeast * math.Exp2((float64(i)+1-rest/n)/paceOctave)
+			return slowShare * loadLeast * math.Exp2((float64(i)+1-rest/n)/loadOctave)
 		}
 		rest -= n
 	}
@@ -127,11 +127,11 @@ type Pace struct {
 	Demand   float64              // prefill seconds per second without caches
 	Requests float64              // number of requests in Work and Soonest
 	Work     float64              // seconds of whole prefills
-	Soonest  [paceBuckets]float64 // by best time to first token, in quarter octaves from 1 ms
+	Soonest  [loadBuckets]float64 // by best time to first token, in quarter octaves from 1 ms
 }
 
 // PaceBuckets is the number of buckets of Pace.Soonest.
-const PaceBuckets = paceBuckets
+const PaceBuckets = loadBuckets
 
 // leastRate is the least reported rate, requests/s: one request in ten windows.
 const leastRate = 0.1 / demandWindow
@@ -147,7 +147,7 @@ func (p *Pace) add(o *Pace, sign float64) {
 	}
 }
 
-func (p *pace) own(pool uint64, now prefixtree.Time) Pace {
+func (p *workload) own(pool uint64, now prefixtree.Time) Pace {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	fade, covered := p.fadeLocked(now)
@@ -158,7 +158,7 @@ func (p *pace) own(pool uint64, now prefixtree.Time) Pace {
 }
 
 // setPeers sets the other nodes' pace to all minus own; nil counts as zero.
-func (p *pace) setPeers(all, own *Pace) {
+func (p *workload) setPeers(all, own *Pace) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.peers = Pace{}

@@ -1,0 +1,156 @@
+package policy
+
+import (
+	"fmt"
+
+	"github.com/zeebo/xxh3"
+
+	"grapevine/prefixtree"
+)
+
+// A decision passes through this file from top to bottom: open what is known of the request and the
+// fleet; match its prompt (match.go) and stage the engines (stage.go; shortlist.go in large pools);
+// ease new ones in (slowstart.go); let the strategy price and choose (prefix.go and unseen.go by
+// default); charge the choice (attempt.go, ledger.go).
+
+// Pick chooses a backend and charges the request to it. After a nil error the caller must call
+// att.End exactly once. Errors: ErrNoBackend, ErrUnknownModel, ErrUnknownStrategy, ErrAttemptInUse.
+func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
+	if att.stage != idle && att.stage != ended {
+		if invariants {
+			panic("policy: Pick with an Attempt that has not ended")
+		}
+		return ErrAttemptInUse
+	}
+	s := r.scenes.Get().(*Scene)
+	defer r.putScene(s)
+	s.peek = false
+	chosen, err := r.decide(s, q, now, &att.decision)
+	if err != nil {
+		return err
+	}
+	r.charge(s, &s.Candidates[chosen], att)
+	r.rungs[att.decision.Rung].Add(1)
+	if s.Nodes > 1 && s.Staleness >= maxStaleness {
+		r.blind.Add(1)
+	}
+	return nil
+}
+
+func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) (int, error) {
+	t := r.table.Load()
+	strategy := t.rules.strategy(q)
+	if q.Strategy != "" {
+		if strategy = r.strategies[q.Strategy]; strategy == nil {
+			return 0, fmt.Errorf("%w: %q: use one of %v", ErrUnknownStrategy, q.Strategy, r.Strategies())
+		}
+	}
+	p := t.pool(q.Model)
+	if p == nil {
+		return 0, ErrUnknownModel
+	}
+	s.model = r.models.of(q.Model) // after the pool lookup, so that unknown names cannot fill the table
+	r.open(s, q, p, now)
+	lastResort := r.stage(s, strategy)
+	if len(s.Candidates) == 0 {
+		return 0, ErrNoBackend
+	}
+	if int64(now) < r.coldUntil.Load() {
+		r.easeIn(s, strategy)
+	}
+	chosen, rung := r.choose(s, strategy)
+	d.fill(s, chosen, rung, strategy, lastResort)
+	return chosen, nil
+}
+
+func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
+	s.Request, s.pool, s.Now, s.stats = q, p, now, nil
+	f := r.fleet.Load()
+	s.Nodes, s.Staleness = f.nodes, min(f.staleness, maxStaleness)
+	if s.Nodes > 1 && r.peers.heard.Load() == 0 {
+		s.Staleness = maxStaleness
+	}
+	if s.peek {
+		s.rand = mix(r.cfg.Seed) + mix(r.seq.Load()+1)
+	} else {
+		s.rand = mix(r.cfg.Seed) + mix(r.seq.Add(1))
+	}
+	s.Branch, s.CommonTokens, s.nameless, s.judged = 0, 0, false, false
+	s.hot, s.common = HotPrefix{}, 0
+	if cap(s.where) < len(p.entries) {
+		s.where = make([]int32, len(p.entries))
+		s.Candidates = make([]Candidate, 0, len(p.entries))
+	}
+	s.where = s.where[:len(p.entries)]
+	s.Candidates = s.Candidates[:0]
+	s.FleetRate, s.hold = r.rate.load(), r.hold.load()
+	perToken := s.model.bytesPerToken()
+	s.TokensPerBlock = float64(r.cfg.BlockBytes) / perToken
+	s.PromptTokens = max(int(float64(s.promptBytes(r.cfg.BlockBytes))/perToken+0.5), 1)
+}
+
+// stage adds candidates, or a selection in a large pool, with what each holds of the prompt. It
+// reports whether all are being avoided.
+func (r *Router) stage(s *Scene, strategy *named) (lastResort bool) {
+	r.match(s)
+	if _, ok := strategy.Strategy.(*prefix); !ok || s.pool.order == nil || !r.shortlist(s) {
+		lastResort = s.stage()
+	}
+	r.assign(s)
+	return lastResort
+}
+
+// choose repeats if another request has just become the trial of the chosen half-open backend.
+func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
+	for {
+		i, rung := strategy.Choose(s)
+		c := &s.Candidates[i]
+		if !c.half || s.peek || c.slot.trial.CompareAndSwap(false, true) {
+			return i, rung
+		}
+		if len(s.Candidates) == 1 {
+			c.half = false // the only candidate takes a second request rather than refuse it
+			return i, rung
+		}
+		s.Candidates = append(s.Candidates[:i], s.Candidates[i+1:]...)
+	}
+}
+
+// charge makes the request count as load of its backend until att ends it.
+func (r *Router) charge(s *Scene, c *Candidate, att *Attempt) {
+	q, now := s.Request, s.Now
+	att.router, att.slot, att.model = r, c.slot, s.model
+	att.hashes, att.bytes = q.Hashes, s.promptBytes(r.cfg.BlockBytes)
+	att.held, att.followed = c.Held, c.Held > s.CommonTokens
+	att.charged = int64(att.decision.UncachedTokens)
+	att.resident = int64(s.PromptTokens + q.OutputHint)
+	att.trial, att.interval, att.adapter, att.nonStreaming = c.half, 0, 0, q.NonStreaming
+	if len(q.LoRA) > 0 {
+		att.adapter = xxh3.Hash(q.LoRA)
+	}
+	att.work, att.prefix = &s.pool.work, s.count(c)
+	att.at.picked, att.at.dispatched, att.at.first = now, 0, 0
+	att.stage = picked
+	c.slot.charge(att, now)
+	if c.charged {
+		c.slot.credit.Add(-oneRequest)
+	}
+	if n := uint64(len(s.pool.entries)); n > 0 { // one entry per request bounds the cost
+		s.pool.entries[r.seq.Load()%n].slot.freshen(r.rate, now)
+	}
+}
+
+// Explain fills d with the decision of the next Pick and changes nothing. Errors as Pick. d shares
+// no memory with the router.
+func (r *Router) Explain(q *Request, now prefixtree.Time, d *Decision) error {
+	s := r.scenes.Get().(*Scene)
+	defer r.putScene(s)
+	s.peek = true
+	_, err := r.decide(s, q, now, d)
+	return err
+}
+
+func (r *Router) putScene(s *Scene) {
+	s.Request, s.pool, s.model = nil, nil, nil
+	r.scenes.Put(s)
+}

@@ -1,0 +1,162 @@
+package policy
+
+import (
+	"sync/atomic"
+
+	"github.com/zeebo/xxh3"
+
+	"grapevine/prefixtree"
+)
+
+// table joins a view with the router's state.
+type table struct {
+	view    *View
+	slots   []*slot
+	rules   ruleSet
+	byModel map[string]*pool
+	general *pool // backends that serve any model; may be nil
+	all     *pool
+}
+
+// pool is the active backends that may serve one model.
+type pool struct {
+	key     uint64 // the same on all nodes
+	view    *View
+	entries []entry
+	byID    []int32 // backend id -> entry, -1: none
+	*history
+	weighted bool
+	large    // zero up to weighAll entries
+}
+
+// Keys of the pools without a model.
+const (
+	poolAll     = 0
+	poolGeneral = 1
+)
+
+// history is what a pool learned from its requests; it outlives views.
+type history struct {
+	turn atomic.Uint64
+	load workload
+	work workMeter
+}
+
+// entry is one backend of a pool.
+type entry struct {
+	slot   *slot
+	key    uint64  // of rendezvous orders
+	weight float64 // share of work
+	kv     int     // capacity of the KV cache in tokens; 0: unknown
+	id     prefixtree.Backend
+	at     int32 // position in the pool
+}
+
+func (p *pool) name(b prefixtree.Backend) string {
+	e, _ := p.view.Backend(b)
+	return e.Name
+}
+
+func (p *pool) entryOf(b prefixtree.Backend) int {
+	if int(b) >= len(p.byID) {
+		return -1
+	}
+	return int(p.byID[b])
+}
+
+func (t *table) slot(b prefixtree.Backend) *slot {
+	if int(b) >= len(t.view.byID) || t.view.byID[b] < 0 {
+		return nil
+	}
+	return t.slots[t.view.byID[b]]
+}
+
+func (t *table) pool(model []byte) *pool {
+	if len(model) == 0 {
+		return t.all
+	}
+	if p := t.byModel[string(model)]; p != nil {
+		return p
+	}
+	return t.general
+}
+
+func (t *table) pools() []*pool {
+	list := make([]*pool, 0, 2+len(t.byModel))
+	if list = append(list, t.all); t.general != nil {
+		list = append(list, t.general)
+	}
+	for _, p := range t.byModel {
+		list = append(list, p)
+	}
+	return list
+}
+
+// View returns the view in use.
+func (r *Router) View() *View { return r.table.Load().view }
+
+// SetView replaces the view. Running requests keep their slots, remaining backends their state. It
+// panics if a rule names an unknown strategy.
+func (r *Router) SetView(v *View) {
+	r.viewMu.Lock()
+	defer r.viewMu.Unlock()
+	t := &table{view: v, byModel: make(map[string]*pool, len(v.byModel)), rules: ruleSet{fallback: r.fallback}}
+	t.slots = make([]*slot, len(v.Backends))
+	for i := range v.Backends {
+		b := &v.Backends[i]
+		t.slots[i] = r.ledger.slot(b.ID, b.Generation)
+		r.begins(t.slots[i], b.Since)
+	}
+	for _, rule := range v.Rules {
+		rr := resolvedRule{Rule: rule, strategy: r.strategies[rule.Strategy]}
+		if rr.strategy == nil {
+			panic("policy: view with a rule for strategy " + rule.Strategy + ", which this router does not have")
+		}
+		if n := len(rule.Model); n > 0 && rule.Model[n-1] == '*' {
+			rr.Model, rr.modelPrefix = rule.Model[:n-1], true
+		}
+		t.rules.rules = append(t.rules.rules, rr)
+	}
+	known := map[uint64]*history{}
+	if old := r.table.Load(); old != nil {
+		for _, p := range old.pools() {
+			known[p.key] = p.history
+		}
+	}
+	t.all = t.newPool(poolAll, v.all, known)
+	if len(v.general) > 0 {
+		t.general = t.newPool(poolGeneral, v.general, known)
+	}
+	for m, at := range v.byModel {
+		t.byModel[m] = t.newPool(max(xxh3.HashString(m), poolGeneral+1), at, known)
+	}
+	r.heavyHitters.resize(len(v.Backends))
+	for _, p := range t.pools() {
+		p.hear(r.peerHeat) // pools of new models have none yet
+	}
+	r.table.Store(t)
+}
+
+func (t *table) newPool(key uint64, positions []int32, known map[uint64]*history) *pool {
+	p := &pool{key: key, view: t.view, history: known[key], byID: make([]int32, len(t.view.byID))}
+	if p.history == nil {
+		p.history = new(history)
+	}
+	for i := range p.byID {
+		p.byID[i] = -1
+	}
+	p.entries = make([]entry, 0, len(positions))
+	for _, at := range positions {
+		b := &t.view.Backends[at]
+		if b.State != Active {
+			continue
+		}
+		p.byID[b.ID] = int32(len(p.entries))
+		p.entries = append(p.entries, entry{slot: t.slots[at], key: keyOf(b), weight: b.Weight, kv: b.KVTokens, id: b.ID, at: p.byID[b.ID]})
+		p.weighted = p.weighted || b.Weight != p.entries[0].weight
+	}
+	if len(p.entries) > weighAll {
+		p.enlarge(positions)
+	}
+	return p
+}

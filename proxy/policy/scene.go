@@ -1,0 +1,178 @@
+package policy
+
+import (
+	"math"
+
+	"grapevine/prefixtree"
+)
+
+// Scene is the input of one decision. A strategy may write only the Cost of candidates.
+type Scene struct {
+	Request        *Request
+	Now            prefixtree.Time
+	Candidates     []Candidate // eligible backends in view order, or a selection of a large pool
+	PromptTokens   int         // estimated; at least 1
+	TokensPerBlock float64
+	Branch         prefixtree.Hash // branch key; 0 without hashes
+	CommonTokens   float64         // leading tokens that are common in the fleet, at most PromptTokens
+	FleetRate      float64         // prefill tokens/s over all backends; above 0
+	Nodes          int             // routers in the fleet, at least 1
+	Staleness      int64           // ms; age of the other nodes' reports, at most maxStaleness
+
+	matches  prefixtree.Matches
+	where    []int32 // pool entry -> candidate index, -1: none; see candidate
+	ranks    []float64
+	common   int // leading blocks that are common
+	pool     *pool
+	model    *modelStat
+	nameless bool       // the whole prompt is common
+	judged   bool       // enough requests were seen to judge what is common
+	turn     uint64     // decision number in the pool
+	hot      HotPrefix  // deepest agreed hot prefix of the prompt; no replicas: none
+	hold     float64    // mean seconds that a request keeps its memory after the first token
+	stats    *poolStats // the candidates are a selection of a large pool; nil: they are all
+	traffic  traffic
+	unseen   unseenWork
+	rand     uint64
+	peek     bool // Explain: change nothing
+}
+
+// Rand returns the next number of this decision's deterministic sequence.
+func (s *Scene) Rand() uint64 {
+	s.rand += 0x9e3779b97f4a7c15
+	return mix(s.rand)
+}
+
+// Turn returns the next turn of the pool's rotation.
+func (s *Scene) Turn() uint64 {
+	if s.peek {
+		return s.pool.turn.Load()
+	}
+	return s.pool.turn.Add(1) - 1
+}
+
+// Rendezvous returns candidate i's rank for key, the same on all nodes; the highest wins.
+func (s *Scene) Rendezvous(key uint64, i int) float64 {
+	c := &s.Candidates[i]
+	return rendezvous(key, c.key, c.weight, s.pool.weighted)
+}
+
+// place is Rendezvous for the order key. In a selection, the order that selected a candidate ranks
+// it, above the candidates selected otherwise.
+func (s *Scene) place(key uint64, i int) float64 {
+	switch c := &s.Candidates[i]; {
+	case s.stats == nil:
+		return s.Rendezvous(key, i)
+	case c.rank != unranked:
+		return float64(c.rank)
+	}
+	return -1 / (1 + s.Rendezvous(key, i))
+}
+
+// firstAmong returns the first candidate of that cost in the key's order, or in turn if key is 0,
+// and whether others tie.
+func (s *Scene) firstAmong(cost float64, key uint64) (int, bool) {
+	best, rank, n := 0, math.Inf(-1), 0
+	for i := range s.Candidates {
+		if s.Candidates[i].Cost != cost {
+			continue
+		}
+		if n++; n == 1 {
+			best = i
+			continue
+		}
+		if key == 0 {
+			continue
+		}
+		if n == 2 {
+			rank = s.place(key, best)
+		}
+		if r := s.place(key, i); r > rank {
+			best, rank = i, r
+		}
+	}
+	if n < 2 || key != 0 {
+		return best, n > 1
+	}
+	nth := int(s.Turn() % uint64(n))
+	for i := range s.Candidates {
+		if s.Candidates[i].Cost == cost {
+			if nth == 0 {
+				return i, true
+			}
+			nth--
+		}
+	}
+	return best, true
+}
+
+func (s *Scene) candidate(at int) *Candidate {
+	// A large pool does not clear where, so the candidate must confirm it.
+	if i := s.where[at]; i >= 0 && int(i) < len(s.Candidates) && s.Candidates[i].at == int32(at) {
+		return &s.Candidates[i]
+	}
+	return nil
+}
+
+func (s *Scene) size() int {
+	if s.stats != nil {
+		return s.stats.eligible
+	}
+	return len(s.Candidates)
+}
+
+// holders includes backends outside the pool.
+func (s *Scene) holders() []prefixtree.Holder {
+	if len(s.Request.Hashes) == 0 {
+		return nil
+	}
+	return s.matches.Holders()
+}
+
+func (s *Scene) promptBytes(blockBytes int) int {
+	return max(s.Request.PromptBytes, len(s.Request.Hashes)*blockBytes)
+}
+
+// Candidate is one eligible backend at the time of Pick; tokens are estimates.
+type Candidate struct {
+	*entry
+	Backend     prefixtree.Backend
+	HeldBlocks  int32   // leading blocks with a known placement
+	Rate        float64 // prefill tokens/s, learned or the prior; above 0
+	OwnQueued   float64 // own prefill tokens in front of a new request
+	Queued      float64 // OwnQueued plus what other nodes report
+	Overdue     float64 // seconds; see slot.queued
+	Outstanding int64   // charged prefill tokens of all nodes
+	Active      int64   // requests of all nodes
+	OwnActive   int64
+	Held        float64 // prompt tokens expected in its cache
+	Uncached    float64 // prompt tokens to compute; at least 1
+	Age         int64   // ms since the deepest held block was touched
+	Cost        float64 // set by the strategy; +Inf if ruled out
+
+	queue   float64 // expected queue; set by unseenWork.weigh
+	crowd   float64 // expected active requests; likewise
+	rank    float32 // rank in the order that selected it, or unranked
+	warmth  float32 // during slow start; see easeIn
+	half    bool    // half-open
+	charged bool    // the request costs slow-start credit
+	outside bool    // outside the hot prefix's replica set; see gather
+}
+
+// KVUsage returns the used share of the KV cache, 0 to 1: the engine's report, else an estimate
+// from own requests, else 0.
+func (c *Candidate) KVUsage() float64 {
+	if t := c.slot.telemetry.Load(); t != nil {
+		return min(max(t.KVUsage, 0), 1)
+	}
+	if c.kv > 0 {
+		return min(float64(c.slot.resident.Load())/float64(c.kv), 1)
+	}
+	return 0
+}
+
+func (c *Candidate) holdsAdapter(name uint64) bool {
+	c.slot.mu.Lock()
+	defer c.slot.mu.Unlock()
+	return c.slot.adapters.has(name)
+}
