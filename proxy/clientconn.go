@@ -292,13 +292,12 @@ func (p *Proxy) watch(done chan<- struct{}) {
 	defer close(done)
 	ticker := time.NewTicker(p.cfg.Timeouts.Watch)
 	defer ticker.Stop()
-	var scratch []*clientConn
 	for {
 		select {
 		case <-p.watchStop:
 			return
 		case <-ticker.C:
-			scratch = p.sweep(scratch[:0])
+			p.sweep()
 			p.sweeps.Add(1)
 		}
 	}
@@ -309,14 +308,14 @@ func (p *Proxy) watch(done chan<- struct{}) {
 func (p *Proxy) Sweeps() uint64 { return p.sweeps.Load() }
 
 // sweep works on a copy of the list, so that interrupting requests does not block new connections.
-func (p *Proxy) sweep(scratch []*clientConn) []*clientConn {
+func (p *Proxy) sweep() {
 	now := int64(time.Since(p.epoch))
 	p.clock.Store(now)
 	p.mu.Lock()
-	scratch = slices.AppendSeq(scratch, maps.Keys(p.conns))
+	conns := slices.Collect(maps.Keys(p.conns))
 	p.mu.Unlock()
 	stall := int64(p.tuned.Load().Timeouts.Write)
-	for _, c := range scratch {
+	for _, c := range conns {
 		if since := c.writing.Load(); since != 0 && now-since > stall {
 			c.interrupt(stalled)
 			c.abort() // a FIN would keep unread data in the kernel's buffers for minutes
@@ -330,7 +329,5 @@ func (p *Proxy) sweep(scratch []*clientConn) []*clientConn {
 			c.interrupt(expired)
 		}
 	}
-	clear(scratch)
 	p.upstreams.closeUnused(now - int64(p.tuned.Load().Timeouts.UpstreamIdle))
-	return scratch
 }

@@ -125,7 +125,7 @@ func (e *exchange) screen(badTarget string) (fault, bool) {
 			return bad("HTTP/1.0 is served on a connection's first request only")
 		}
 	default:
-		return fault{fasthttp.StatusHTTPVersionNotSupported, "http_version", "only HTTP/1.1 and HTTP/1.0 are spoken here"}, true
+		return fault{fasthttp.StatusHTTPVersionNotSupported, "http_version", "only HTTP/1.1 and HTTP/1.0 are served"}, true
 	}
 	if e.ctx.IsConnect() || e.ctx.IsTrace() {
 		return fault{fasthttp.StatusMethodNotAllowed, "method_not_allowed", "the method is not served"}, true
@@ -327,7 +327,7 @@ func (e *exchange) serveModels() {
 		e.ctx.Response.SetBodyRaw(body)
 		e.decorate()
 	case len(e.path) <= len(modelsPath)+1:
-		e.refuse(fault{fasthttp.StatusBadGateway, "upstream_unreachable", "no backend has told its models"})
+		e.refuse(fault{fasthttp.StatusBadGateway, "upstream_unreachable", "no backend has reported its models yet"})
 	default:
 		e.refuse(fault{fasthttp.StatusNotFound, "model_not_found", "no backend serves the model " + quoted(e.path[len(modelsPath)+1:])})
 	}

@@ -64,19 +64,17 @@ type requestHead struct {
 	nominated [maxNominated][]byte
 	nominees  int
 
-	id            []byte
-	session       []byte
-	sessionRank   int
-	forwarded     []byte // scratch: X-Forwarded-For values, joined
-	websocket     bool
-	authorization []byte
-	apiKey        []byte
-	encoded       bool // the body is compressed
-	lengths       int  // Content-Length lines
-	announced     int  // by the last of them
-	codings       int  // Transfer-Encoding lines
-	badCoding     bool // not chunked
-	fault         string
+	id          []byte
+	session     []byte
+	sessionRank int
+	forwarded   []byte // scratch: X-Forwarded-For values, joined
+	websocket   bool
+	encoded     bool // the body is compressed
+	lengths     int  // Content-Length lines
+	announced   int  // by the last of them
+	codings     int  // Transfer-Encoding lines
+	badCoding   bool // not chunked
+	fault       string
 }
 
 type scanOptions struct {
@@ -169,10 +167,6 @@ func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 		}
 		h.forwarded = append(h.forwarded, value...)
 		return false
-	case "authorization":
-		h.authorization = value
-	case "x-api-key":
-		h.apiKey = value
 	default:
 		h.takeSession(known, value)
 	}

@@ -101,7 +101,10 @@ func (e *exchange) refuseBroken() bool {
 
 // busy ends an attempt answered with 429, which the response holds if held.
 func (e *exchange) busy(held bool) {
-	wait := max(retrySeconds(e.ctx.Response.Header.Peek("Retry-After")), 1)
+	wait, err := fasthttp.ParseUint(e.ctx.Response.Header.Peek("Retry-After"))
+	if err != nil || wait == 0 {
+		wait = 1
+	}
 	if e.last.busy == 0 || wait < e.last.wait {
 		e.last.wait = wait
 	}
@@ -118,12 +121,4 @@ func (e *exchange) refuseBusy() {
 		e.refuse(fault{fasthttp.StatusTooManyRequests, "backends_busy", "no backend has room for the request; backends tried: " + strconv.Itoa(e.rec.Attempts)})
 	}
 	e.retryAfter(wait)
-}
-
-func retrySeconds(value []byte) int {
-	n, err := fasthttp.ParseUint(value)
-	if err != nil {
-		return 0
-	}
-	return n
 }
