@@ -129,7 +129,7 @@ func prepare(cfg Config) (*Exchange, error) {
 	}
 	x := &Exchange{
 		touched:   make(chan struct{}, 1),
-		knowledge: cfg.Knowledge, flush: cfg.FlushInterval, deadline: cfg.SnapshotDeadline, clock: cfg.Clock, log: cfg.Log,
+		knowledge: cfg.Knowledge, flush: cfg.FlushInterval, deadline: cfg.SnapshotDeadline, clock: cfg.clock, log: cfg.Log,
 		peers: map[string]*peer{}, subscribers: map[string]*subscriber{}, stopped: make(chan struct{}),
 		snapshots: make(chan struct{}, maxSnapshots),
 	}

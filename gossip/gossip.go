@@ -74,7 +74,7 @@ type Config struct {
 	Budget int64
 	// JournalBytes bounds the memory of own batches kept for subscribers; 0 means 16 MiB.
 	JournalBytes int64
-	// Clock is for tests: it maps a moment to this node's wall clock. Durations do not use it.
-	Clock func(at time.Time) time.Time
+	// clock is for tests: it maps a moment to this node's wall clock. Durations do not use it.
+	clock func(at time.Time) time.Time
 	Log   zerolog.Logger
 }

@@ -119,7 +119,7 @@ func (v *virtualFleet) begin(n *virtualNode) {
 	n.know, n.last = know, Stats{}
 	n.node = v.net.start(n.name, func(c *Config) {
 		c.Log = zerolog.New(said{v, n.name}).Level(zerolog.WarnLevel)
-		c.Knowledge, c.Clock, c.FlushInterval, c.Budget = know, n.wall, v.flush, v.budget
+		c.Knowledge, c.clock, c.FlushInterval, c.Budget = know, n.wall, v.flush, v.budget
 	})
 	n.node.journal.mu.Lock()
 	defer n.node.journal.mu.Unlock()

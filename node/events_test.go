@@ -67,6 +67,7 @@ func TestEventsOfAFleet(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	eventually(t, "the founders counted as seeds", func() bool { return nodes[2].fleetFigures().seeds["joined"] >= 2 })
 	const gpu = `"backend":"second"`
 	done(c.AddBackends(ctx, []admin.NewBackend{{Name: "second", URL: second.URL}}, false))
 	everywhere(backends.EventEngineAdded, gpu)

@@ -31,7 +31,7 @@ func (n *Node) fleetFigures() *fleetFigures {
 	}
 	f := &fleetFigures{
 		members: map[member.State]int{member.StateAlive: 1, member.StateFailed: 0, member.StateLeft: 0},
-		seeds:   countSeeds(n.cfg.Join, g.Members().JoinErrors()),
+		seeds:   countSeeds(n.cfg.Seeds(), g.Members().JoinErrors()),
 		peers:   g.Peers(), stats: g.Stats(), shared: n.knowledge.shared.Stats(), warm: g.WarmFraction(),
 		staleness: time.Duration(n.knowledge.staleness.Load()), blind: n.router.Stats().Blind,
 		refused: g.Members().Refused(), malformed: n.knowledge.malformed.Load(),
@@ -42,7 +42,7 @@ func (n *Node) fleetFigures() *fleetFigures {
 	return f
 }
 
-// countSeeds counts the addresses behind the entries of join by outcome of the last attempt.
+// countSeeds counts the addresses behind the entries of join and founders by outcome of the last attempt.
 func countSeeds(join []string, attempts []member.SeedError) map[string]int {
 	counts := map[string]int{"joined": 0, "refused": 0, "unreachable": 0}
 	for _, s := range attempts {
@@ -65,7 +65,7 @@ func (f *fleetFigures) collect(s metrics.Scrape) {
 	for state, count := range f.members {
 		members(float64(count), state.String())
 	}
-	seeds := s.Gauge("gossip_seeds", "Addresses of join by the last attempt to reach them: joined, refused (a different secret, key, block size, cluster or protocol, a taken name, a certificate) or unreachable.", "outcome")
+	seeds := s.Gauge("gossip_seeds", "Addresses of join and founders by the last attempt to reach them: joined, refused or unreachable.", "outcome")
 	for outcome, count := range f.seeds {
 		seeds(float64(count), outcome)
 	}
@@ -78,26 +78,26 @@ func (f *fleetFigures) collect(s metrics.Scrape) {
 	for kind, bytes := range st.ReceivedByKind {
 		frames(float64(bytes), "received", kind)
 	}
-	posted := s.Counter("gossip_news_total", "Changes of this node's tree queued for peers: placements (add), their later uses (touch), prefixes that an engine turned out not to hold (drop), failed requests (revert), lost caches (fence).", "kind")
+	posted := s.Counter("gossip_news_total", "Changes of this node's tree queued for peers: add, touch, drop, revert (failed requests), fence (lost caches).", "kind")
 	for kind, n := range f.shared.Queued {
 		posted(float64(n), kind)
 	}
 	s.Counter("gossip_sent_records_total", "Records of this node's own news, counted once however many peers receive them.")(float64(st.PublishedRecords))
 	s.Counter("gossip_applied_records_total", "Records of peers' news that were merged.")(float64(st.AppliedRecords))
 	s.Counter("gossip_changed_records_total", "Merged records that changed this node's tree.")(float64(st.AppliedNews))
-	dropped := s.Counter("gossip_dropped_records_total", "Own records dropped because the outbox was full (add, touch, drop), peers' records of unlisted backends without a free number (unknown), and peers' records of an old generation or beyond the horizon (late).", "kind")
+	dropped := s.Counter("gossip_dropped_records_total", "Records dropped: own ones because the outbox was full (add, touch, drop), peers' without a free number (unknown) or too old (late).", "kind")
 	dropped(float64(out.LostAdds), "add")
 	dropped(float64(out.LostTouches), "touch")
 	dropped(float64(out.LostDrops), "drop")
 	dropped(float64(st.UnknownRecords), "unknown")
 	dropped(float64(f.shared.Late), "late")
 	s.Counter("gossip_resumes_total", "Streams that resumed where the previous one had ended.")(float64(st.Resumes))
-	s.Counter("gossip_missed_batches_total", "Batches that a peer's journal no longer held when this node resumed: a snapshot replaced them.")(float64(st.MissedBatches))
+	s.Counter("gossip_missed_batches_total", "Batches that a peer's journal no longer held: a snapshot replaced them.")(float64(st.MissedBatches))
 	s.Counter("gossip_malformed_total", "Malformed batches, pages and states of peers.")(float64(st.Malformed + f.malformed))
 	s.Counter("gossip_violations_total", "Streams closed because of invalid data.")(float64(st.Violations))
 	s.Counter("gossip_slow_streams_total", "Streams closed because the peer read nothing for seconds or fell behind the journal.")(float64(st.SlowPeers))
 	s.Counter("gossip_held_back_total", "Times that own news waited because gossip_budget was used up.")(float64(st.DroppedBudget))
-	s.Counter("gossip_refused_total", "Rejected attempts of nodes to join or connect: a different secret, key, block size, cluster, protocol or certificate, or a taken name.")(float64(f.refused))
+	s.Counter("gossip_refused_total", "Rejected attempts of nodes to join or connect.")(float64(f.refused))
 	snapshots := s.Counter("gossip_snapshots_total", "Snapshots served to joining nodes, and taken.", "role")
 	snapshots(float64(st.SnapshotsServed), "served")
 	snapshots(float64(st.SnapshotsTaken), "taken")

@@ -118,3 +118,26 @@ func TestChangeSaysWhoIsMissing(t *testing.T) {
 		t.Errorf("after it: %v", err)
 	}
 }
+
+// TestAnotherFleetIsRefused: a node with the data of one fleet does not start in another.
+func TestAnotherFleetIsRefused(t *testing.T) {
+	t.Parallel()
+	addrs := founderAddrs(t, 2)
+	var nodes []*Node
+	for i, name := range []string{"one", "two"} {
+		n := startNode(t, founding(t, name, addrs[i:i+1], 0))
+		eventually(t, "a group", func() bool { return n.store.Load().Origin() != 0 && n.store.Load().State().Version > 0 })
+		nodes = append(nodes, n)
+	}
+	stopNode(t, nodes[1])
+	cfg := nodes[1].cfg
+	cfg.Founders, cfg.Join = nil, addrs[:1]
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mismatch *member.MismatchError
+	if err := n.Start(t.Context()); !errors.Is(err, ErrRefused) || !errors.As(err, &mismatch) || mismatch.Field != member.FieldGroup || !strings.Contains(err.Error(), "empty their data_dir") {
+		t.Errorf("a node of another fleet starts with %v", err)
+	}
+}

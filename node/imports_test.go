@@ -40,12 +40,13 @@ var mayImport = map[string][]string{
 	"node":         {"prefixtree", "gossip", "gossip/member", "node/admin", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "node/share", "node/sources", "raftstore", "proxy", "proxy/..."},
 
 	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/policy", "raftstore"},
-	"node/sources":  {"node/config", "node/metrics", "raftstore"},
+	"node/sources":  {"gossip/discovery", "node/config", "node/metrics", "raftstore"},
 	"node/share":    {"gossip/wire", "prefixtree", "proxy/policy"},
 
 	"chaos/engine":   {},
 	"chaos/workload": {},
 
+	"chaos/dnstest":    {},
 	"chaos/figures":    {},
 	"chaos/instrument": {"chaos/plant"},
 	"chaos/netswitch":  {},

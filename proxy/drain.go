@@ -20,13 +20,14 @@ const arrivalGrace = 5 * time.Second
 // It returns when every goroutine has ended, about half a second after ctx at the latest: nil, or
 // an error if requests were interrupted. A second call returns the same.
 func (p *Proxy) Shutdown(ctx context.Context) error {
-	first := false
-	p.shutdown.Do(func() { first = true })
-	if !first {
-		p.forced.Do(func() { close(p.force) })
+	if p.draining.Swap(true) {
+		p.hurry()
 		<-p.finished
 		return p.result
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(p.hurried, cancel)()
 	p.result = p.drain(ctx)
 	close(p.finished)
 	return p.result
@@ -34,16 +35,15 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 
 func (p *Proxy) drain(ctx context.Context) error {
 	p.Ready(false)
-	p.draining.Store(true)
 	p.cfg.Log.Info().Int("requests", p.InFlight()).Msg("draining")
-	_ = p.wait(ctx, p.tuned.Load().Timeouts.DrainGrace) // an error changes nothing here
+	_ = wait(ctx, p.tuned.Load().Timeouts.DrainGrace) // an error changes nothing here
 	p.closeListeners()
 	var err error
 	for cut := time.Now().Add(arrivalGrace); !p.closeIdle(connIdle) && err == nil; {
 		if time.Now().After(cut) {
 			p.closeIdle(connReading)
 		}
-		err = p.wait(ctx, 10*time.Millisecond)
+		err = wait(ctx, 10*time.Millisecond)
 	}
 	if err != nil {
 		p.cfg.Log.Warn().Int("requests", p.InFlight()).Msg("drain deadline passed, interrupting requests")
@@ -64,8 +64,8 @@ func (p *Proxy) drain(ctx context.Context) error {
 	return err
 }
 
-// wait returns an error if the drain must be cut short before d has passed.
-func (p *Proxy) wait(ctx context.Context, d time.Duration) error {
+// wait returns an error if ctx ends before d has passed.
+func wait(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -73,8 +73,6 @@ func (p *Proxy) wait(ctx context.Context, d time.Duration) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-p.force:
-		return context.Canceled
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
 	"grapevine/proxy/prompt"
 )
@@ -212,13 +213,14 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 		q.NonStreaming, e.rec.Unparsed = true, true
 		return fault{fasthttp.StatusUnsupportedMediaType, "encoded_body", "request bodies may not be compressed: send it without Content-Encoding"}, !e.proxy.TakesUnreadable()
 	}
-	d := e.proxy.parsers.Get().(*describer)
-	defer d.release(e.proxy)
-	r := &d.prompt
-	err := d.parser.Parse(kind, e.body, o, r)
+	// Held only while parsing: a parser's scratch grows with the prompts, and requests last minutes.
+	parser := e.proxy.parsers.Get().(*prompt.Parser)
+	defer e.proxy.parsers.Put(parser)
+	var r prompt.Request
+	err := parser.Parse(kind, e.body, o, &r)
 	e.rec.Unparsed = err != nil
 	e.rec.Stream, e.rec.PromptBytes = r.Stream, r.PromptBytes
-	e.names, e.hashes = describe(q, r, e.names[:0], e.hashes[:0])
+	e.names, e.hashes = describe(q, &r, e.names[:0], e.hashes[:0])
 	e.rec.Model = q.Model
 	if err != nil {
 		return fault{fasthttp.StatusBadRequest, "invalid_json", "the request body cannot be read: " + strings.TrimPrefix(err.Error(), "prompt: ")}, !e.proxy.TakesUnreadable()
@@ -226,6 +228,41 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	e.strip = r.UsageAdded
 	e.splice(r.Edits)
 	return fault{}, false
+}
+
+// describe copies a parsed prompt into q, appending to names and hashes. A session already in q
+// wins over the body's.
+func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefixtree.Hash) ([]byte, []prefixtree.Hash) {
+	keep := func(b []byte) []byte {
+		from := len(names)
+		names = append(names, b...)
+		return names[from:len(names):len(names)]
+	}
+	q.Model, q.LoRA = keep(r.Model), keep(r.LoRA)
+	if len(q.Session) == 0 {
+		q.Session = keep(r.Session)
+	}
+	hashes = append(hashes, r.Hashes...)
+	q.Hashes, q.PromptBytes, q.OutputHint, q.NonStreaming = hashes, r.PromptBytes, r.MaxTokens, !r.Stream
+	return names, hashes
+}
+
+// Describe fills q as for a request, to ask the policy for its choice. header returns a request
+// header; nil means that body holds its tenant's salt already. The error is the parser's; q then
+// has no hashes. Safe for concurrent use.
+func (p *Proxy) Describe(path []byte, header func(name string) []byte, body []byte, q *policy.Request) error {
+	parser := p.parsers.Get().(*prompt.Parser)
+	defer p.parsers.Put(parser)
+	*q = policy.Request{Path: path, Header: header}
+	o := prompt.Options{Control: p.cfg.AllowEngineControl}
+	if header != nil {
+		q.Session = sessionOf(header)
+		o.Tenant = p.cfg.Tenant.of(nil, p.cfg.Tenant.lines(header))
+	}
+	var r prompt.Request
+	err := parser.Parse(prompt.KindOf(path), body, o, &r)
+	describe(q, &r, nil, nil)
+	return err
 }
 
 func (e *exchange) forward() {

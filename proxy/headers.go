@@ -2,8 +2,13 @@ package proxy
 
 import (
 	"bytes"
+	"cmp"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"math/rand/v2"
+	"slices"
+	"strings"
 
 	"github.com/valyala/fasthttp"
 )
@@ -191,15 +196,9 @@ func (h *requestHead) takeSession(name, value []byte) bool {
 var steeringHeaders = [...][]byte{[]byte("x-data-parallel-"), []byte("x-override-"), []byte("x-prefiller-"), []byte("x-encoder-hosts-")}
 
 func steersByHeader(name []byte) bool {
-	if len(name) < len("x-override-") || name[0]|0x20 != 'x' {
-		return false
-	}
-	for _, prefix := range steeringHeaders {
-		if len(name) >= len(prefix) && bytes.EqualFold(name[:len(prefix)], prefix) {
-			return true
-		}
-	}
-	return false
+	return name[0]|0x20 == 'x' && slices.ContainsFunc(steeringHeaders[:], func(prefix []byte) bool {
+		return len(name) >= len(prefix) && bytes.EqualFold(name[:len(prefix)], prefix)
+	})
 }
 
 // sessionHeaders are what agents send, most specific first.
@@ -262,17 +261,13 @@ func fitID(id []byte) bool {
 }
 
 func mintID(dst []byte) []byte {
-	const digits = "0123456789abcdef"
-	for range 2 {
-		for bits, i := rand.Uint64(), 0; i < 16; i++ {
-			dst = append(dst, digits[bits&15])
-			bits >>= 4
-		}
-	}
-	return dst
+	var id [16]byte
+	binary.NativeEndian.PutUint64(id[:8], rand.Uint64())
+	binary.NativeEndian.PutUint64(id[8:], rand.Uint64())
+	return hex.AppendEncode(dst, id[:])
 }
 
-func appendHeader(dst, name, value []byte) []byte {
+func appendHeader[T []byte | string](dst []byte, name, value T) []byte {
 	dst = append(dst, name...)
 	dst = append(dst, ": "...)
 	dst = append(dst, value...)
@@ -285,11 +280,7 @@ func (e *exchange) appendRequest(dst []byte, t *Target, length int) []byte {
 	dst = append(dst, t.BasePath...)
 	dst = append(dst, e.target...)
 	dst = append(dst, " HTTP/1.1\r\nHost: "...)
-	if t.Host != "" {
-		dst = append(dst, t.Host...)
-	} else {
-		dst = append(dst, t.Addr...)
-	}
+	dst = append(dst, cmp.Or(t.Host, t.Addr)...)
 	dst = append(dst, "\r\n"...)
 	own := t.Header
 	if e.access != served {
@@ -329,30 +320,17 @@ func (e *exchange) appendFiltered(dst []byte, own [][2]string) []byte {
 		}
 	}
 	for _, kv := range own {
-		dst = append(dst, kv[0]...)
-		dst = append(dst, ": "...)
-		dst = append(dst, kv[1]...)
-		dst = append(dst, "\r\n"...)
+		dst = appendHeader(dst, kv[0], kv[1])
 	}
 	return dst
 }
 
 func (h *requestHead) dropped(name []byte) bool {
-	for _, n := range h.nominated[:h.nominees] {
-		if bytes.EqualFold(n, name) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(h.nominated[:h.nominees], func(n []byte) bool { return bytes.EqualFold(n, name) })
 }
 
 func sets(own [][2]string, name []byte) bool {
-	for i := range own {
-		if bytes.EqualFold([]byte(own[i][0]), name) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(own, func(h [2]string) bool { return strings.EqualFold(h[0], string(name)) })
 }
 
 var hopByHop = []string{"Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Upgrade", "Trailer", "Te"}

@@ -19,6 +19,7 @@ import (
 
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
+	"grapevine/proxy/prompt"
 )
 
 // ErrConfig is wrapped by every error of New and Retune.
@@ -52,34 +53,17 @@ type Picker interface {
 // Timeouts are explained in DESIGN.md. Zero means the default. Most expire up to two Watch late,
 // never early.
 type Timeouts struct {
-	// Read bounds the arrival of the head with 256 KiB of body, and of each further 256 KiB or the
-	// rest. Default 30 s.
-	Read time.Duration
-	// KeepAlive bounds idle client connections. Default 6 min, above the 350 s after which AWS's
-	// balancer forgets a flow.
-	KeepAlive time.Duration
-	// Connect bounds dialing a backend and the TLS handshake. Default 2 s.
-	Connect time.Duration
-	// FirstByte bounds the whole generation of a response that is not streamed. Default 10 min, the
-	// limit of OpenAI's client.
-	FirstByte time.Duration
-	// StreamFirstByte bounds the prefill of a streamed request. Default 5 min.
-	StreamFirstByte time.Duration
-	// Idle bounds the gap between two reads of a response. Default 2 min.
-	Idle time.Duration
-	// HeaderHold bounds how long a stream's head waits for a body byte, before which another
-	// backend can take over. Default 15 s; negative means none.
-	HeaderHold time.Duration
-	// Write bounds one write to a client that does not read. Default 1 min.
-	Write time.Duration
-	// UpstreamIdle bounds unused backend connections. Default 4 s, because uvicorn closes after 5
-	// s.
-	UpstreamIdle time.Duration
-	// Watch is the period of deadline checks. Default 250 ms.
-	Watch time.Duration
-	// DrainGrace is how long Shutdown keeps accepting connections. Default 1 s; negative means
-	// none.
-	DrainGrace time.Duration
+	Read            time.Duration // until the head with 256 KiB of body, and each further 256 KiB, arrived; 30 s
+	KeepAlive       time.Duration // of idle client connections; 6 min, above the 350 s of AWS's balancer
+	Connect         time.Duration // dialing a backend with the TLS handshake; 2 s
+	FirstByte       time.Duration // of a response that is not streamed; 10 min, the limit of OpenAI's client
+	StreamFirstByte time.Duration // of a stream, so the prefill; 5 min
+	Idle            time.Duration // between two reads of a response; 2 min
+	HeaderHold      time.Duration // of a stream's head without a body byte; 15 s, negative means none
+	Write           time.Duration // of one write to a client that does not read; 1 min
+	UpstreamIdle    time.Duration // of unused backend connections; 4 s, because uvicorn closes after 5 s
+	Watch           time.Duration // the period of deadline checks; 250 ms
+	DrainGrace      time.Duration // how long Shutdown keeps accepting; 1 s, negative means none
 }
 
 const (
@@ -137,16 +121,19 @@ type Proxy struct {
 	server *fasthttp.Server
 	base   context.Context // of dials; canceled to cut a drain short
 	cancel context.CancelFunc
-	epoch  time.Time
-	clock  atomic.Int64 // nanoseconds since epoch, at most one Watch old
-	sweeps atomic.Uint64
+	// A second Shutdown hurries the first.
+	hurried context.Context
+	hurry   context.CancelFunc
+	epoch   time.Time
+	clock   atomic.Int64 // nanoseconds since epoch, at most one Watch old
+	sweeps  atomic.Uint64
 
 	ready    atomic.Bool
 	draining atomic.Bool
 	active   atomic.Int64 // requests being served
 
 	exchanges sync.Pool
-	parsers   sync.Pool // of *describer
+	parsers   sync.Pool // of *prompt.Parser
 	upstreams upstreams
 	bodies    bodyMemory
 	warned    warnings
@@ -161,11 +148,8 @@ type Proxy struct {
 	watchDone chan struct{} // closed when the watch ends; nil before the first Serve
 	watchStop chan struct{}
 	served    sync.WaitGroup
-	shutdown  sync.Once
 	finished  chan struct{} // closed at the end of Shutdown
 	result    error         // valid after finished
-	force     chan struct{} // closed by a second Shutdown
-	forced    sync.Once
 }
 
 // New returns a proxy that is not ready. It starts no goroutine.
@@ -180,15 +164,15 @@ func New(cfg Config) (*Proxy, error) {
 		conns:     make(map[*clientConn]struct{}),
 		watchStop: make(chan struct{}),
 		finished:  make(chan struct{}),
-		force:     make(chan struct{}),
 	}
 	p.tuned.Store(&cfg)
 	p.base, p.cancel = context.WithCancel(context.Background())
+	p.hurried, p.hurry = context.WithCancel(context.Background())
 	p.bodies.limit = int64(cfg.MaxBodyMemory)
 	p.upstreams.init(p)
 	p.broken.seed = rand.Uint64()
 	p.exchanges.New = func() any { return newExchange(p) }
-	p.parsers.New = func() any { return newDescriber(p) }
+	p.parsers.New = func() any { return prompt.NewParser(cfg.Hasher) }
 	p.server = p.newServer()
 	return p, nil
 }

@@ -64,8 +64,11 @@ func (p *Proxy) Serve(ln net.Listener) error {
 			p.accept(c)
 			continue
 		}
-		if p.forget(ln) {
-			return nil
+		p.mu.Lock()
+		_, open := p.listeners[ln]
+		p.mu.Unlock()
+		if !open {
+			return nil // Shutdown closed it
 		}
 		if !temporary(err) {
 			ln.Close()
@@ -93,16 +96,6 @@ func (p *Proxy) open(ln net.Listener) error {
 	p.listeners[ln] = struct{}{}
 	p.served.Add(1)
 	return nil
-}
-
-// forget reports whether ln failed because Shutdown closed it.
-func (p *Proxy) forget(ln net.Listener) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if _, ok := p.listeners[ln]; !ok {
-		return true
-	}
-	return false
 }
 
 func temporary(err error) bool {

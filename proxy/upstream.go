@@ -94,20 +94,16 @@ func (u *upstreams) put(c *upstreamConn) {
 		c.head = nil
 	}
 	c.since = u.proxy.clock.Load()
-	if !u.keep(c) {
+	u.mu.Lock()
+	idle := u.idle[c.key]
+	keep := !u.closed && len(idle) < u.proxy.tuned.Load().MaxIdle
+	if keep {
+		u.idle[c.key] = append(idle, c)
+	}
+	u.mu.Unlock()
+	if !keep {
 		c.raw.Close()
 	}
-}
-
-func (u *upstreams) keep(c *upstreamConn) bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	idle := u.idle[c.key]
-	if u.closed || len(idle) >= u.proxy.tuned.Load().MaxIdle {
-		return false
-	}
-	u.idle[c.key] = append(idle, c)
-	return true
 }
 
 func (u *upstreams) dial(ctx context.Context, t *Target) (*upstreamConn, error) {

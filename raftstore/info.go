@@ -12,7 +12,6 @@ const askTimeout = 500 * time.Millisecond
 type info struct {
 	ID        string    `json:"id"`
 	Addr      string    `json:"addr"`
-	Format    int       `json:"format"` // newest commandFormat understood
 	Group     groupID   `json:"group"`
 	Founding  []Server  `json:"founding,omitempty"` // Group began with these, if this node founded it
 	Given     []groupID `json:"given,omitempty"`    // Group was recovered from these
@@ -30,7 +29,7 @@ func (s *Store) info() info {
 	inst := s.current()
 	s.mu.Lock()
 	i := info{
-		ID: s.id, Addr: s.addr, Format: commandFormat, Group: s.ident.Group, Founding: s.ident.Founding,
+		ID: s.id, Addr: s.addr, Group: s.ident.Group, Founding: s.ident.Founding,
 		Given: s.ident.Given, Size: s.ident.Size, Proven: s.ident.Group != groupID{} && !s.ident.Unproven,
 		Founders: s.cfg.Founders, Server: s.cfg.Server, Constants: s.cfg.Constants, Failed: s.problem.disk,
 	}

@@ -105,7 +105,7 @@ func (s *Store) transport(inst *raftInstance) raft.Transport {
 	}
 	inst.link = newLink(s.port, s.group)
 	t := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		ServerAddressProvider: named{self: s.id, addr: s.addr, find: inst.find},
+		ServerAddressProvider: inst,
 		Logger:                newRaftLog(s.log),
 		Stream:                inst.link,
 		MaxPool:               2,

@@ -24,7 +24,7 @@ type link struct {
 
 var (
 	_ raft.StreamLayer           = (*link)(nil)
-	_ raft.ServerAddressProvider = named{}
+	_ raft.ServerAddressProvider = (*raftInstance)(nil)
 )
 
 func newLink(p *port, group func() groupID) *link {
@@ -68,7 +68,7 @@ func (l *link) open(c *conn) (net.Conn, error) {
 	return c, nil
 }
 
-// Dial takes addresses from named.
+// Dial takes addresses from ServerAddr.
 func (l *link) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	id, addr, ok := strings.Cut(string(to), "@")
 	if !ok {
@@ -83,19 +83,13 @@ func (l *link) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, err
 	return l.open(c)
 }
 
-// named makes raft dial "id@host:port", so that the hello can name the server. This node's own
+// ServerAddr makes raft dial "id@host:port", so that the hello can name the server. This node's own
 // address stays plain, because raft sends it to other nodes.
-type named struct {
-	self string
-	addr string
-	find func(raft.ServerID) (raft.ServerAddress, bool)
-}
-
-func (n named) ServerAddr(id raft.ServerID) (raft.ServerAddress, error) {
-	if string(id) == n.self {
-		return raft.ServerAddress(n.addr), nil
+func (inst *raftInstance) ServerAddr(id raft.ServerID) (raft.ServerAddress, error) {
+	if string(id) == inst.link.port.id {
+		return raft.ServerAddress(inst.link.port.addr), nil
 	}
-	addr, ok := n.find(id)
+	addr, ok := inst.find(id)
 	if !ok {
 		return "", errors.New("server " + string(id) + " is not in the configuration")
 	}

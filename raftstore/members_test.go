@@ -96,29 +96,6 @@ func TestDeadVoterIsReplaced(t *testing.T) {
 	})
 }
 
-// A node that lost its data returns as another server and does not vote for the lost one.
-func TestWipedNode(t *testing.T) {
-	virtually(t, func(t *testing.T) {
-		f := newFleet(t, 3, nil).start()
-		apply(t, f.running()[0], add("one"))
-		wiped := f.others(f.leader())[0]
-		old := wiped.store.Load().ID()
-		wiped.kill()
-		if err := os.RemoveAll(wiped.dir); err != nil {
-			t.Fatal(err)
-		}
-		s := wiped.start()
-		if s.ID() == old {
-			t.Fatal("it has its old id")
-		}
-		until(t, "the new one to vote in place of the old", func() bool {
-			got := voters(f.leader().store.Load())
-			return len(got) == 3 && slices.Contains(got, s.ID()) && !slices.Contains(got, old)
-		})
-		until(t, "the state to be back", func() bool { return has(s.State(), "one") })
-	})
-}
-
 func TestMovedNode(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()

@@ -33,15 +33,8 @@ type Survivor struct {
 }
 
 // Inspect reads the data in dir, which no process may use. It changes nothing.
-func Inspect(dir string) (Survivor, error) {
-	sv, err := inspectDir(dir)
-	if err != nil {
-		return Survivor{}, fmt.Errorf("inspect %s: %w", dir, err)
-	}
-	return sv, nil
-}
-
-func inspectDir(dir string) (Survivor, error) {
+func Inspect(dir string) (sv Survivor, err error) {
+	defer func() { err = in("inspect "+dir, err) }()
 	d, err := openExisting(dir)
 	if err != nil {
 		return Survivor{}, err
@@ -51,7 +44,7 @@ func inspectDir(dir string) (Survivor, error) {
 	if err != nil {
 		return Survivor{}, err
 	}
-	sv := Survivor{ID: id.ID, Group: id.Group.String(), Servers: []Server{}}
+	sv = Survivor{ID: id.ID, Group: id.Group.String(), Servers: []Server{}}
 	state, err := replay(d)
 	if err != nil {
 		return Survivor{}, err
@@ -114,14 +107,8 @@ func openExisting(dir string) (*disk, error) {
 // A survivor's entries then count as committed. The group gets a new id, so lost nodes must empty
 // their data directories before they join. A recovered node stays out of service (ErrBarred) if its
 // fleet has another group.
-func Recover(dir string, servers []Server) error {
-	if err := recoverDir(dir, servers); err != nil {
-		return fmt.Errorf("recover %s: %w", dir, err)
-	}
-	return nil
-}
-
-func recoverDir(dir string, servers []Server) error {
+func Recover(dir string, servers []Server) (err error) {
+	defer func() { err = in("recover "+dir, err) }()
 	conf, err := configurationOf(servers)
 	if err != nil {
 		return err

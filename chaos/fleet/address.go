@@ -8,6 +8,8 @@ import (
 	"net/netip"
 	"runtime"
 	"strconv"
+
+	"grapevine/chaos/netswitch"
 )
 
 type service uint8
@@ -18,12 +20,6 @@ const (
 	gossipPort
 	services
 )
-
-// addresses reserves an address per member and service, so that a killed member can bind it again.
-type addresses interface {
-	of(member int, s service) string
-	Close() error
-}
 
 // maxMembers bounds the members of one fleet: one byte of an address numbers them.
 const maxMembers = 200
@@ -37,6 +33,7 @@ type loopback struct {
 	net   [3]byte
 	base  int
 	block bool
+	own   *thread
 }
 
 const (
@@ -53,6 +50,10 @@ func lease(members int) (*loopback, error) {
 	}
 	for range tries {
 		if l := tryLease(members); l != nil {
+			var err error
+			if l.own, err = newThread(nil); err != nil {
+				return nil, errors.Join(err, l.guard.Close())
+			}
 			return l, nil
 		}
 	}
@@ -113,5 +114,14 @@ func (l *loopback) of(member int, s service) string {
 	return net.JoinHostPort(l.host(10+member), strconv.Itoa(l.base+int(s)))
 }
 
+func (l *loopback) at(string) where { return here{} }
+
+func (l *loopback) thread(string) *thread { return l.own }
+
+func (l *loopback) links() (*netswitch.Switch, error) { return nil, errNotSwitched }
+
 // Close gives the addresses back. Their listeners should have ended.
-func (l *loopback) Close() error { return l.guard.Close() }
+func (l *loopback) Close() error {
+	l.own.close()
+	return l.guard.Close()
+}

@@ -32,7 +32,7 @@ func (f *Fleet) Secret() string { return f.secret }
 func (f *Fleet) Key() []byte { return f.key }
 
 // Guest returns the i-th gossip address that Config.Guests reserves.
-func (f *Fleet) Guest(i int) string { return f.addrs.of(f.cfg.Nodes+f.cfg.Engines+1+i, gossipPort) }
+func (f *Fleet) Guest(i int) string { return f.net.of(f.cfg.Nodes+f.cfg.Engines+1+i, gossipPort) }
 
 // InNetwork runs f, which should be short, on the thread that starts the node's processes. In a
 // switched fleet, sockets and processes that f itself opens, not in another goroutine, are in the

@@ -75,9 +75,7 @@ type Fleet struct {
 	token   string // of the admin APIs; empty on loopback, which they trust
 	temp    bool
 	janitor *janitor // removes a temporary directory
-	addrs   addresses
-	wires   wires   // nil unless switched
-	thread  *thread // of all processes, unless switched
+	net     network
 
 	authority *authority // nil: nodes derive their certificates
 	nodes     []*Node
@@ -149,17 +147,6 @@ func (f *Fleet) write(name, line string) (string, error) {
 	return path, os.WriteFile(path, []byte(line+"\n"), 0o600)
 }
 
-// threadOf returns the thread that starts a member's processes.
-func (f *Fleet) threadOf(name string) (_ *thread, err error) {
-	if f.wires != nil {
-		return f.wires.thread(name), nil
-	}
-	if f.thread == nil {
-		f.thread, err = newThread(nil)
-	}
-	return f.thread, err
-}
-
 func nodeName(i int) string   { return fmt.Sprintf("node-%d", i) }
 func engineName(i int) string { return fmt.Sprintf("engine-%d", i) }
 
@@ -175,9 +162,9 @@ func (f *Fleet) makeAddresses(context.Context) error {
 		for i := range f.cfg.Engines {
 			names = append(names, engineName(i))
 		}
-		w, err := newWires(f.cfg.Seed, append(names, BalancerName, ClientsName))
+		net, err := newSwitched(f.cfg.Seed, append(names, BalancerName, ClientsName))
 		if err == nil {
-			f.wires, f.addrs = w, w
+			f.net = net
 		}
 		return err
 	}
@@ -186,7 +173,7 @@ func (f *Fleet) makeAddresses(context.Context) error {
 	}
 	l, err := lease(f.cfg.Nodes + f.cfg.Engines + 1 + f.cfg.Guests)
 	if err == nil {
-		f.addrs = l
+		f.net = l
 	}
 	return err
 }
@@ -196,7 +183,7 @@ func (f *Fleet) startEngines(context.Context) error {
 		cfg := f.cfg.Engine
 		cfg.Log = f.cfg.Log
 		name := engineName(i)
-		e := newEngine(name, f.addrs.of(f.cfg.Nodes+i, dataPort), f.at(name), cfg)
+		e := newEngine(name, f.net.of(f.cfg.Nodes+i, dataPort), f.net.at(name), cfg)
 		if err := e.Start(); err != nil {
 			return err
 		}
@@ -221,7 +208,7 @@ func (f *Fleet) makeNodes(context.Context) (err error) {
 			}
 		}
 	}
-	if f.wires != nil {
+	if f.cfg.Switched { // loopback is trusted
 		f.token = rand.Text()
 		if common["admin_token_file"], err = f.write("admin-token", f.token); err != nil {
 			return err
@@ -242,21 +229,18 @@ const defaultFounders = 3
 
 func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	n := &Node{
-		name: nodeName(i), data: f.addrs.of(i, dataPort), admin: f.addrs.of(i, adminPort), gossip: f.addrs.of(i, gossipPort),
-		binary: f.cfg.Binary, env: f.cfg.Env, http: f.http, token: f.token,
+		name: nodeName(i), data: f.net.of(i, dataPort), admin: f.net.of(i, adminPort), gossip: f.net.of(i, gossipPort),
+		binary: f.cfg.Binary, env: f.cfg.Env, http: f.http, token: f.token, thread: f.net.thread(nodeName(i)),
 	}
 	n.Client = admin.NewClient(n.admin).WithToken(f.token, "")
 	n.files(f.dir)
-	var err error
-	if n.thread, err = f.threadOf(n.name); err != nil {
-		return nil, err
-	}
 	settings := map[string]any{"listen": n.data, "admin": n.admin, "node_name": n.name, "response_headers": "all"}
 	if !f.cfg.Alone {
 		// One file per node, because a node rewrites its own when keys rotate.
 		settings["gossip"], settings["gossip_key_file"] = n.gossip, n.key
 		if f.authority != nil {
 			var files map[string]any
+			var err error
 			if n.cert, files, err = f.authority.issue(f.dir, n.name, n.gossip); err != nil {
 				return nil, err
 			}
@@ -300,13 +284,9 @@ func (f *Fleet) startBalancer(ctx context.Context) error {
 	for i, n := range f.nodes {
 		targets[i] = Target{n.Name(), n.Addr()}
 	}
-	addr := f.addrs.of(f.cfg.Nodes+f.cfg.Engines, dataPort)
+	addr := f.net.of(f.cfg.Nodes+f.cfg.Engines, dataPort)
 	if f.cfg.HAProxy {
-		t, err := f.threadOf(BalancerName)
-		if err != nil {
-			return err
-		}
-		h, err := startHAProxy(ctx, t, f.dir, addr, targets)
+		h, err := startHAProxy(ctx, f.net.thread(BalancerName), f.dir, addr, targets)
 		if err == nil {
 			f.front = h
 		}
@@ -314,7 +294,7 @@ func (f *Fleet) startBalancer(ctx context.Context) error {
 	}
 	cfg := f.cfg.Balancer
 	cfg.Log, cfg.Seed = f.cfg.Log, cmp.Or(cfg.Seed, f.cfg.Seed)
-	b, err := newBalancer(f.at(BalancerName), addr, targets, cfg)
+	b, err := newBalancer(f.net.at(BalancerName), addr, targets, cfg)
 	if err == nil {
 		f.front = b
 	}
@@ -390,7 +370,7 @@ func waitHealthy(ctx context.Context, b front, name string, healthy bool) error 
 func (f *Fleet) GossipAddrs() []string {
 	out := make([]string, f.cfg.Nodes)
 	for i := range out {
-		out[i] = f.addrs.of(i, gossipPort)
+		out[i] = f.net.of(i, gossipPort)
 	}
 	return out
 }
@@ -452,12 +432,9 @@ func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
 // Partition drops all packets between two groups of members, in both directions, in addition to
 // existing faults of links. It needs Config.Switched.
 func (f *Fleet) Partition(a, b []string) (err error) {
-	if f.wires == nil {
-		return errNotSwitched
-	}
 	for _, x := range a {
 		for _, y := range b {
-			err = errors.Join(err, f.wires.setLink(x, y, Link{Loss: 1}), f.wires.setLink(y, x, Link{Loss: 1}))
+			err = errors.Join(err, f.SetLink(x, y, Link{Loss: 1}), f.SetLink(y, x, Link{Loss: 1}))
 		}
 	}
 	return err
@@ -481,11 +458,8 @@ func (f *Fleet) close() error {
 	for _, e := range f.engines {
 		errs = append(errs, e.Stop())
 	}
-	if f.addrs != nil {
-		errs = append(errs, f.addrs.Close())
-	}
-	if f.thread != nil {
-		f.thread.close()
+	if f.net != nil {
+		errs = append(errs, f.net.Close())
 	}
 	if f.temp {
 		errs = append(errs, os.RemoveAll(f.dir))

@@ -19,13 +19,16 @@ const (
 	Everybody    = "*"
 )
 
-type wires interface {
-	addresses
-	setLink(from, to string, l Link) error
-	reset(a, b string) error
-	heal() error
+// network is where a fleet's members are: loopback, or switched.
+type network interface {
+	// of is the address of a member's service. It stays reserved until Close, so that a killed member
+	// can bind it again.
+	of(member int, s service) string
 	at(name string) where
+	// thread starts a member's processes.
 	thread(name string) *thread
+	links() (*netswitch.Switch, error)
+	Close() error
 }
 
 type where interface {
@@ -46,41 +49,37 @@ func (here) dial(ctx context.Context, network, address string) (net.Conn, error)
 
 func (here) listen(address string) (net.Listener, error) { return net.Listen("tcp", address) }
 
-func (f *Fleet) at(name string) where {
-	if f.wires == nil {
-		return here{}
-	}
-	return f.wires.at(name)
-}
-
 var errNotSwitched = errors.New("fleet: only a switched fleet has links")
 
 // SetLink sets the faults of packets from one member to another, from the next packet on. Names are
 // those of nodes and engines, and the constants. The harness's own requests always pass.
 func (f *Fleet) SetLink(from, to string, l Link) error {
-	if f.wires == nil {
-		return errNotSwitched
+	sw, err := f.net.links()
+	if err == nil {
+		err = sw.SetLink(from, to, l)
 	}
-	return f.wires.setLink(from, to, l)
+	return err
 }
 
 // ResetLink resets every TCP connection between two members, or Everybody, at both ends.
 func (f *Fleet) ResetLink(a, b string) error {
-	if f.wires == nil {
-		return errNotSwitched
+	sw, err := f.net.links()
+	if err == nil {
+		_, err = sw.Reset(a, b)
 	}
-	return f.wires.reset(a, b)
+	return err
 }
 
 // Heal undoes SetLink and Partition. Delayed packets still arrive at their time.
 func (f *Fleet) Heal() error {
-	if f.wires == nil {
-		return errNotSwitched
+	sw, err := f.net.links()
+	if err == nil {
+		sw.Heal()
 	}
-	return f.wires.heal()
+	return err
 }
 
 // DialClient connects to a literal address from the clients' place. It fits http.Transport.
 func (f *Fleet) DialClient(ctx context.Context, network, address string) (net.Conn, error) {
-	return f.at(ClientsName).dial(ctx, network, address)
+	return f.net.at(ClientsName).dial(ctx, network, address)
 }

@@ -26,4 +26,4 @@ func raiseLoopback() error { return nil }
 
 func linkable() error { return netswitch.Available() }
 
-func newWires(uint64, []string) (wires, error) { return nil, errors.ErrUnsupported }
+func newSwitched(uint64, []string) (network, error) { return nil, errors.ErrUnsupported }

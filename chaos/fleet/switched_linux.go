@@ -35,7 +35,7 @@ type place struct {
 
 const harnessName = "harness"
 
-func newWires(seed uint64, members []string) (_ wires, err error) {
+func newSwitched(seed uint64, members []string) (_ network, err error) {
 	if !Isolated() {
 		return nil, errNotIsolated
 	}
@@ -97,17 +97,7 @@ func (s *switched) at(name string) where { return s.places[name] }
 
 func (s *switched) thread(name string) *thread { return s.places[name].thread }
 
-func (s *switched) setLink(from, to string, l Link) error { return s.sw.SetLink(from, to, l) }
-
-func (s *switched) reset(a, b string) error {
-	_, err := s.sw.Reset(a, b)
-	return err
-}
-
-func (s *switched) heal() error {
-	s.sw.Heal()
-	return nil
-}
+func (s *switched) links() (*netswitch.Switch, error) { return s.sw, nil }
 
 // Close closes the switch and the places. Processes in them should have ended.
 func (s *switched) Close() error {

@@ -7,6 +7,7 @@
 package fleetsim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -197,22 +198,10 @@ func (c *Config) fillSharing() error {
 
 func (c *Config) fillEngine() {
 	e, def := &c.Engine, EngineFor(c.Workload)
-	if e.KVTokens == 0 {
-		e.KVTokens = def.KVTokens
-	}
-	if e.BlockTokens == 0 {
-		e.BlockTokens = def.BlockTokens
-	}
-	if e.MaxRunning == 0 {
-		e.MaxRunning = def.MaxRunning
-	}
-	if e.PrefillRate == 0 {
-		e.PrefillRate = def.PrefillRate
-	}
-	if e.ChunkTokens == 0 {
-		e.ChunkTokens = def.ChunkTokens
-	}
-	if e.DecodeStep == 0 {
-		e.DecodeStep = def.DecodeStep
-	}
+	e.KVTokens = cmp.Or(e.KVTokens, def.KVTokens)
+	e.BlockTokens = cmp.Or(e.BlockTokens, def.BlockTokens)
+	e.MaxRunning = cmp.Or(e.MaxRunning, def.MaxRunning)
+	e.PrefillRate = cmp.Or(e.PrefillRate, def.PrefillRate)
+	e.ChunkTokens = cmp.Or(e.ChunkTokens, def.ChunkTokens)
+	e.DecodeStep = cmp.Or(e.DecodeStep, def.DecodeStep)
 }

@@ -4,7 +4,7 @@ package plant
 var defects = []Defect{
 	{
 		Name: "broken-answer-is-whole", Breaks: "one-outcome",
-		Wrong: "a stream that breaks off at the engine is passed on as if it had ended",
+		Wrong: "a stream that the engine breaks off is passed on as complete",
 		Edits: []Edit{{
 			File: "proxy/relay.go",
 			Old:  `		case err == io.EOF:`,
@@ -13,7 +13,7 @@ var defects = []Defect{
 	},
 	{
 		Name: "asks-twice", Breaks: "one-outcome",
-		Wrong: "every request is sent on a second connection, too, to have the answer of whichever is first, and the other one is not called off",
+		Wrong: "every request is also sent over a second connection, and the slower of the two is not cancelled",
 		Edits: []Edit{{
 			File: "proxy/forward.go",
 			Old:  `	if err := up.send(e.pieces); err != nil {`,
@@ -37,7 +37,7 @@ var defects = []Defect{
 	},
 	{
 		Name: "retried-midway", Breaks: "no-foreign-bytes",
-		Wrong: "a stream that breaks off at the engine is asked of another, whose answer is appended to what the client has",
+		Wrong: "a stream that the engine breaks off is continued with another engine's answer from its start",
 		Edits: []Edit{
 			{
 				File: "proxy/relay.go",
@@ -90,7 +90,7 @@ func (e *exchange) askAgain() bool {
 	},
 	{
 		Name: "drain-cuts-answers", Breaks: "streams-survive",
-		Wrong: "a node that drains closes the connections on which it is answering as well as the idle ones",
+		Wrong: "a draining node closes connections that carry answers as well as idle ones",
 		Edits: []Edit{{
 			File: "proxy/drain.go",
 			Old: `	p.closeListeners()
@@ -104,7 +104,7 @@ func (e *exchange) askAgain() bool {
 	},
 	{
 		Name: "closes-before-it-answers", Breaks: "streams-survive",
-		Wrong: "a node that drains does what Connection: close says before the answer is written, and not after it",
+		Wrong: "a draining node closes the connection before the answer is written, not after it",
 		Edits: []Edit{{
 			File: "proxy/exchange.go",
 			Old:  `	if e.proxy.draining.Load() || !e.ctx.Request.Header.IsHTTP11() {`,
@@ -116,7 +116,7 @@ func (e *exchange) askAgain() bool {
 	},
 	{
 		Name: "asks-the-same-again", Breaks: "requests-answered",
-		Wrong: "a failed attempt is no reason to leave its engine alone: the same one is asked until the attempts are used up",
+		Wrong: "a failed attempt does not exclude its engine: every further attempt goes to the same one",
 		Edits: []Edit{
 			{
 				File: "proxy/handler.go",
@@ -135,7 +135,7 @@ func (e *exchange) askAgain() bool {
 	},
 	{
 		Name: "draining-is-active", Breaks: "removed-stay-quiet",
-		Wrong: "the pools from which requests take an engine leave out those that are down, and forget those that drain",
+		Wrong: "pools exclude engines that are down, but not those that drain",
 		Edits: []Edit{{
 			File: "proxy/policy/pool.go",
 			Old:  `		if b.State != Active {`,
@@ -144,7 +144,7 @@ func (e *exchange) askAgain() bool {
 	},
 	{
 		Name: "taken-for-repeated", Breaks: "membership-kept",
-		Wrong: "commands are told apart by one byte of their ids, so that some are taken for repeated ones: confirmed and not done",
+		Wrong: "commands are distinguished by one byte of their ids: some count as repeated, and are confirmed but not executed",
 		Edits: []Edit{{
 			File: "raftstore/machine.go",
 			Old:  `	if o, ok := m.outcomes[e.request]; ok {`,
@@ -156,7 +156,7 @@ func (e *exchange) askAgain() bool {
 	},
 	{
 		Name: "reads-what-it-has", Breaks: "membership-kept",
-		Wrong: "a consistent read does not ask the leader: what others had confirmed a moment before may be missing",
+		Wrong: "a consistent read does not ask the leader, so changes confirmed a moment before may be missing",
 		Edits: []Edit{{
 			File: "raftstore/call.go",
 			Old:  `	body, err := s.atLeader(ctx, askRead, nil)`,
@@ -168,19 +168,19 @@ func (e *exchange) askAgain() bool {
 	},
 	{
 		Name: "founds-alone", Breaks: "one-leader-per-term",
-		Wrong: "a node that is to found a group does not ask the others, and founds one of its own",
+		Wrong: "a founder does not ask its peers and founds a group of its own",
 		Edits: []Edit{{
 			File: "raftstore/found.go",
 			Old:  `	group, servers, waiting := s.founding(s.askFounders(ctx))`,
 			New: `	if planted("founds-alone") {
-		return "", s.bootstrap(l, groupOf(s.id, raft.Configuration{}), []Server{{ID: s.id, Addr: s.addr, Voter: true}})
+		return "", s.bootstrap(inst, groupOf(s.id, raft.Configuration{}), []Server{{ID: s.id, Addr: s.addr, Voter: true}})
 	}
 	group, servers, waiting := s.founding(s.askFounders(ctx))`,
 		}},
 	},
 	{
 		Name: "batch-lost", Breaks: "trees-converge",
-		Wrong: "one batch of news in eight is taken out of the queue and not sent",
+		Wrong: "one batch in eight is taken out of the queue and not sent",
 		Edits: []Edit{{
 			File: "node/share/knowledge.go",
 			Old:  `	return k.Placements.outbox.Drain(dst, limit, k.names)`,
@@ -205,7 +205,7 @@ func (e *exchange) askAgain() bool {
 	},
 	{
 		Name: "snapshot-ends-early", Breaks: "trees-converge",
-		Wrong: "a snapshot is said to be whole when nothing of it was sent",
+		Wrong: "a snapshot is declared complete when nothing of it was sent",
 		Edits: []Edit{{
 			File: "gossip/snapshot.go",
 			Old:  `			whole = d.put(o, false, func(b []byte) []byte { return wire.AppendPage(b, o.request, records, page) })`,
@@ -217,7 +217,7 @@ func (e *exchange) askAgain() bool {
 	},
 	{
 		Name: "turns-without-a-peer", Breaks: "hit-rate-recovers",
-		Wrong: "a router that has lost a peer takes all that it knows for outdated, for good, and lets engines take turns",
+		Wrong: "a router that lost a peer distrusts all its facts for good and routes round robin",
 		Edits: []Edit{
 			{
 				File: "proxy/policy/peers.go",
@@ -246,7 +246,7 @@ func (e *exchange) askAgain() bool {
 	},
 	{
 		Name: "departures-unseen", Breaks: "engines-told",
-		Wrong: "an answer whose client has left is read to its end, so that the connection to the engine can be used again",
+		Wrong: "an answer whose client has left is read to its end, to reuse the connection to the engine",
 		Edits: []Edit{
 			{
 				File: "proxy/clientconn.go",
@@ -267,7 +267,7 @@ func (e *exchange) askAgain() bool {
 	},
 	{
 		Name: "departed-stay-counted", Breaks: "counts-return",
-		Wrong: "the count of a request whose client leaves within the answer is not given back",
+		Wrong: "a request whose client leaves within the answer stays counted",
 		Edits: []Edit{{
 			File: "proxy/policy/attempt.go",
 			Old:  `	a.slot.release(a)`,
@@ -278,7 +278,7 @@ func (e *exchange) askAgain() bool {
 	},
 	{
 		Name: "watcher-per-answer", Breaks: "resources-return",
-		Wrong: "every streamed answer gets a goroutine that waits for the end of the program and not for that of the answer",
+		Wrong: "every streamed answer starts a goroutine that waits for the end of the program, not of the answer",
 		Edits: []Edit{{
 			File: "proxy/forward.go",
 			Old:  `	e.relaying = true`,
@@ -290,7 +290,7 @@ func (e *exchange) askAgain() bool {
 	},
 	{
 		Name: "ready-to-the-end", Breaks: "ready-is-true",
-		Wrong: "a node that begins to drain says of itself that it is not ready, and forgets to tell who answers /readyz",
+		Wrong: "a draining node reports itself not ready in /status only; /readyz stays 200",
 		Edits: []Edit{{
 			File: "node/readiness.go",
 			Old:  `	r.announce(false)`,
@@ -302,7 +302,7 @@ func (e *exchange) askAgain() bool {
 	},
 	{
 		Name: "ends-a-stream-that-is-gone", Breaks: "nodes-live",
-		Wrong: "when a peer is found dead its stream is ended without a look whether there is one",
+		Wrong: "when a peer dies, its stream is ended without a check that there is one",
 		Edits: []Edit{{
 			File: "gossip/peer.go",
 			Old:  `	p.unfollowLocked(errGone)`,

@@ -1,10 +1,15 @@
 package plant
 
 import (
+	"encoding/json"
 	"go/parser"
 	"go/token"
+	"maps"
 	"os"
+	"os/exec"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -27,6 +32,46 @@ func TestFit(t *testing.T) {
 	if len(files) < 2 {
 		t.Errorf("%d files are changed", len(files))
 	}
+}
+
+func TestBuilds(t *testing.T) {
+	files, err := Overlay(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, top := t.TempDir(), abs(t, root)
+	overlay := struct{ Replace map[string]string }{make(map[string]string)}
+	packages := make(map[string]bool)
+	for name, text := range files {
+		file := filepath.Join(dir, strings.ReplaceAll(name, "/", "-"))
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		overlay.Replace[filepath.Join(top, name)] = file
+		packages["./"+path.Dir(name)] = true
+	}
+	text, err := json.Marshal(overlay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(list, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), "go", append([]string{"build", "-overlay", list}, slices.Sorted(maps.Keys(packages))...)...)
+	cmd.Dir = top
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("the program with planted defects does not build: adapt chaos/plant: %v\n%s", err, out)
+	}
+}
+
+func abs(t *testing.T, dir string) string {
+	t.Helper()
+	path, err := filepath.Abs(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 func TestNothingOfItIsShipped(t *testing.T) {

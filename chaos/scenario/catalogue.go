@@ -164,70 +164,51 @@ func (s Scenario) withDefaults() Scenario {
 	return s
 }
 
-var engineFaults = []string{"crash %s", "hang %s", "slow %s factor=10", "overload %s", "break %s count=5", "lie %s", "drain %s", "remove %s", "amnesia %s"}
-
-// engineRows adds two rows of such faults, each with its own engines, so that no two meet at one.
-func (d *dice) engineRows(s Schedule, kinds []string) Schedule {
-	split := len(d.engines) / 2
-	for _, own := range [][]string{d.engines[:split], d.engines[split:]} {
-		s = d.row(s, func() string { return fmt.Sprintf(kinds[d.IntN(len(kinds))], own[d.IntN(len(own))]) }, 4*time.Second)
+// Faults for rows, in the words of dice.fill.
+var (
+	engineFaults = []string{
+		"crash $engine1", "hang $engine1", "slow $engine1 factor=10", "overload $engine1", "break $engine1 count=5", "lie $engine1", "drain $engine1",
+		"remove $engine1", "amnesia $engine1",
 	}
-	return s
-}
-
-// once adds a fault in one third of the time.
-func (d *dice) once(s Schedule, format string, args ...any) Schedule {
-	third := d.IntN(3)
-	at, length := d.part(33*third, 33*(third+1))
-	return append(s, event(at, length, format, args...))
-}
+	nodeFaults = []string{
+		"kill $any", "pause $any", "stop $any", "malformed $any rate=30", "slow-disk $any by=300ms", "hang-disk $any", "fill-disk $any",
+		"partition $node | $others", "link $node > $others loss=1", "link $node > $others loss=0.2 delay=30ms jitter=30ms reorder=0.1", "reset $node | $others",
+	}
+)
 
 // endurance overlaps faults of all members but never ends the first node, which shows growth.
 func endurance(d *dice) Schedule {
-	s := d.row(nil, func() string {
-		who := d.some(d.nodes[1:], 1)[0]
-		anyone := d.some(d.nodes, 1)[0]
-		return []string{"kill " + who, "kill " + who, "stop " + who, "pause " + anyone, "malformed " + anyone + " rate=30"}[d.IntN(5)]
-	}, 3*time.Second)
-	return d.once(d.engineRows(s, engineFaults), "flood rate=%d", 10+d.IntN(30))
+	s := d.row(nil, []string{"kill $later", "kill $later", "stop $later", "pause $node", "malformed $node rate=30"}, d.engines, 3*time.Second)
+	return append(d.engineRows(s, engineFaults), d.once("flood rate={10-39}")...)
 }
 
 // swarm overlaps faults, with at most one node and two engines harmed at a time, so that the fleet
 // can recover. It first draws which kinds occur, so that some runs have many of few kinds. It
 // always takes an engine out and has a flood.
 func swarm(d *dice) Schedule {
-	s := d.row(nil, d.nodeFaults(3+d.IntN(4)), 3*time.Second)
+	s := d.row(nil, d.some(nodeFaults, 3+d.IntN(4)), d.engines, 3*time.Second)
 	s = d.engineRows(s, d.some(engineFaults, 3+d.IntN(4)))
-	s = d.once(s, []string{"drain %s", "remove %s"}[d.IntN(2)], d.some(d.engines, 1)[0])
-	return d.once(s, "flood rate=%d", 5+d.IntN(15))
+	return slices.Concat(s, d.once("{drain|remove} $engine1"), d.once("flood rate={5-19}"))
 }
 
-// nodeFaults draws that many kinds of harm to one node and returns a function that draws one.
-func (d *dice) nodeFaults(kinds int) func() string {
-	alone := func(format string) func() string {
-		return func() string { return fmt.Sprintf(format, d.some(append(slices.Clone(d.nodes), LeaderName), 1)[0]) }
-	}
-	apart := func(format string) func() string {
-		return func() string {
-			order := d.some(d.nodes, len(d.nodes))
-			return fmt.Sprintf(format, order[0], strings.Join(order[1:], ","))
-		}
-	}
-	all := []func() string{
-		alone("kill %s"), alone("pause %s"), alone("stop %s"), alone("malformed %s rate=30"), alone("slow-disk %s by=300ms"), alone("hang-disk %s"), alone("fill-disk %s"),
-		apart("partition %s | %s"), apart("link %s > %s loss=1"), apart("link %s > %s loss=0.2 delay=30ms jitter=30ms reorder=0.1"), apart("reset %s | %s"),
-	}
-	var some []func() string
-	for _, i := range d.Perm(len(all))[:kinds] {
-		some = append(some, all[i])
-	}
-	return func() string { return some[d.IntN(len(some))]() }
+// once has a fault in one third of the time.
+func (d *dice) once(what string) Schedule {
+	from := 33 * d.IntN(3)
+	return d.script(fmt.Sprintf("%d-%d %s for all", from, from+33, what))
 }
 
-func (d *dice) row(s Schedule, draw func() string, rest time.Duration) Schedule {
+// engineRows adds two rows of faults, each with its own engines, so that no two meet at one.
+func (d *dice) engineRows(s Schedule, kinds []string) Schedule {
+	split := len(d.engines) / 2
+	s = d.row(s, kinds, d.engines[:split], 4*time.Second)
+	return d.row(s, kinds, d.engines[split:], 4*time.Second)
+}
+
+// row adds faults of random kinds one after the other.
+func (d *dice) row(s Schedule, kinds, engines []string, rest time.Duration) Schedule {
 	for at := d.from + time.Duration(d.Int64N(int64(rest))); at < d.to-3*time.Second; {
 		length := min(2*time.Second+time.Duration(d.Int64N(int64(7*time.Second))), d.to-at)
-		line := draw()
+		line := d.fill(kinds[d.IntN(len(kinds))], d.some(engines, len(engines)))
 		lasts := round(length)
 		if specOf(strings.Fields(line)[0]).lasts == atOnce {
 			lasts = 0

@@ -110,14 +110,14 @@ func (x *exchange) conclude(cause, err error) {
 	switch {
 	case errors.As(err, &own):
 		a.Outcome, a.Detail = own.as, own.text
-	case err == nil && x.ended && len(x.got) == len(x.p.want) && x.p.usage && a.Prompt < 0:
-		a.Outcome, a.Detail = Truncated, "the whole reply, without the token counts that were asked for"
-	case err == nil && x.ended && len(x.got) == len(x.p.want):
-		a.Outcome = Complete
-	case err == nil && x.ended:
+	case err == nil && !x.ended:
+		a.Outcome, a.Detail = Truncated, "the connection ends in order without the end of the answer"
+	case err == nil && len(x.got) != len(x.p.want):
 		a.Outcome, a.Detail = Truncated, fmt.Sprintf("it ends after %d of %d bytes of the reply", len(x.got), len(x.p.want))
+	case err == nil && x.p.usage && a.Prompt < 0:
+		a.Outcome, a.Detail = Truncated, "the whole reply, without the token counts that were asked for"
 	case err == nil:
-		a.Outcome, a.Detail = Truncated, "it ends in order without its end"
+		a.Outcome = Complete
 	case errors.Is(cause, errLeft):
 		a.Outcome = Departed
 	case errors.Is(cause, errPatience):
@@ -151,7 +151,7 @@ func (x *exchange) refusal(body io.Reader) error {
 type usage struct {
 	PromptTokens     int `json:"prompt_tokens"`
 	CompletionTokens int `json:"completion_tokens"`
-	Details          *struct {
+	Details          struct {
 		CachedTokens *int `json:"cached_tokens"`
 	} `json:"prompt_tokens_details"`
 }
@@ -159,22 +159,16 @@ type usage struct {
 type answer struct {
 	envelope
 	Choices []struct {
-		Text    string   `json:"text"`
-		Delta   *message `json:"delta"`
-		Message *message `json:"message"`
+		Text    string  `json:"text"`
+		Delta   message `json:"delta"`
+		Message message `json:"message"`
 	} `json:"choices"`
 	Usage *usage `json:"usage"`
 }
 
 func (x *exchange) take(c *answer) error {
 	for i := range c.Choices {
-		text := c.Choices[i].Text
-		if d := c.Choices[i].Delta; d != nil {
-			text += d.Content
-		}
-		if m := c.Choices[i].Message; m != nil {
-			text += m.Content
-		}
+		text := c.Choices[i].Text + c.Choices[i].Delta.Content + c.Choices[i].Message.Content
 		if text == "" {
 			continue
 		}
@@ -192,7 +186,7 @@ func (x *exchange) take(c *answer) error {
 			return &protocolError{Foreign, "token counts that were not asked for"}
 		}
 		x.a.Prompt, x.a.Output = u.PromptTokens, u.CompletionTokens
-		if u.Details != nil && u.Details.CachedTokens != nil {
+		if u.Details.CachedTokens != nil {
 			x.a.Cached = *u.Details.CachedTokens
 		}
 	}

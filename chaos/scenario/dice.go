@@ -3,9 +3,9 @@ package scenario
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -23,9 +23,9 @@ func newDice(seed uint64, nodes, engines int, length time.Duration) *dice {
 }
 
 func (d *dice) some(list []string, n int) []string {
-	out := make([]string, 0, n)
-	for _, i := range d.Perm(len(list))[:min(n, len(list))] {
-		out = append(out, list[i])
+	out := make([]string, min(n, len(list)))
+	for i, at := range d.Perm(len(list))[:len(out)] {
+		out[i] = list[at]
 	}
 	return out
 }
@@ -37,17 +37,39 @@ func (d *dice) part(from, to int) (at, length time.Duration) {
 	return round(d.from + (d.to-d.from)*time.Duration(from)/100 + jitter), round(whole - whole/10 - jitter)
 }
 
-// drawn are the words of a script that are replaced: $members, {a|b}, {from-to}.
+// drawn are the words that fill replaces.
 var drawn = regexp.MustCompile(`\$\w+|\{[^}]*\}`)
 
-// script makes a schedule of events separated by semicolons. Each begins with its part of the time
-// in percent, as in 0-50, and may end with "for all", the length of that part, or "for all-1s".
-// Engines are numbered in an order drawn for the script, nodes are drawn for each event.
-func (d *dice) script(text string) (s Schedule) {
-	groups := make(map[string][]string)
-	for i, name := range d.some(d.engines, len(d.engines)) {
+// fill replaces the words of a fault: $node and other groups of nodes in an order drawn for this
+// fault, $engine1 and so on in the given order, {a|b} by a choice and {from-to} by a whole number.
+func (d *dice) fill(what string, engines []string) string {
+	n := d.some(d.nodes, len(d.nodes))
+	cut := 1 + d.IntN(len(n)-1)
+	groups := map[string][]string{
+		"$nodes": n, "$node": n[:1], "$others": n[1:], "$two": n[:2], "$rest": n[2:], "$half": n[:len(n)/2], "$left": n[:cut], "$right": n[cut:],
+		"$any": d.some(append(slices.Clone(n), LeaderName), 1), "$later": d.some(d.nodes[1:], 1),
+	}
+	for i, name := range engines {
 		groups[fmt.Sprintf("$engine%d", i+1)] = []string{name}
 	}
+	return drawn.ReplaceAllStringFunc(what, func(word string) string {
+		if word[0] == '$' {
+			return strings.Join(groups[word], ",")
+		}
+		word = strings.Trim(word, "{}")
+		var from, to int
+		if _, err := fmt.Sscanf(word, "%d-%d", &from, &to); err == nil {
+			return strconv.Itoa(from + d.IntN(to-from+1))
+		}
+		return d.some(strings.Split(word, "|"), 1)[0]
+	})
+}
+
+// script makes a schedule of events separated by semicolons, in the words of fill. Each begins with
+// its part of the time in percent, as in 0-50, and may end with "for all", the length of that part,
+// or "for all-1s". Engines have one order in all of it.
+func (d *dice) script(text string) (s Schedule) {
+	engines := d.some(d.engines, len(d.engines))
 	for line := range strings.SplitSeq(text, "; ") {
 		var from, to int
 		when, what, _ := strings.Cut(line, " ")
@@ -55,31 +77,13 @@ func (d *dice) script(text string) (s Schedule) {
 			panic(fmt.Sprintf("scenario: %q: %v", line, err))
 		}
 		at, length := d.part(from, to)
-		n := d.some(d.nodes, len(d.nodes))
-		cut := 1 + d.IntN(len(n)-1)
-		maps.Copy(groups, map[string][]string{
-			"$nodes": n, "$node": n[:1], "$others": n[1:], "$two": n[:2], "$rest": n[2:], "$half": n[:len(n)/2], "$left": n[:cut], "$right": n[cut:],
-		})
-		what = drawn.ReplaceAllStringFunc(what, func(word string) string {
-			if word[0] == '$' {
-				return strings.Join(groups[word], ",")
-			}
-			word = strings.Trim(word, "{}")
-			if _, err := fmt.Sscanf(word, "%d-%d", &from, &to); err == nil {
-				return strconv.Itoa(from + d.IntN(to-from+1))
-			}
-			return d.some(strings.Split(word, "|"), 1)[0]
-		})
 		what, lasts, _ := strings.Cut(what, " for ")
 		less, all := strings.CutPrefix(lasts, "all")
 		lasting, _ := time.ParseDuration(cmp.Or(strings.TrimPrefix(less, "-"), "0s"))
-		switch {
-		case all:
+		if all {
 			lasting = length - lasting
-		case lasts == "":
-			lasting = 0
 		}
-		s = append(s, event(at, lasting, "%s", what))
+		s = append(s, event(at, lasting, "%s", d.fill(what, engines)))
 	}
 	return s
 }

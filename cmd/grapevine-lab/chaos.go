@@ -107,21 +107,7 @@ func (c *chaosRunCmd) Run(s *streams) error {
 	if err != nil {
 		return err
 	}
-	var runs []scenario.Config
-	for _, name := range names {
-		cfg := scenario.Config{
-			Scenario: name, Seed: c.Seed, Schedule: schedule, Nodes: c.Nodes, Duration: c.Duration, Soak: c.Soak, Rate: c.Rate,
-			Loopback: c.Loopback, LeaveOut: c.LeaveOut, Newer: c.Newer, Log: zerolog.New(s.err).Level(zerolog.ErrorLevel),
-		}
-		if c.Keep != "" {
-			cfg.Keep = filepath.Join(c.Keep, fmt.Sprintf("%s-%d", name, c.Seed))
-		}
-		if err := cfg.Check(); err != nil {
-			return usageError{err}
-		}
-		runs = append(runs, cfg)
-	}
-	router, err := fleet.FindRouter(c.Router)
+	runs, err := c.configs(s, names, schedule)
 	if err != nil {
 		return err
 	}
@@ -133,9 +119,7 @@ func (c *chaosRunCmd) Run(s *streams) error {
 		return isolated(ctx, in, s)
 	}
 	var out chaosOutcome
-	failed := 0
 	for _, cfg := range runs {
-		cfg.Binary = router
 		r, err := c.one(ctx, s, cfg)
 		switch {
 		case ctx.Err() != nil:
@@ -150,8 +134,6 @@ func (c *chaosRunCmd) Run(s *streams) error {
 			out.Passed++
 		case scenario.Skipped:
 			out.Skipped++
-		default:
-			failed++
 		}
 		if !c.JSON {
 			if err := printVerdict(s.out, r); err != nil {
@@ -160,19 +142,36 @@ func (c *chaosRunCmd) Run(s *streams) error {
 		}
 	}
 	if c.HTML != "" {
-		if err := scenario.WriteHTML(c.HTML, out.Runs...); err != nil {
-			return err
-		}
+		err = scenario.WriteHTML(c.HTML, out.Runs...)
 	}
 	if c.JSON {
-		if err := commandline.PrintJSON(s.out, out); err != nil {
-			return err
+		err = errors.Join(err, commandline.PrintJSON(s.out, out))
+	}
+	if failed := len(out.Runs) - out.Passed - out.Skipped; failed > 0 {
+		err = errors.Join(fmt.Errorf("%d of %d runs did not pass, %d violations", failed, len(out.Runs), out.Violations), err)
+	}
+	return err
+}
+
+func (c *chaosRunCmd) configs(s *streams, names []string, schedule scenario.Schedule) (runs []scenario.Config, err error) {
+	for _, name := range names {
+		cfg := scenario.Config{
+			Scenario: name, Seed: c.Seed, Schedule: schedule, Nodes: c.Nodes, Duration: c.Duration, Soak: c.Soak, Rate: c.Rate,
+			Loopback: c.Loopback, LeaveOut: c.LeaveOut, Newer: c.Newer, Log: zerolog.New(s.err).Level(zerolog.ErrorLevel),
 		}
+		if c.Keep != "" {
+			cfg.Keep = filepath.Join(c.Keep, fmt.Sprintf("%s-%d", name, c.Seed))
+		}
+		if err := cfg.Check(); err != nil {
+			return nil, usageError{err}
+		}
+		runs = append(runs, cfg)
 	}
-	if failed > 0 {
-		return fmt.Errorf("%d of %d runs did not pass, %d violations", failed, len(out.Runs), out.Violations)
+	router, err := fleet.FindRouter(c.Router)
+	for i := range runs {
+		runs[i].Binary = router
 	}
-	return nil
+	return runs, err
 }
 
 func (c *chaosRunCmd) schedule(in io.Reader, names []string) (scenario.Schedule, error) {

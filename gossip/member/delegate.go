@@ -19,8 +19,8 @@ var (
 )
 
 func (d delegate) NodeMeta(int) []byte {
-	c := card{Info: d.l.Self(), Leaving: d.l.leaving.Load()}
-	b, err := c.metadata()
+	c := meta{Info: d.l.Self(), Leaving: d.l.leaving.Load()}
+	b, err := c.encode()
 	if err != nil {
 		// Start has encoded it; only the flag has changed.
 		panic(err)

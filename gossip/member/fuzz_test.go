@@ -12,8 +12,8 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-func fullCard() card {
-	return card{
+func fullMeta() meta {
+	return meta{
 		Info: Info{
 			Name: "node-1.rack_2", Incarnation: 1_760_000_000_000, Addr: "10.0.0.7:7946", Data: "10.0.0.7:8080", Admin: "[fd00::7]:8081",
 			Version: "v1.2.3", ProtocolMin: 1, ProtocolMax: 3, Cluster: "east", KeyID: 0x1f2e3d4c, BlockBytes: 512,
@@ -25,16 +25,16 @@ func fullCard() card {
 	}
 }
 
-func TestCard(t *testing.T) {
-	want := fullCard()
+func TestMeta(t *testing.T) {
+	want := fullMeta()
 	want.laterFields = later
-	b, err := want.metadata()
+	b, err := want.encode()
 	if err != nil {
 		t.Fatal(err)
 	}
 	want.laterFields = laterFields{}
-	decode := func(b []byte) (card, error) {
-		c, err := decodeCard(b)
+	decode := func(b []byte) (meta, error) {
+		c, err := decodeMeta(b)
 		c.laterFields = laterFields{}
 		return c, err
 	}
@@ -51,12 +51,12 @@ func TestCard(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for n := range b {
-		if got, err := decodeCard(b[:n]); err == nil {
+		if got, err := decodeMeta(b[:n]); err == nil {
 			t.Errorf("%d bytes are enough: %+v", n, got)
 		}
 	}
 	for _, bad := range [][]byte{
-		nil, {}, []byte("{}"), []byte("null"), make([]byte, maxCard+1), append(bytes.Clone(b), '{'),
+		nil, {}, []byte("{}"), []byte("null"), make([]byte, maxHello+1), append(bytes.Clone(b), '{'),
 		with(`"i":-1`), with(`"p":256`), with(`"p":4`), with(`"r":7`), with(`"f":["short"]`), with(`"n":""`),
 		with(`"f":["` + strings.Repeat(`0000000000000000","`, maxKeys) + `0000000000000000"]`),
 		bytes.Replace(b, []byte("7:7946"), []byte("7:x946"), 1),
@@ -64,15 +64,15 @@ func TestCard(t *testing.T) {
 		bytes.Replace(b, []byte("rack_2"), []byte("rack 2"), 1),
 		bytes.Replace(b, []byte("v1.2.3"), []byte("v1\u001b"), 1),
 	} {
-		if _, err := decodeCard(bad); !errors.Is(err, errInfo) {
+		if _, err := decodeMeta(bad); !errors.Is(err, errInfo) {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
 }
 
-func FuzzCard(f *testing.F) {
-	c := fullCard()
-	b, err := c.metadata()
+func FuzzMeta(f *testing.F) {
+	c := fullMeta()
+	b, err := c.encode()
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -80,8 +80,8 @@ func FuzzCard(f *testing.F) {
 	f.Add(b[:20])
 	f.Add([]byte("{}"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		tb := newTable(func() Info { return fullCard().Info })
-		c, err := decodeCard(b)
+		tb := newTable(func() Info { return fullMeta().Info })
+		c, err := decodeMeta(b)
 		n := &memberlist.Node{Name: c.Name, Addr: net.IP{10, 0, 0, 1}, Port: 1, Meta: b}
 		if _, bad := tb.admit(n); bad == nil {
 			tb.alive(n)
@@ -91,11 +91,11 @@ func FuzzCard(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again, err := c.metadata()
+		again, err := c.encode()
 		if err != nil {
 			return
 		}
-		back, err := decodeCard(again)
+		back, err := decodeMeta(again)
 		if err != nil || back.Info != c.Info || back.Leaving != c.Leaving || back.Group != c.Group || !slices.Equal(back.Keys, c.Keys) {
 			t.Errorf("%+v became %+v, %v", c, back, err)
 		}
@@ -113,7 +113,7 @@ func message(t testing.TB, v any) []byte {
 }
 
 func FuzzMessages(f *testing.F) {
-	c := fullCard()
+	c := fullMeta()
 	f.Add(message(f, &c))
 	f.Add(message(f, verdict{Refusal: "no", Taken: FieldName, Holder: "10.0.0.8:7946"}))
 	f.Add(message(f, keyRequest{KeyInstall, key(1)}))

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// maxMessage bounds a message in bytes: a card, or a key operation's answer.
+	// maxMessage bounds a message in bytes: a meta, or a key operation's answer.
 	maxMessage = 2048
 	// maxReason bounds a text for the other node in bytes.
 	maxReason = 512
@@ -57,12 +57,12 @@ type verdict struct {
 	Holder string `json:"holder,omitempty"`
 }
 
-func readHello(r io.Reader) (card, error) {
+func readHello(r io.Reader) (meta, error) {
 	var text json.RawMessage
 	if err := readMessage(r, &text); err != nil {
-		return card{}, err
+		return meta{}, err
 	}
-	c, err := decodeCard(text)
+	c, err := decodeMeta(text)
 	if err == nil && c.Addr == "" {
 		err = fmt.Errorf("%w: no gossip address", errInfo)
 	}
@@ -71,11 +71,11 @@ func readHello(r io.Reader) (card, error) {
 
 // compatible also checks the raft groups, and that each side has the other's primary key, which
 // handshakes with the operator's certificates do not show.
-func compatible(mine, theirs *card) error {
+func compatible(mine, theirs *meta) error {
 	if err := Compatible(mine.Info, theirs.Info); err != nil {
 		return err
 	}
-	primary := func(c *card) Fingerprint {
+	primary := func(c *meta) Fingerprint {
 		if len(c.Keys) == 0 {
 			return noKeyPrint
 		}
@@ -94,7 +94,7 @@ func groupText(id uint64) string { return fmt.Sprintf("%016x", id) }
 
 // greet exchanges hellos with the node dialed at addr.
 func (l *List) greet(c net.Conn, addr string, proof *peerProof) (Info, error) {
-	mine := l.card()
+	mine := l.meta()
 	if err := writeMessage(c, &mine); err != nil {
 		return Info{}, l.secure.explain(err, addr, proof)
 	}
@@ -133,7 +133,7 @@ func (l *List) answer(c net.Conn, addr string, proof *peerProof) (Info, error) {
 	if err != nil {
 		return Info{}, l.secure.explain(err, addr, proof)
 	}
-	mine := l.card()
+	mine := l.meta()
 	refusal := l.judge(&mine, &theirs, proof)
 	var v verdict
 	if refusal != nil {
@@ -150,7 +150,7 @@ func (l *List) answer(c net.Conn, addr string, proof *peerProof) (Info, error) {
 }
 
 // judge returns the reason for which an authenticated node must not open a stream.
-func (l *List) judge(mine, theirs *card, proof *peerProof) error {
+func (l *List) judge(mine, theirs *meta, proof *peerProof) error {
 	host, _, err := net.SplitHostPort(theirs.Addr)
 	if err != nil {
 		return err

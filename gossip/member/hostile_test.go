@@ -188,7 +188,7 @@ func TestHostilePeer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	evil := fullCard()
+	evil := fullMeta()
 	evil.Name, evil.Cluster, evil.KeyID, evil.BlockBytes, evil.Keys, evil.Leaving = "evil", "test", 0x1f2e0000, 512, r.identity.Load().prints, false
 	welcome := message(t, &evil)
 	other := evil
@@ -247,6 +247,9 @@ func openStreams(n *testNode) int {
 func TestStreamsPerPeerAreBounded(t *testing.T) {
 	nodes := fleet(t, 2, patient)
 	first := dialed(t, nodes[0], nodes[1])
+	if err := say(first, "served"); err != nil { // the hello is answered before the stream counts
+		t.Fatal(err)
+	}
 	var last *Conn
 	for range maxConnsPerPeer {
 		last = dialed(t, nodes[0], nodes[1])
@@ -318,7 +321,7 @@ func guest(t *testing.T, n *testNode, s *secure, alpn string, who Info) (c *tls.
 		t.Fatal(err)
 	}
 	_ = c.SetDeadline(time.Now().Add(patience))
-	if err := writeMessage(c, &card{Info: who, Keys: s.ring.identity.Load().prints}); err != nil {
+	if err := writeMessage(c, &meta{Info: who, Keys: s.ring.identity.Load().prints}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := readHello(c); err != nil {

@@ -11,8 +11,8 @@ import (
 const (
 	// maxMeta is memberlist's limit for metadata, in bytes.
 	maxMeta = 512
-	// maxCard bounds an Info, a full ring's fingerprints and later fields, in bytes.
-	maxCard = 1024
+	// maxHello bounds an Info, a full ring's fingerprints and later fields, in bytes.
+	maxHello = 1024
 
 	// Longest texts, in bytes.
 	maxName    = 128 // twice Linux's longest host name
@@ -99,9 +99,9 @@ func validAddr(addr string) error {
 	return nil
 }
 
-// card is an Info with the fields that only metadata or only hellos carry. Readers skip fields that
+// meta is an Info with the fields that only metadata or only hellos carry. Readers skip fields that
 // they do not know, so later releases may add some.
-type card struct {
+type meta struct {
 	Info
 	Leaving bool          `json:"l,omitempty"` // metadata: the node is about to leave
 	Keys    []Fingerprint `json:"f,omitempty"` // hello: the keys on the ring, the primary first
@@ -109,8 +109,8 @@ type card struct {
 	laterFields
 }
 
-// metadata encodes the card for memberlist.
-func (c *card) metadata() ([]byte, error) {
+// encode returns the metadata for memberlist.
+func (c *meta) encode() ([]byte, error) {
 	c.laterFields = later
 	b, err := json.Marshal(c)
 	if err == nil && len(b) > maxMeta {
@@ -119,8 +119,8 @@ func (c *card) metadata() ([]byte, error) {
 	return b, err
 }
 
-func decodeCard(b []byte) (c card, err error) {
-	if len(b) > maxCard {
+func decodeMeta(b []byte) (c meta, err error) {
+	if len(b) > maxHello {
 		return c, fmt.Errorf("%w: %d bytes", errInfo, len(b))
 	}
 	if err := json.Unmarshal(b, &c); err != nil {

@@ -201,7 +201,7 @@ func (l *List) begin() error {
 	if err := self.validate(); err != nil {
 		return err
 	}
-	if _, err := (&card{Info: self, Leaving: true}).metadata(); err != nil {
+	if _, err := (&meta{Info: self, Leaving: true}).encode(); err != nil {
 		return err
 	}
 	m, err := memberlist.Create(l.memberlistConfig(l.transport, l.label()))
@@ -346,8 +346,8 @@ func (l *List) Self() Info { return *l.self.Load() }
 // groups refuse each other's streams. It works at any time.
 func (l *List) SetGroup(id uint64) { l.group.Store(id) }
 
-func (l *List) card() card {
-	c := card{Info: l.Self(), Group: l.group.Load()}
+func (l *List) meta() meta {
+	c := meta{Info: l.Self(), Group: l.group.Load()}
 	if id := l.ring.identity.Load(); len(id.keys) > 0 {
 		c.Keys = id.prints
 	}

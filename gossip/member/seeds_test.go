@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"grapevine/chaos/dnstest"
 )
 
 // Every kind of entry is resolved again after a vain first attempt.
@@ -21,21 +23,21 @@ func TestDiscovery(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "seeds")
 	for _, tc := range []struct {
 		name, entry string
-		publish     func(d *testDNS) error
+		publish     func(d *dnstest.Server) error
 	}{
-		{"host", "seed.test:" + port, func(d *testDNS) error { d.host("seed.test", "127.0.0.1"); return nil }},
-		{"dns", "dns:seed.test:" + port, func(d *testDNS) error { d.host("seed.test", "127.0.0.1"); return nil }},
-		{"srv", "srv:_gossip._tcp.test", func(d *testDNS) error {
-			d.host("target.test", "127.0.0.1")
-			d.service("_gossip._tcp.test", net.SRV{Target: "gone.test.", Port: 1}, net.SRV{Target: "target.test.", Port: addr.Port()})
+		{"host", "seed.test:" + port, func(d *dnstest.Server) error { d.Host("seed.test", "127.0.0.1"); return nil }},
+		{"dns", "dns:seed.test:" + port, func(d *dnstest.Server) error { d.Host("seed.test", "127.0.0.1"); return nil }},
+		{"srv", "srv:_gossip._tcp.test", func(d *dnstest.Server) error {
+			d.Host("target.test", "127.0.0.1")
+			d.Service("_gossip._tcp.test", net.SRV{Target: "gone.test.", Port: 1}, net.SRV{Target: "target.test.", Port: addr.Port()})
 			return nil
 		}},
-		{"file", "file:" + file, func(*testDNS) error {
+		{"file", "file:" + file, func(*dnstest.Server) error {
 			return os.WriteFile(file, []byte("# the fleet\n\nno port at all:x:y\n"+addr.String()+"\n"), 0o600)
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			dns := startDNS(t)
+			dns := dnstest.Start(t)
 			cfg := testConfig("by-" + tc.name)
 			cfg.Join = []string{tc.entry}
 			if tc.name == "file" {
@@ -59,9 +61,9 @@ func TestDiscovery(t *testing.T) {
 }
 
 func TestSeedEntries(t *testing.T) {
-	dns := startDNS(t)
-	dns.host("two.test", "10.0.0.1", "fd00::1")
-	dns.host("none.test")
+	dns := dnstest.Start(t)
+	dns.Host("two.test", "10.0.0.1", "fd00::1")
+	dns.Host("none.test")
 	s, err := newSeeds(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -97,8 +99,8 @@ func TestSeedEntries(t *testing.T) {
 }
 
 func TestAdvertise(t *testing.T) {
-	dns := startDNS(t)
-	dns.host("named.test", "10.9.8.7")
+	dns := dnstest.Start(t)
+	dns.Host("named.test", "10.9.8.7")
 	for _, tc := range []struct{ bind, advertise, join, want string }{
 		{"127.0.0.1:0", "", "", "127.0.0.1"},
 		{"localhost:0", "", "", "127.0.0.1"},

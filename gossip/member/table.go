@@ -50,17 +50,17 @@ func newTable(self func() Info) *table {
 	return &table{self: self, byName: make(map[string]*member), wake: make(chan struct{}, 1)}
 }
 
-func cardOf(n *memberlist.Node) (card, error) {
-	c, err := decodeCard(n.Meta)
+func metaOf(n *memberlist.Node) (meta, error) {
+	c, err := decodeMeta(n.Meta)
 	if err != nil {
-		return card{}, err
+		return meta{}, err
 	}
 	if c.Name != n.Name {
-		return card{}, fmt.Errorf("%w: %q in the metadata of %q", errInfo, c.Name, clean(n.Name, maxName))
+		return meta{}, fmt.Errorf("%w: %q in the metadata of %q", errInfo, c.Name, clean(n.Name, maxName))
 	}
 	addr, ok := netip.AddrFromSlice(n.Addr)
 	if !ok || addr.IsUnspecified() || addr.IsMulticast() || n.Port == 0 {
-		return card{}, fmt.Errorf("%w: address %s", errInfo, nodeAddr(n))
+		return meta{}, fmt.Errorf("%w: address %s", errInfo, nodeAddr(n))
 	}
 	c.Addr = nodeAddr(n)
 	return c, nil
@@ -71,7 +71,7 @@ func nodeAddr(n *memberlist.Node) string {
 }
 
 func (t *table) admit(n *memberlist.Node) (Info, error) {
-	c, err := cardOf(n)
+	c, err := metaOf(n)
 	if err != nil {
 		return Info{Name: clean(n.Name, maxName), Addr: nodeAddr(n)}, err
 	}
@@ -98,7 +98,7 @@ func (t *table) longestGoneLocked() string {
 }
 
 func (t *table) alive(n *memberlist.Node) {
-	c, err := cardOf(n)
+	c, err := metaOf(n)
 	if err != nil || c.Name == t.self().Name {
 		return // admit refused it, or it is this node
 	}

@@ -13,9 +13,9 @@ func TestTableBound(t *testing.T) {
 	self := testConfig("self").Self
 	tb := newTable(func() Info { return self })
 	node := func(name string) *memberlist.Node {
-		c := card{Info: self}
+		c := meta{Info: self}
 		c.Name, c.Addr = name, "10.0.0.1:7946"
-		meta, err := c.metadata()
+		meta, err := c.encode()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,41 +16,22 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"grapevine/chaos/dnstest"
 	"grapevine/node/config"
 	"grapevine/raftstore"
 )
 
-type fakeDNS struct {
-	hosts map[string][]string
-	srv   []*net.SRV
-	err   error
-}
-
-func (d *fakeDNS) LookupNetIP(_ context.Context, _, host string) (out []netip.Addr, err error) {
-	for _, a := range d.hosts[host] {
-		out = append(out, netip.MustParseAddr(a))
-	}
-	if len(out) == 0 && d.err == nil {
-		return nil, &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
-	}
-	return out, d.err
-}
-
-func (d *fakeDNS) LookupSRV(context.Context, string, string, string) (string, []*net.SRV, error) {
-	return "", d.srv, d.err
-}
-
 func TestReadNames(t *testing.T) {
-	dns := &fakeDNS{
-		hosts: map[string][]string{"e": {"10.0.0.1", "::ffff:10.0.0.2", "10.0.0.1"}, "six": {"fd00::1"}},
-		srv:   []*net.SRV{{Target: "e.", Port: 1}, {Target: "six", Port: 2}},
-	}
+	dns := dnstest.Start(t)
+	dns.Host("e.test", "10.0.0.1", "10.0.0.2", "10.0.0.1")
+	dns.Host("six.test", "fd00::1")
+	records := []net.SRV{{Target: "e.test.", Port: 1}, {Target: "six.test.", Port: 2}}
+	dns.Service("_e._tcp.test", records...)
 	read := func(entry string) ([]string, error) {
 		s, err := newSource(entry)
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.dns = dns
 		list, _, err := s.read(t.Context())
 		var urls []string
 		for _, b := range list {
@@ -59,21 +39,21 @@ func TestReadNames(t *testing.T) {
 		}
 		return urls, err
 	}
-	if got, err := read("dns:e:8000"); err != nil || !slices.Equal(got, []string{"http://10.0.0.1:8000", "http://10.0.0.2:8000"}) {
+	if got, err := read("dns:e.test:8000"); err != nil || !slices.Equal(got, []string{"http://10.0.0.1:8000", "http://10.0.0.2:8000"}) {
 		t.Errorf("%v, %v", got, err)
 	}
-	if got, err := read("srv:_e._tcp.x"); err != nil || !slices.Equal(got, []string{"http://10.0.0.1:1", "http://10.0.0.2:1", "http://[fd00::1]:2"}) {
+	if got, err := read("srv:_e._tcp.test"); err != nil || !slices.Equal(got, []string{"http://10.0.0.1:1", "http://10.0.0.2:1", "http://[fd00::1]:2"}) {
 		t.Errorf("%v, %v", got, err)
 	}
-	if _, err := read("dns:nobody:8000"); err == nil {
+	if _, err := read("dns:gone.test:8000"); err == nil {
 		t.Error("a name without addresses is an answer")
 	}
-	dns.srv = append(dns.srv, &net.SRV{Target: "gone", Port: 3})
-	if _, err := read("srv:_e._tcp.x"); err == nil {
+	dns.Service("_e._tcp.test", append(records, net.SRV{Target: "gone.test.", Port: 3})...)
+	if _, err := read("srv:_e._tcp.test"); err == nil {
 		t.Error("half an answer is one")
 	}
-	dns.srv = nil
-	if _, err := read("srv:_e._tcp.x"); err == nil {
+	dns.Service("_e._tcp.test")
+	if _, err := read("srv:_e._tcp.test"); err == nil {
 		t.Error("no record is an answer")
 	}
 }

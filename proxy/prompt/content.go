@@ -1,5 +1,7 @@
 package prompt
 
+import "encoding/hex"
+
 // A string equals one text part; null, an empty array and one empty text are no content. A nested
 // part has a markNested per level instead of end markers.
 
@@ -131,7 +133,7 @@ func (p *Parser) renderPart(start, base int, kind op, f *parts) (blank bool) {
 		keep(markResult, "tool_use_id", "is_error", "content")
 		return false
 	}
-	p.media.reset()
+	p.media.Reset()
 	for _, s := range f[1:] {
 		p.feed(s)
 	}
@@ -176,4 +178,18 @@ func (p *Parser) url(key op) {
 	p.settle(base, true)
 	p.arrangeMembers(start, base, f[:]...)
 	p.remember(key, from)
+}
+
+// A 128-bit xxh3 stands for media, whose encoded bytes say nothing about their tokens.
+func (p *Parser) feed(s span) {
+	for _, o := range p.tape.ops[s.from:s.to] {
+		_, _ = p.media.Write(p.tape.bytes(o)) // cannot fail
+	}
+}
+
+func (p *Parser) addDigest() {
+	sum := p.media.Sum128().Bytes()
+	var out [2 * len(sum)]byte
+	hex.Encode(out[:], sum[:])
+	p.tape.add(out[:])
 }

@@ -128,7 +128,6 @@ func (p *Parser) fill(r *Request) {
 	r.Model = p.decoded(p.root[rootModel])
 	r.LoRA = p.decoded(p.root[rootLoRA])
 	r.Stream = c.stream
-	r.UsageAsked = c.usage
 	for _, n := range c.max {
 		if r.MaxTokens == 0 {
 			r.MaxTokens = n

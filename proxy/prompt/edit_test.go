@@ -115,8 +115,8 @@ func checkUsage(t *testing.T, p *Parser, body string) {
 		in := membersOf(options)
 		isObject := len(options) > 0 && options[0] == '{'
 		asked := isObject && truth(in["include_usage"])
-		if r.UsageAsked != asked {
-			t.Fatalf("%q: asked %v", body, r.UsageAsked)
+		if p.ctl.usage != asked {
+			t.Fatalf("%q: asked %v", body, p.ctl.usage)
 		}
 		may := len(options) == 0 || isObject || string(options) == "null"
 		edit := truth(before["stream"]) && !asked && may && !(isObject && truth(in["continuous_usage_stats"]))

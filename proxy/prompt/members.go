@@ -386,7 +386,7 @@ func (p *Parser) setting(key op, f field, defaults ...string) {
 	case p.is(at, "null", "{}", "[]") || p.is(at, defaults...):
 		p.tape.cut(from)
 	case f.how == asMedia:
-		p.media.reset()
+		p.media.Reset()
 		p.feed(p.tape.since(at))
 		p.tape.cut(at)
 		p.addDigest()

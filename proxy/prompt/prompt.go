@@ -6,6 +6,8 @@ package prompt
 import (
 	"fmt"
 
+	"github.com/zeebo/xxh3"
+
 	"grapevine/prefixtree"
 )
 
@@ -83,7 +85,6 @@ func (e *Error) Error() string { return fmt.Sprintf("prompt: %s at byte %d", e.R
 
 // Request is what a body says. Slices are valid until the next Parse.
 type Request struct {
-	Kind  Kind
 	Model []byte // nil if absent
 	LoRA  []byte // lora_path (SGLang); nil if absent
 
@@ -93,9 +94,6 @@ type Request struct {
 	// Session is the first of session_id, user, user_id, session_params.session_id (or .id),
 	// metadata.user_id, prompt_cache_key.
 	Session []byte
-
-	// UsageAsked says that the body sets include_usage.
-	UsageAsked bool
 
 	Hashes      []prefixtree.Hash // full blocks, root to leaf; empty after an error
 	PromptBytes int
@@ -113,7 +111,7 @@ type Request struct {
 type Parser struct {
 	hasher *prefixtree.Hasher
 	chain  prefixtree.Chain
-	media  digest
+	media  xxh3.Hasher
 
 	body  []byte
 	pos   int
@@ -149,7 +147,7 @@ func NewParser(h *prefixtree.Hasher) *Parser {
 // Parse scans body once and fills r. After an *Error, r has no hashes and edits. Bodies of kind
 // Other are not read.
 func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
-	*r = Request{Kind: k}
+	*r = Request{}
 	if k == Other {
 		return nil
 	}

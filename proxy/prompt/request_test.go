@@ -58,8 +58,8 @@ func TestRequest(t *testing.T) {
 			p := newTestParser(t)
 			var r Request
 			_ = p.Parse(c.kind, []byte(c.body), Options{}, &r) // one body is truncated on purpose
-			got := []any{r.Kind, string(r.Model), string(r.LoRA), r.Stream, r.MaxTokens, string(r.Session), r.UsageAsked}
-			want := []any{c.kind, c.model, c.lora, c.stream, c.max, c.session, c.usage}
+			got := []any{string(r.Model), string(r.LoRA), r.Stream, r.MaxTokens, string(r.Session), p.ctl.usage}
+			want := []any{c.model, c.lora, c.stream, c.max, c.session, c.usage}
 			for i := range got {
 				if got[i] != want[i] {
 					t.Errorf("got %v, want %v", got, want)

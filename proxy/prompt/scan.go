@@ -36,20 +36,6 @@ func special(x uint64) uint64 {
 	return (((x ^ 0x02*ones) - 0x21*ones) | ((x ^ '\\'*ones) - ones) | x) & highs
 }
 
-// plain returns the index of the first special byte at or after i.
-func plain(b []byte, i int) int {
-	for i+8 <= len(b) {
-		if m := special(binary.LittleEndian.Uint64(b[i:])); m != 0 {
-			return i + bits.TrailingZeros64(m)>>3
-		}
-		i += 8
-	}
-	for i < len(b) && b[i] >= ' ' && b[i] != '"' && b[i] != '\\' && b[i] < utf8.RuneSelf {
-		i++
-	}
-	return i
-}
-
 var class = func() (t [256]uint8) {
 	for c := range t {
 		if c < ' ' || c >= utf8.RuneSelf {
@@ -267,7 +253,7 @@ func (p *Parser) rune(r rune) {
 // word returns a string's canonical text in one piece, off the tape.
 func (p *Parser) word() op {
 	from := p.pos + 1
-	if i := plain(p.body, from); i < len(p.body) && p.body[i] == '"' {
+	if i := hop(p.body, from); i < len(p.body) && p.body[i] == '"' {
 		p.pos = i + 1
 		return op{uint32(from), uint32(i - from)}
 	}

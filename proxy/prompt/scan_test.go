@@ -25,13 +25,6 @@ func hopNaive(b []byte, i int) int {
 	return i
 }
 
-func plainNaive(b []byte, i int) int {
-	for i < len(b) && b[i] >= ' ' && b[i] < 0x80 && b[i] != '"' && b[i] != '\\' {
-		i++
-	}
-	return i
-}
-
 func checkHop(t *testing.T, b []byte) {
 	t.Helper()
 	for i := 0; i <= len(b); i++ {
@@ -41,9 +34,6 @@ func checkHop(t *testing.T, b []byte) {
 		}
 		if got := hopWords(b, i); got != want {
 			t.Fatalf("hopWords(%q, %d) = %d, want %d", b, i, got, want)
-		}
-		if got, want := plain(b, i), plainNaive(b, i); got != want {
-			t.Fatalf("plain(%q, %d) = %d, want %d", b, i, got, want)
 		}
 	}
 }

@@ -1,4 +1,5 @@
-package member
+// Package dnstest is a name server for tests.
+package dnstest
 
 import (
 	"context"
@@ -10,16 +11,17 @@ import (
 	"testing"
 )
 
-// testDNS is a name server on loopback that every lookup of the process goes to.
-type testDNS struct {
+// Server is a name server on loopback. Safe for concurrent use.
+type Server struct {
 	mu    sync.Mutex
 	hosts map[string][]netip.Addr
 	srv   map[string][]net.SRV
 }
 
-func startDNS(t *testing.T) *testDNS {
+// Start makes all lookups of the process go to a new server until the test ends.
+func Start(t testing.TB) *Server {
 	t.Helper()
-	d := &testDNS{hosts: make(map[string][]netip.Addr), srv: make(map[string][]net.SRV)}
+	d := &Server{hosts: make(map[string][]netip.Addr), srv: make(map[string][]net.SRV)}
 	udp, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -46,7 +48,8 @@ func startDNS(t *testing.T) *testDNS {
 	return d
 }
 
-func (d *testDNS) host(name string, addrs ...string) {
+// Host sets the addresses of a name.
+func (d *Server) Host(name string, addrs ...string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.hosts[name] = nil
@@ -55,14 +58,15 @@ func (d *testDNS) host(name string, addrs ...string) {
 	}
 }
 
-func (d *testDNS) service(name string, records ...net.SRV) {
+// Service sets the SRV records of a name.
+func (d *Server) Service(name string, records ...net.SRV) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.srv[name] = records
 }
 
 // answer answers the one question of a query (RFC 1035, 4.1).
-func (d *testDNS) answer(query []byte) []byte {
+func (d *Server) answer(query []byte) []byte {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var labels []string
