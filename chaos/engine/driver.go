@@ -12,11 +12,13 @@ var errBusy = errors.New("engine: waiting queue is full")
 
 var errTooLarge = errors.New("engine: larger than the KV memory")
 
+// maxWaiting bounds the jobs in the waiting queue; more get 503.
+const maxWaiting = 100_000
+
 // driver runs a Model on the wall clock. One goroutine owns the model; other goroutines access it
 // through do.
 type driver struct {
 	model      *Model
-	maxWaiting int
 	began      time.Time
 	ops        chan func(now time.Duration)
 	quit, done chan struct{}
@@ -26,9 +28,9 @@ type driver struct {
 	ttft, latency histogram
 }
 
-func newDriver(m *Model, maxWaiting int) *driver {
+func newDriver(m *Model) *driver {
 	d := &driver{
-		model: m, maxWaiting: maxWaiting, began: time.Now(),
+		model: m, began: time.Now(),
 		ops: make(chan func(time.Duration)), quit: make(chan struct{}), done: make(chan struct{}),
 		ttft: newHistogram(), latency: newHistogram(),
 	}
@@ -138,7 +140,7 @@ func (d *driver) launch(f *flight) error {
 	f.driver, f.left, f.notify = d, len(f.seats), make(chan struct{}, 1)
 	var failed error
 	err := d.do(func(now time.Duration) {
-		if d.model.waiting.len()+len(f.seats) > d.maxWaiting {
+		if d.model.waiting.len()+len(f.seats) > maxWaiting {
 			failed = errBusy
 			return
 		}
