@@ -32,7 +32,7 @@ type replayCmd struct {
 	Warmup      *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave out of the report what was due before. Generated sessions at their own length: 20s unless given."`
 	Policy      string         `name:"policy" default:"live" placeholder:"NAME" help:"What the routers run; a label in the report."`
 	JSON        bool           `name:"json" help:"Print one JSON object."`
-	Plot        string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg or .html)."`
+	Plot        string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg)."`
 }
 
 func (c *replayCmd) Run(s *streams) error {

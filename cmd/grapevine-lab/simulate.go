@@ -32,7 +32,7 @@ type simulateCmd struct {
 	Warmup   *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave out of the report what arrives before. A generated workload has its own unless given."`
 	Parallel int            `name:"parallel" placeholder:"N" help:"Runs at once; as many as there are processors if not given."`
 	JSON     bool           `name:"json" help:"Print one JSON object."`
-	Plot     string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg or .html)."`
+	Plot     string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg)."`
 }
 
 // Help is shown below the flags.
