@@ -4,6 +4,8 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 var errStopped = errors.New("engine: stopped")
@@ -24,15 +26,13 @@ type driver struct {
 	quit, done chan struct{}
 	stopOnce   sync.Once
 
-	// Owned by the goroutine.
-	ttft, latency histogram
+	ttft, latency prometheus.Histogram
 }
 
 func newDriver(m *Model) *driver {
 	d := &driver{
 		model: m, began: time.Now(),
 		ops: make(chan func(time.Duration)), quit: make(chan struct{}), done: make(chan struct{}),
-		ttft: newHistogram(), latency: newHistogram(),
 	}
 	go d.run()
 	return d
@@ -90,14 +90,14 @@ func (d *driver) emit(e Event) {
 	case Admitted:
 		seat.cached = e.Job.Cached
 	case FirstToken:
-		d.ttft.observe(e.At - e.Job.Submitted)
+		d.ttft.Observe((e.At - e.Job.Submitted).Seconds())
 		seat.tokens++
 		wake = e.Job.Watch
 	case Tokens:
 		seat.tokens += e.Tokens
 		wake = true
 	case Finished:
-		d.latency.observe(e.At - e.Job.Submitted)
+		d.latency.Observe((e.At - e.Job.Submitted).Seconds())
 		seat.tokens = e.Job.OutputTokens
 		seat.done = true
 		f.left--

@@ -248,7 +248,7 @@ func (s *Server) routes() {
 	}
 	s.mux.HandleFunc("GET /v1/models", s.models)
 	s.mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
-	s.mux.HandleFunc("GET /metrics", s.metrics)
+	s.routeMetrics()
 	s.mux.HandleFunc("POST /emulator/cached", s.cachedHandler)
 	s.mux.HandleFunc("POST /emulator/fault", s.faultHandler)
 	s.mux.HandleFunc("GET /emulator/stats", s.statsHandler)
