@@ -1,6 +1,9 @@
 package raftstore
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 type standing struct {
 	id      string
@@ -46,12 +49,7 @@ func nextChange(list []standing, wanted int) (change, string) {
 			candidates = append(candidates, s)
 		}
 	}
-	byID := func(a, b standing) int {
-		if a.id < b.id {
-			return -1
-		}
-		return 1
-	}
+	byID := func(a, b standing) int { return strings.Compare(a.id, b.id) }
 	slices.SortFunc(candidates, byID)
 	slices.SortFunc(voters, byID)
 

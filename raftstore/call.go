@@ -116,7 +116,7 @@ var errNotYet = errors.New("no leader is known")
 // atLeader retries until ctx, which needs a deadline, ends.
 func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) ([]byte, error) {
 	var (
-		search    = search{}
+		hinted    hint
 		uncertain error
 		last      error
 		wait      = retryFirst
@@ -129,7 +129,7 @@ func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) 
 			}
 			return nil, ErrStopped
 		}
-		a, sent, err := s.attempt(ctx, &search, kind, payload)
+		a, sent, err := s.attempt(ctx, &hinted, kind, payload)
 		switch {
 		case err != nil && sent:
 			uncertain = err
@@ -147,7 +147,7 @@ func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) 
 			uncertain = errors.New(string(a.body))
 		case a.status == answerNotLeader:
 			last = errNotYet
-			search.learn(a.body)
+			_ = json.Unmarshal(a.body, &hinted) // or no hint
 		default:
 			last = errors.New(string(a.body))
 		}
@@ -194,20 +194,7 @@ func (s *Store) gaveUp(kind requestKind, uncertain, last error, missing string) 
 	return ErrNoLeader
 }
 
-type search struct {
-	hinted hint
-	next   int
-	random bool
-}
-
-func (q *search) learn(body []byte) {
-	var h hint
-	if json.Unmarshal(body, &h) == nil {
-		q.hinted = h
-	}
-}
-
-func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payload []byte) (a answer, sent bool, err error) {
+func (s *Store) attempt(ctx context.Context, hinted *hint, kind requestKind, payload []byte) (a answer, sent bool, err error) {
 	inst := s.current()
 	if s.isLeader(inst) {
 		return s.execute(ctx, kind, payload), true, nil
@@ -217,10 +204,10 @@ func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payloa
 	}
 	to := s.leader(inst)
 	if to.Addr == "" || to.ID == s.id {
-		to, q.hinted = q.hinted, hint{}
+		to, *hinted = *hinted, hint{}
 	}
 	if (to.Addr == "" || to.ID == s.id) && len(inst.servers()) == 0 {
-		to = s.anybody(q)
+		to = s.randomPeer()
 	}
 	if to.Addr == "" || to.ID == s.id {
 		return answer{}, false, errNotYet
@@ -230,45 +217,35 @@ func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payloa
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	done := make(chan struct{})
-	defer close(done)
-	s.spawn(func() { s.abandon(inst, to, cancel, done) })
+	s.spawn(func() { s.abandon(ctx, cancel, inst, to) })
 	deadline, _ := ctx.Deadline()
 	body := binary.AppendUvarint(nil, uint64(max(0, time.Until(deadline).Milliseconds())))
 	return s.caller.call(ctx, to.Addr, kind, append(body, payload...))
 }
 
-// anybody picks live peers in turn, for a node without a configuration.
-func (s *Store) anybody(q *search) hint {
+// randomPeer picks a live peer, for a node without a configuration.
+func (s *Store) randomPeer() hint {
 	alive := s.livePeers()
 	if len(alive) == 0 {
 		return hint{}
 	}
-	if !q.random {
-		q.random, q.next = true, mrand.IntN(len(alive))
-	}
-	p := alive[q.next%len(alive)]
-	q.next++
+	p := alive[mrand.IntN(len(alive))]
 	return hint{ID: p.ID, Addr: p.Addr}
 }
 
 // abandon cancels a request when another node leads, because the one asked may hang.
-func (s *Store) abandon(inst *raftInstance, asked hint, cancel context.CancelFunc, done <-chan struct{}) {
-	if inst == nil {
-		return
-	}
+func (s *Store) abandon(ctx context.Context, cancel context.CancelFunc, inst *raftInstance, asked hint) {
+	defer cancel()
 	ticker := time.NewTicker(leaderPoll)
 	defer ticker.Stop()
 	for {
 		select {
-		case <-done:
+		case <-ctx.Done():
 			return
 		case <-s.ctx.Done():
-			cancel()
 			return
 		case <-ticker.C:
 			if now := s.leader(inst); now.ID != "" && now.ID != asked.ID && asked.ID != "" {
-				cancel()
 				return
 			}
 		}

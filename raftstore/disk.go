@@ -38,15 +38,15 @@ type disk struct {
 	counts *writeCounts
 	ended  atomic.Int64 // of the last write, unix ns
 
+	shut  sync.Once
 	mu    sync.Mutex
 	cause error
-	shut  bool
 }
 
 // writeCounts spans all disks of a store.
 type writeCounts struct {
-	writes, failures atomic.Uint64
-	last, max        atomic.Int64 // ns
+	mu sync.Mutex
+	WriteStats
 }
 
 type diskOp struct {
@@ -150,10 +150,11 @@ func (d *disk) execute(op diskOp) error {
 	defer alarm.Stop()
 	err := d.transact(op.write)
 	took := time.Since(start)
-	d.counts.writes.Add(1)
-	d.counts.last.Store(int64(took))
 	d.ended.Store(time.Now().UnixNano())
-	d.counts.max.Store(max(d.counts.max.Load(), int64(took)))
+	d.counts.mu.Lock()
+	d.counts.Count++
+	d.counts.Last, d.counts.Max = took, max(d.counts.Max, took)
+	d.counts.mu.Unlock()
 	if err != nil {
 		d.fail(err)
 		return err
@@ -174,7 +175,9 @@ func (d *disk) transact(f func(*bbolt.Tx) error) error {
 func (d *disk) fail(cause error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.counts.failures.Add(1)
+	d.counts.mu.Lock()
+	d.counts.Failed++
+	d.counts.mu.Unlock()
 	switch {
 	case d.cause == nil:
 		d.cause = cause
@@ -192,35 +195,23 @@ func (d *disk) failure() error {
 
 // close reports whether the file was closed in time. Otherwise it closes when the disk answers.
 func (d *disk) close(wait time.Duration) bool {
-	d.mu.Lock()
-	first := !d.shut
-	d.shut = true
-	d.mu.Unlock()
-	if first {
+	d.shut.Do(func() {
 		close(d.closed)
 		go func() {
 			defer close(d.gone)
 			<-d.done
 			d.db.Close()
 		}()
-	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-d.gone:
-		return true
-	case <-timer.C:
-		return false
-	}
+	})
+	return within(wait, func() { <-d.gone })
 }
 
 func (d *disk) idle() time.Duration { return time.Since(time.Unix(0, d.ended.Load())) }
 
 func (c *writeCounts) stats() WriteStats {
-	return WriteStats{
-		Count: c.writes.Load(), Failed: c.failures.Load(),
-		Last: time.Duration(c.last.Load()), Max: time.Duration(c.max.Load()),
-	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.WriteStats
 }
 
 // mayReopen says whether the file can be trusted: after a hang that ended or a write that the

@@ -162,9 +162,7 @@ func (s *Store) setIdentity(id identity) error {
 
 // waitFor notes what this node waits for, and logs it as news, but not too often.
 func (s *Store) waitFor(what, message string) {
-	s.mu.Lock()
-	s.waiting = what
-	s.mu.Unlock()
+	s.note(&s.waiting, what)
 	if what != "" && what != s.waitLogged && time.Since(s.waitLoggedAt) >= waitLogPause {
 		s.waitLogged, s.waitLoggedAt = what, time.Now()
 		s.log.Info().Str("for", what).Msg(message)

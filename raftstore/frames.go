@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 	"time"
 )
@@ -156,8 +157,7 @@ func alive(c *conn) bool {
 	c.limit(time.Now().Add(time.Millisecond))
 	_, err := c.Conn.Read(b[:])
 	c.limit(time.Time{})
-	ne, ok := err.(interface{ Timeout() bool })
-	return ok && ne.Timeout()
+	return os.IsTimeout(err)
 }
 
 func (c *caller) put(addr string, conn *conn) {

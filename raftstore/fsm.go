@@ -11,20 +11,17 @@ import (
 // fsm applies raft's committed log to the machine.
 type fsm struct {
 	publish func(*State)
-	// halt gets the reason of a stop, and nil when a snapshot heals it.
-	halt func(error)
+	// halt gets the reason of a stop, and nothing when a snapshot heals it.
+	halt func(why string)
 
 	mu      sync.Mutex // raft's goroutine and requests for state use the machine
 	machine *machine
 	halted  error
 }
 
-var (
-	_ raft.BatchingFSM = (*fsm)(nil)
-	_ raft.FSM         = (*fsm)(nil)
-)
+var _ raft.BatchingFSM = (*fsm)(nil)
 
-func newFSM(publish func(*State), halt func(error)) *fsm {
+func newFSM(publish func(*State), halt func(string)) *fsm {
 	return &fsm{publish: publish, halt: halt, machine: newMachine()}
 }
 
@@ -56,8 +53,8 @@ func (f *fsm) applyLocked(l *raft.Log) any {
 	}
 	e, err := decodeEntry(l.Data)
 	if err != nil {
-		f.halted = fmt.Errorf("log entry %d cannot be applied, so the state stands still: %w", l.Index, err)
-		f.halt(f.halted)
+		f.halted = fmt.Errorf("log entry %d cannot be applied, so the state is frozen: %w", l.Index, err)
+		f.halt(f.halted.Error())
 		return f.halted
 	}
 	return f.machine.apply(l.Index, e)
@@ -95,7 +92,7 @@ func (f *fsm) Restore(source io.ReadCloser) error {
 	f.machine = m
 	if f.halted != nil {
 		f.halted = nil
-		f.halt(nil)
+		f.halt("")
 	}
 	f.publish(m.state())
 	return nil

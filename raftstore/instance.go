@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -27,8 +28,10 @@ type raftInstance struct {
 	fsm   *fsm
 	link  *link // nil without network
 	raft  *raft.Raft
-	close func()
-	cut   chan struct{} // closed when raft can send nothing more
+	trans transport
+	// cut ends once raft can send nothing more.
+	cut   context.Context
+	sever context.CancelFunc
 
 	pending sync.WaitGroup
 	mu      sync.Mutex
@@ -37,7 +40,8 @@ type raftInstance struct {
 }
 
 func (s *Store) begin(d *disk) (*raftInstance, error) {
-	inst := &raftInstance{disk: d, cut: make(chan struct{}), fsm: newFSM(s.publish, s.halt)}
+	inst := &raftInstance{disk: d, fsm: newFSM(s.publish, s.halt)}
+	inst.cut, inst.sever = context.WithCancel(context.Background())
 	if d != nil {
 		index, err := noted(d)
 		if err != nil {
@@ -45,7 +49,7 @@ func (s *Store) begin(d *disk) (*raftInstance, error) {
 		}
 		inst.applied.Store(index)
 	}
-	trans := s.transport(inst)
+	inst.trans = s.transport(inst)
 	var (
 		logs   raft.LogStore
 		stable raft.StableStore
@@ -55,7 +59,7 @@ func (s *Store) begin(d *disk) (*raftInstance, error) {
 		memory := raft.NewInmemStore()
 		logs, stable, snaps = memory, memory, raft.NewInmemSnapshotStore()
 	} else {
-		store := &logStore{disk: d, cut: inst.cut}
+		store := &logStore{disk: d, cut: inst.cut.Done()}
 		cache, err := raft.NewLogCache(cachedLogs, store)
 		if err != nil {
 			return nil, err
@@ -68,10 +72,9 @@ func (s *Store) begin(d *disk) (*raftInstance, error) {
 			case <-d.closed:
 			}
 			inst.close()
-			close(inst.cut)
 		}()
 	}
-	r, err := raft.NewRaft(s.raftConfig(), inst.fsm, logs, stable, snaps, trans)
+	r, err := raft.NewRaft(s.raftConfig(), inst.fsm, logs, stable, snaps, inst.trans)
 	if err != nil {
 		inst.close()
 		return nil, fmt.Errorf("start raft: %w", err)
@@ -97,14 +100,23 @@ func (s *Store) raftConfig() *raft.Config {
 	return conf
 }
 
-func (s *Store) transport(inst *raftInstance) raft.Transport {
+type transport interface {
+	raft.Transport
+	raft.WithClose
+}
+
+func (inst *raftInstance) close() {
+	inst.trans.Close()
+	inst.sever()
+}
+
+func (s *Store) transport(inst *raftInstance) transport {
 	if s.port == nil {
 		_, t := raft.NewInmemTransport(raft.ServerAddress(s.addr))
-		inst.close = func() { t.Close() }
 		return t
 	}
 	inst.link = newLink(s.port, s.group)
-	t := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+	return raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		ServerAddressProvider: inst,
 		Logger:                newRaftLog(s.log),
 		Stream:                inst.link,
@@ -114,8 +126,6 @@ func (s *Store) transport(inst *raftInstance) raft.Transport {
 		// handed over blocks forever, and so do replication and shutdown.
 		MaxRPCsInFlight: 1,
 	})
-	inst.close = func() { t.Close() }
-	return t
 }
 
 func (inst *raftInstance) find(id raft.ServerID) (raft.ServerAddress, bool) {

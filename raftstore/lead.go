@@ -31,7 +31,7 @@ func (s *Store) lead(ctx context.Context, inst *raftInstance) {
 	if inst.fsm.stopped() != nil {
 		// A leader that cannot apply its log must not lead.
 		if a := transfer(inst, ""); a.status != answerDone {
-			s.log.Warn().Str("err", string(a.body)).Msg("leadership was not handed on")
+			s.log.Warn().Str("err", string(a.body)).Msg("leadership was not transferred")
 		}
 		return
 	}
@@ -47,7 +47,7 @@ func (s *Store) lead(ctx context.Context, inst *raftInstance) {
 		return
 	}
 	why := yields(s.identity(), answers)
-	if s.setBar(why); why != "" {
+	if s.note(&s.bar, why); why != "" {
 		s.foreign(why)
 		return
 	}
@@ -58,7 +58,7 @@ func (s *Store) lead(ctx context.Context, inst *raftInstance) {
 		return
 	}
 	s.takeIn(ctx, inst, servers, answers)
-	s.seeToVoters(inst)
+	s.changeVoters(inst)
 }
 
 func (s *Store) commitConstants(ctx context.Context) {
@@ -72,25 +72,16 @@ func (s *Store) commitConstants(ctx context.Context) {
 
 // toAsk returns all peers, and servers unknown to gossip at their configured address.
 func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
-	// Live peers first, as one may have a dead peer's address.
-	slices.SortStableFunc(peers, func(a, b Peer) int {
-		switch {
-		case a.Alive == b.Alive:
-			return 0
-		case a.Alive:
-			return -1
-		}
-		return 1
-	})
 	var list []Peer
 	known := map[string]bool{s.id: true}
 	addrs := map[string]bool{s.addr: true}
-	for _, p := range peers {
-		if addrs[p.Addr] {
-			continue
+	for _, alive := range []bool{true, false} { // a live peer may have a dead one's address
+		for _, p := range peers {
+			if p.Alive == alive && !addrs[p.Addr] {
+				known[p.ID], addrs[p.Addr] = true, true
+				list = append(list, p)
+			}
 		}
-		known[p.ID], addrs[p.Addr] = true, true
-		list = append(list, p)
 	}
 	for _, server := range servers {
 		id, addr := string(server.ID), string(server.Address)
@@ -214,15 +205,11 @@ func (s *Store) changed(f raft.IndexFuture) bool {
 	return true
 }
 
-func (s *Store) forgetUnwilling(answers []answered) {
+// takeIn lets live nodes without a group join, and adds missing members to the configuration.
+func (s *Store) takeIn(ctx context.Context, inst *raftInstance, servers []raft.Server, answers []answered) {
 	maps.DeleteFunc(s.unwilling, func(addr, _ string) bool {
 		return !slices.ContainsFunc(answers, func(a answered) bool { return a.Addr == addr })
 	})
-}
-
-// takeIn lets live nodes without a group join, and adds missing members to the configuration.
-func (s *Store) takeIn(ctx context.Context, inst *raftInstance, servers []raft.Server, answers []answered) {
-	s.forgetUnwilling(answers)
 	added := 0
 	var foreign []string
 	for _, a := range answers {
@@ -264,11 +251,7 @@ func (s *Store) takeIn(ctx context.Context, inst *raftInstance, servers []raft.S
 }
 
 func (s *Store) foreign(text string) {
-	s.mu.Lock()
-	news := text != s.problem.group && text != ""
-	s.problem.group = text
-	s.mu.Unlock()
-	if news {
+	if s.note(&s.problem.group, text) {
 		s.log.Error().Msg(text)
 	}
 }
@@ -301,8 +284,8 @@ func (s *Store) lookAbroad(ctx context.Context) {
 	}
 }
 
-// seeToVoters makes at most one change.
-func (s *Store) seeToVoters(inst *raftInstance) {
+// changeVoters makes at most one change.
+func (s *Store) changeVoters(inst *raftInstance) {
 	var list []standing
 	s.mu.Lock()
 	now := time.Now()

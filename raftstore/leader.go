@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -46,10 +47,10 @@ func (s *Store) noteLeader(inst *raftInstance) {
 	}
 	s.led = now.ID
 	if now.ID == "" {
-		s.log.Warn().Str("event", EventLeaderLost).Msg("no leader is known: changes wait")
+		s.log.Warn().Str("event", EventLeaderLost).Msg("this node knows no leader: changes wait")
 		return
 	}
-	s.log.Info().Str("event", EventLeaderChanged).Str("leader", now.ID).Str("addr", now.Addr).Msg("another leader")
+	s.log.Info().Str("event", EventLeaderChanged).Str("leader", now.ID).Str("addr", now.Addr).Msg("leader changed")
 }
 
 func (s *Store) leader(inst *raftInstance) hint {
@@ -90,7 +91,7 @@ func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) a
 	case a := <-result:
 		return a
 	case <-ctx.Done():
-		return failedAnswer(answerUncertain, fmt.Errorf("the leader did not get it done: %w", ctx.Err()))
+		return failedAnswer(answerUncertain, fmt.Errorf("the leader did not finish the request: %w", ctx.Err()))
 	case <-s.ctx.Done():
 		return failedAnswer(answerUncertain, ErrStopped)
 	}
@@ -125,15 +126,8 @@ func (s *Store) propose(inst *raftInstance, raw []byte, wait time.Duration) answ
 	if err == nil {
 		err = e.command.validate()
 	}
-	if err == nil {
-		err = s.admissible(e.command)
-	}
 	if err != nil {
-		r, ok := asRefusal(err)
-		if !ok {
-			r = refuse(refusedInvalid, "%v", err)
-		}
-		return answer{answerDone, encode(nil, outcome{Refuse: r})}
+		return answer{answerDone, encode(nil, outcome{Refuse: refuse(refusedInvalid, "%v", err)})}
 	}
 	f := inst.raft.Apply(raw, wait)
 	if err := f.Error(); err != nil {
@@ -148,15 +142,6 @@ func (s *Store) propose(inst *raftInstance, raw []byte, wait time.Duration) answ
 	return failedAnswer(answerUncertain, errors.New("the state machine gave no outcome"))
 }
 
-// admissible refuses what would make the snapshot too large to send.
-func (s *Store) admissible(c Command) error {
-	if add, ok := c.(AddBackends); ok && len(s.State().Backends)+len(add.Backends) > MaxBackends {
-		return refuse(refusedTooMany, "%d backends and %d more are above the %d that are possible",
-			len(s.State().Backends), len(add.Backends), MaxBackends)
-	}
-	return nil
-}
-
 // afterRaft separates errors that leave the outcome unknown.
 func afterRaft(err error) answer {
 	switch {
@@ -169,23 +154,19 @@ func afterRaft(err error) answer {
 }
 
 func transfer(inst *raftInstance, to string) answer {
-	var f raft.Future
 	if _, leader := inst.raft.LeaderWithID(); to != "" && to == string(leader) {
 		return answer{status: answerDone}
 	}
+	var f raft.Future
 	if to == "" {
 		f = inst.raft.LeadershipTransfer()
 	} else {
-		addr, voter := raft.ServerAddress(""), false
-		for _, server := range inst.servers() {
-			if string(server.ID) == to {
-				addr, voter = server.Address, server.Suffrage == raft.Voter
-			}
-		}
-		if !voter {
+		servers := inst.servers()
+		i := slices.IndexFunc(servers, func(s raft.Server) bool { return string(s.ID) == to && s.Suffrage == raft.Voter })
+		if i < 0 {
 			return failedAnswer(answerRefused, fmt.Errorf("%s is no voter of this group", to))
 		}
-		f = inst.raft.LeadershipTransferToServer(raft.ServerID(to), addr)
+		f = inst.raft.LeadershipTransferToServer(servers[i].ID, servers[i].Address)
 	}
 	if err := f.Error(); err != nil {
 		return failedAnswer(answerFailed, err)
@@ -217,29 +198,14 @@ func (s *Store) handOn(ctx context.Context, inst *raftInstance) {
 	if !s.isLeader(inst) {
 		return
 	}
-	others := 0
-	for _, server := range inst.servers() {
-		if server.Suffrage == raft.Voter && string(server.ID) != s.id {
-			others++
-		}
-	}
-	if others == 0 || !inst.enter() {
+	other := func(server raft.Server) bool { return server.Suffrage == raft.Voter && string(server.ID) != s.id }
+	if !slices.ContainsFunc(inst.servers(), other) {
 		return
 	}
-	done := make(chan answer, 1)
-	go func() {
-		defer inst.pending.Done()
-		done <- transfer(inst, "")
-	}()
-	timer := time.NewTimer(s.cfg.Timers.Call)
-	defer timer.Stop()
-	select {
-	case a := <-done:
-		if a.status != answerDone {
-			s.log.Warn().Str("err", string(a.body)).Msg("leadership was not handed on")
-		}
-	case <-ctx.Done():
-	case <-timer.C:
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Call)
+	defer cancel()
+	if a := s.execute(ctx, askTransfer, []byte("{}")); a.status != answerDone {
+		s.log.Warn().Str("err", string(a.body)).Msg("leadership was not transferred")
 	}
 }
 

@@ -22,11 +22,6 @@ type link struct {
 	cancel   context.CancelFunc
 }
 
-var (
-	_ raft.StreamLayer           = (*link)(nil)
-	_ raft.ServerAddressProvider = (*raftInstance)(nil)
-)
-
 func newLink(p *port, group func() groupID) *link {
 	ctx, cancel := context.WithCancel(context.Background())
 	return &link{port: p, group: group, incoming: make(chan *conn), ctx: ctx, cancel: cancel}

@@ -23,11 +23,6 @@ type logStore struct {
 	cut <-chan struct{}
 }
 
-var (
-	_ raft.LogStore    = (*logStore)(nil)
-	_ raft.StableStore = (*logStore)(nil)
-)
-
 func logKey(index uint64) []byte { return binary.BigEndian.AppendUint64(nil, index) }
 
 type logRecord struct {

@@ -91,7 +91,7 @@ func (m *machine) execute(index uint64, e entry) (changed bool, refused *refusal
 	case SetConstants:
 		return m.setConstants(c)
 	}
-	panic(fmt.Sprintf("raftstore: command %T is not carried out", e.command))
+	panic(fmt.Sprintf("raftstore: command %T has no implementation", e.command))
 }
 
 func (m *machine) find(name string) (int, bool) {
@@ -102,7 +102,7 @@ func (m *machine) find(name string) (int, bool) {
 
 func (m *machine) addBackends(index uint64, at int64, c AddBackends) (bool, *refusal) {
 	if len(m.backends)+len(c.Backends) > MaxBackends {
-		return false, refuse(refusedTooMany, "%d backends and %d more are above the %d that are possible",
+		return false, refuse(refusedTooMany, "%d backends and %d more are above the limit of %d",
 			len(m.backends), len(c.Backends), MaxBackends)
 	}
 	names := make(map[string]bool, len(c.Backends))
@@ -320,7 +320,7 @@ func (m *machine) setHot(at int64, c SetHot) (bool, *refusal) {
 		}
 	}
 	if len(hot) > MaxHot {
-		return false, refuse(refusedTooMany, "%d hot prefixes are above the %d that are possible", len(hot), MaxHot)
+		return false, refuse(refusedTooMany, "%d hot prefixes are above the limit of %d", len(hot), MaxHot)
 	}
 	m.hot = hot
 	return changed, nil
@@ -338,20 +338,10 @@ func (m *machine) setConstants(c SetConstants) (bool, *refusal) {
 }
 
 func mismatch(fleet, node Constants) error {
-	var list []string
-	if fleet.Cluster != node.Cluster {
-		list = append(list, fmt.Sprintf("cluster (fleet %q, this node %q)", fleet.Cluster, node.Cluster))
-	}
-	if fleet.BlockBytes != node.BlockBytes {
-		list = append(list, fmt.Sprintf("block bytes (fleet %d, this node %d)", fleet.BlockBytes, node.BlockBytes))
-	}
-	if fleet.KeyID != node.KeyID {
-		list = append(list, fmt.Sprintf("id of the block hashes' secret (fleet %08x, this node %08x)", fleet.KeyID, node.KeyID))
-	}
-	if list == nil {
+	if fleet == node {
 		return nil
 	}
-	return fmt.Errorf("the constants of the fleet and of this node differ: %s", strings.Join(list, ", "))
+	return fmt.Errorf("the constants differ: the fleet has %v, this node has %v", fleet, node)
 }
 
 // state shares only model lists, which are replaced and never changed.

@@ -107,7 +107,7 @@ func TestRefusals(t *testing.T) {
 		{RemoveBackends{[]string{"a", "q"}}, ErrNotFound, "backend q"},
 		{SetRules{Text: "y", IfVersion: ptr(uint64(0))}, ErrConflict, "version 2, not 0"},
 		{SetHot{many}, ErrTooMany, "1025 hot prefixes"},
-		{SetConstants{Constants{KeyID: 1, BlockBytes: 128, Cluster: "one"}}, ErrConflict, "block bytes (fleet 64, this node 128)"},
+		{SetConstants{Constants{KeyID: 1, BlockBytes: 128, Cluster: "one"}}, ErrConflict, `the fleet has cluster "one", block bytes 64, key id 00000001, this node has cluster "one", block bytes 128`},
 	} {
 		o := m.run(uint64(100+i), c.command)
 		if o.Refuse == nil || !errors.Is(o.Refuse, c.is) || !strings.Contains(o.Refuse.Text, c.text) {
@@ -443,15 +443,15 @@ func TestStateIsImmutable(t *testing.T) {
 // another node's snapshot heals it.
 func TestUnknownEntryHaltsTheMachine(t *testing.T) {
 	var published *State
-	var halted error
-	f := newFSM(func(s *State) { published = s }, func(err error) { halted = err })
+	var halted string
+	f := newFSM(func(s *State) { published = s }, func(why string) { halted = why })
 	at := func(index uint64, c Command) *raft.Log {
 		return &raft.Log{Index: index, Type: raft.LogCommand, Data: entry{request: requestID{byte(index)}, command: c}.encode()}
 	}
 	f.Apply(at(1, add("a")))
 	newer := at(2, add("b"))
 	newer.Data[0] = commandFormat + 1
-	if err, ok := f.Apply(newer).(error); !ok || !errors.Is(err, errUnknownCommand) || halted == nil {
+	if err, ok := f.Apply(newer).(error); !ok || !errors.Is(err, errUnknownCommand) || halted == "" {
 		t.Fatalf("answer is %v, halted %v", err, halted)
 	}
 	if _, ok := f.Apply(at(3, add("c"))).(error); !ok {
@@ -468,7 +468,7 @@ func TestUnknownEntryHaltsTheMachine(t *testing.T) {
 	if err := f.Restore(readCloser(m.snapshot())); err != nil {
 		t.Fatal(err)
 	}
-	if halted != nil || f.stopped() != nil || len(published.Backends) != 3 {
+	if halted != "" || f.stopped() != nil || len(published.Backends) != 3 {
 		t.Error("a snapshot does not heal the machine")
 	}
 }

@@ -172,7 +172,7 @@ func TestConstantsMustAgree(t *testing.T) {
 		b := f.add("b", other)
 		s := b.start()
 		err := s.join(joinRequest{Group: a.group(), Constants: a.State().Constants})
-		if err == nil || !strings.Contains(err.Error(), "block bytes (fleet 1024, this node 512)") {
+		if err == nil || !strings.Contains(err.Error(), "fleet has cluster \"test\", block bytes 1024, key id 00000007, this node has cluster \"test\", block bytes 512") {
 			t.Errorf("join: %v", err)
 		}
 		until(t, "b to say why it is not taken in", func() bool { return strings.Contains(s.Status().Problem, "block bytes") })
@@ -239,7 +239,8 @@ func TestSnapshotIsSent(t *testing.T) {
 
 func TestUnwillingAreForgotten(t *testing.T) {
 	s := &Store{unwilling: map[string]string{"gone:1": "no", "here:1": "no"}}
-	s.forgetUnwilling([]answered{{Peer: Peer{Addr: "here:1"}}, {Peer: Peer{Addr: "new:1"}}})
+	silent := errors.New("no answer")
+	s.takeIn(t.Context(), nil, nil, []answered{{Peer: Peer{Addr: "here:1"}, err: silent}, {Peer: Peer{Addr: "new:1"}, err: silent}})
 	if len(s.unwilling) != 1 || s.unwilling["here:1"] == "" {
 		t.Errorf("%v", s.unwilling)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -34,36 +33,24 @@ func (s *Store) count() chan rollCall {
 }
 
 func (s *Store) roll(ctx context.Context) (r rollCall) {
-	var (
-		wg sync.WaitGroup
-		mu sync.Mutex
-	)
-	group := s.group()
-	for _, v := range s.voters() {
-		r.voters++
-		if v.ID == s.id {
+	group, voters := s.group(), s.voters()
+	r.voters = len(voters)
+	voters = slices.DeleteFunc(voters, func(v Peer) bool { return v.ID == s.id })
+	for _, v := range s.askAll(ctx, voters) {
+		why := ""
+		switch {
+		case v.err != nil:
+		case v.info.ID != v.ID && v.ID != "":
+			why = ", another node has this address"
+		case v.info.Group != groupID{} && v.info.Group != group && group != groupID{}:
+			why = ", in another group"
+		case v.info.Failed != "":
+			why = ", " + v.info.Failed
+		default:
 			continue
 		}
-		wg.Go(func() {
-			info, err := s.askInfo(ctx, v.Addr)
-			why := ""
-			switch {
-			case err != nil:
-			case info.ID != v.ID && v.ID != "":
-				why = ", another node is there"
-			case info.Group != groupID{} && info.Group != group && group != groupID{}:
-				why = ", in another group"
-			case info.Failed != "":
-				why = ", " + info.Failed
-			default:
-				return
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			r.missing = append(r.missing, fmt.Sprintf("%s (%s%s)", cmp.Or(v.Name, v.ID), v.Addr, why))
-		})
+		r.missing = append(r.missing, fmt.Sprintf("%s (%s%s)", cmp.Or(v.Name, v.ID), v.Addr, why))
 	}
-	wg.Wait()
 	slices.Sort(r.missing)
 	return r
 }

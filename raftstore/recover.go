@@ -142,7 +142,7 @@ func Recover(dir string, servers []Server) (err error) {
 	rc := raft.DefaultConfig()
 	rc.LocalID = raft.ServerID(id.ID)
 	rc.Logger = hclog.NewNullLogger()
-	machine := newFSM(func(*State) {}, func(error) {})
+	machine := newFSM(func(*State) {}, func(string) {})
 	_, trans := raft.NewInmemTransport("recover")
 	return raft.RecoverCluster(rc, machine, logs, logs, snaps, trans, conf)
 }

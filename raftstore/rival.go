@@ -112,12 +112,6 @@ func (s *Store) barred() string {
 	return s.bar
 }
 
-func (s *Store) setBar(why string) {
-	s.mu.Lock()
-	s.bar = why
-	s.mu.Unlock()
-}
-
 // Proven says whether the data is in service. Both results are zero during the search for a rival.
 // The error wraps ErrBarred and is permanent.
 func (s *Store) Proven() (bool, error) {

@@ -340,7 +340,7 @@ func anyCommand(r *rand.Rand, st *State, kind int) Command {
 type replica struct {
 	fsm       *fsm
 	published *State
-	halted    error
+	halted    string
 	newest    uint64
 }
 
@@ -351,7 +351,7 @@ func newReplica(t *testing.T) *replica {
 			t.Errorf("published version %d after %d", st.Version, p.newest)
 		}
 		p.published, p.newest = st, st.Version
-	}, func(err error) { p.halted = err })
+	}, func(why string) { p.halted = why })
 	return p
 }
 
@@ -359,7 +359,7 @@ func (p *replica) snapshot(t *testing.T) []byte {
 	t.Helper()
 	s, err := p.fsm.Snapshot()
 	if err != nil {
-		if p.halted == nil {
+		if p.halted == "" {
 			t.Fatal(err)
 		}
 		return nil
@@ -458,7 +458,7 @@ func (m *machines) install(to, from int) {
 		m.t.Fatal(err)
 	}
 	m.applied[to] = m.applied[from]
-	if p.halted != nil {
+	if p.halted != "" {
 		m.t.Fatalf("a snapshot did not heal replica %d: %v", to, p.halted)
 	}
 }
@@ -505,7 +505,7 @@ func (m *machines) misread(i int) {
 	l.Data[0] = commandFormat + 1
 	p := m.replicas[i]
 	was := p.published
-	if err, ok := p.fsm.Apply(&l).(error); !ok || !errors.Is(err, errUnknownCommand) || p.halted == nil {
+	if err, ok := p.fsm.Apply(&l).(error); !ok || !errors.Is(err, errUnknownCommand) || p.halted == "" {
 		m.t.Fatalf("an unknown entry is answered by %v", err)
 	}
 	m.applied[i]++

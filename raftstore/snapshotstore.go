@@ -20,8 +20,6 @@ var (
 // Snapshots are small enough for memory.
 type snapshotStore struct{ disk *disk }
 
-var _ raft.SnapshotStore = snapshotStore{}
-
 func (s snapshotStore) Create(version raft.SnapshotVersion, index, term uint64, configuration raft.Configuration,
 	configurationIndex uint64, _ raft.Transport,
 ) (raft.SnapshotSink, error) {

@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 )
@@ -25,6 +26,10 @@ type Constants struct {
 	KeyID      uint32 // identifies the secret of the block hashes
 	BlockBytes uint32 // prompt bytes per block
 	Cluster    string
+}
+
+func (c Constants) String() string {
+	return fmt.Sprintf("cluster %q, block bytes %d, key id %08x", c.Cluster, c.BlockBytes, c.KeyID)
 }
 
 // Backend is one inference engine. Its JSON holds the fields that an operator sets.

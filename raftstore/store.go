@@ -289,23 +289,23 @@ func (s *Store) await(ctx context.Context, version uint64) (*State, error) {
 	}
 }
 
-// halt records why the state machine stopped; nil means that it runs again.
-func (s *Store) halt(err error) {
+// note sets a text under the lock and reports whether it is a new one.
+func (s *Store) note(field *string, text string) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err == nil {
-		s.problem.halted = ""
-		return
-	}
-	s.problem.halted = err.Error()
-	s.log.Error().Err(err).Msg("state stands still: this program is too old for its fleet")
+	news = text != "" && text != *field
+	*field = text
+	return news
 }
 
-func (s *Store) group() groupID {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.ident.Group
+// halt records why the state machine stopped; empty means that it runs again.
+func (s *Store) halt(why string) {
+	if s.note(&s.problem.halted, why) {
+		s.log.Error().Str("err", why).Msg("the state is frozen: this program is too old for its fleet")
+	}
 }
+
+func (s *Store) group() groupID { return s.identity().Group }
 
 // Origin identifies the group in which this node's data began; 0 means that it has no group. A
 // recovered group keeps the origin of the one it was recovered from.
@@ -341,12 +341,12 @@ func (s *Store) run(inst *raftInstance, d *disk) {
 			s.instance = nil
 			s.mu.Unlock()
 			if !inst.end() {
-				s.log.Warn().Msg("raft did not end in time; the disk hangs, most likely")
+				s.log.Warn().Msg("raft did not stop in time, most likely because the disk hangs")
 			}
 		} else {
 			d.close(endWait)
 		}
-		if d == nil || d.failure() == nil || !s.running() {
+		if d == nil || d.failure() == nil || s.ctx.Err() != nil {
 			break
 		}
 		s.report(d.failure())
@@ -361,8 +361,6 @@ func (s *Store) run(inst *raftInstance, d *disk) {
 	}
 	s.wg.Wait()
 }
-
-func (s *Store) running() bool { return s.ctx.Err() == nil }
 
 func (s *Store) peers() []Peer {
 	s.peersMu.Lock()
@@ -381,11 +379,7 @@ func (s *Store) report(cause error) {
 	if !mayReopen(cause) {
 		text += "; it will not be used again before a restart"
 	}
-	s.mu.Lock()
-	news := s.problem.disk != text
-	s.problem.disk = text
-	s.mu.Unlock()
-	if news {
+	if s.note(&s.problem.disk, text) {
 		s.log.Error().Err(cause).Bool("retry", mayReopen(cause)).Msg("disk failed: this node follows in memory and does not vote")
 	}
 }
@@ -394,7 +388,9 @@ func (s *Store) report(cause error) {
 func (s *Store) reopen(failed *disk) *raftInstance {
 	ctx, cancel := context.WithCancel(s.ctx)
 	var following sync.WaitGroup
-	following.Go(func() { s.follow(ctx) })
+	if s.port != nil {
+		following.Go(func() { s.follow(ctx) })
+	}
 	defer following.Wait()
 	defer cancel()
 	timer := time.NewTicker(s.cfg.Timers.Reopen)
@@ -409,17 +405,8 @@ func (s *Store) reopen(failed *disk) *raftInstance {
 		if !failed.over() || !mayReopen(failed.failure()) {
 			continue
 		}
-		d, err := s.openData()
+		inst, err := s.again()
 		if err != nil {
-			s.log.Warn().Err(err).Msg("disk still fails")
-			continue
-		}
-		var inst *raftInstance
-		if err = d.tryRoom(); err == nil {
-			inst, err = s.begin(d)
-		}
-		if err != nil {
-			d.close(endWait)
 			s.log.Warn().Err(err).Msg("disk still fails")
 			continue
 		}
@@ -431,19 +418,30 @@ func (s *Store) reopen(failed *disk) *raftInstance {
 	}
 }
 
+func (s *Store) again() (*raftInstance, error) {
+	d, err := s.openData()
+	if err != nil {
+		return nil, err
+	}
+	inst, err := (*raftInstance)(nil), d.tryRoom()
+	if err == nil {
+		inst, err = s.begin(d)
+	}
+	if err != nil {
+		d.close(endWait)
+	}
+	return inst, err
+}
+
 func (s *Store) tend(inst *raftInstance) {
 	timer := time.NewTicker(s.cfg.Timers.Poll)
 	defer timer.Stop()
-	var failed <-chan struct{}
-	if inst.disk != nil {
-		failed = inst.disk.failed
-	}
 	for {
 		s.look(inst)
 		select {
 		case <-s.ctx.Done():
 			return
-		case <-failed:
+		case <-inst.cut.Done():
 			return
 		case <-timer.C:
 		case <-s.poke:
@@ -458,13 +456,12 @@ const lookTimeout = 10 * time.Second
 func (s *Store) look(inst *raftInstance) {
 	ctx, cancel := context.WithTimeout(s.ctx, lookTimeout)
 	defer cancel()
-	stop := untilFailure(inst, cancel)
-	defer stop()
+	defer context.AfterFunc(inst.cut, cancel)()
 	if err := inst.note(s.cfg.Timers.Probe); err != nil {
 		return // tend sees the disk failure
 	}
 	s.noteLeader(inst)
-	s.compare()
+	_ = s.fits(s.State().Constants)
 	if !s.prove(ctx, inst) {
 		return
 	}
@@ -483,39 +480,16 @@ func (s *Store) look(inst *raftInstance) {
 	}
 }
 
-func untilFailure(inst *raftInstance, cancel context.CancelFunc) (stop func()) {
-	if inst.disk == nil {
-		return func() {}
+// fits notes and returns how this node's constants differ from the fleet's; unset ones never do.
+func (s *Store) fits(fleet Constants) error {
+	own := s.cfg.Constants
+	if fleet == (Constants{}) || own == (Constants{}) || fleet == own {
+		s.note(&s.problem.constants, "")
+		return nil
 	}
-	done := make(chan struct{})
-	go func() {
-		select {
-		case <-inst.disk.failed:
-		case <-done:
-		}
-		cancel()
-	}()
-	return func() { close(done) }
-}
-
-func (s *Store) compare() {
-	fleet, own := s.State().Constants, s.cfg.Constants
-	if fleet == (Constants{}) || own == (Constants{}) {
-		return
+	err := mismatch(fleet, own)
+	if s.note(&s.problem.constants, err.Error()) {
+		s.log.Error().Err(err).Msg("this node cannot work in its fleet")
 	}
-	s.differ(mismatch(fleet, own))
-}
-
-func (s *Store) differ(err error) {
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	s.mu.Lock()
-	news := text != "" && s.problem.constants == ""
-	s.problem.constants = text
-	s.mu.Unlock()
-	if news {
-		s.log.Error().Str("err", text).Msg("this node does not fit its fleet")
-	}
+	return err
 }
