@@ -15,7 +15,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// run applies a command at an index under its own request id.
 func (m *machine) run(index uint64, c Command) outcome {
 	e := entry{at: int64(index) * 1000, command: c}
 	binary.BigEndian.PutUint64(e.request[:], index)
@@ -31,7 +30,6 @@ func must(t testing.TB, m *machine, index uint64, c Command) {
 
 func ptr[T any](v T) *T { return &v }
 
-// Generations rise with a restart, another URL, and a removal before an addition.
 func TestGenerationsGrow(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a", "b", "c"))
@@ -52,7 +50,7 @@ func TestGenerationsGrow(t *testing.T) {
 	}
 }
 
-// A returning name gets a higher generation, also after a snapshot.
+// A returning name gets a higher generation.
 func TestNameThatComesBackIsNewer(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a", "b"))
@@ -129,7 +127,6 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A drained backend that fails and recovers is still drained.
 func TestDrainOutlivesDown(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a"))
@@ -149,8 +146,7 @@ func TestDrainOutlivesDown(t *testing.T) {
 	}
 }
 
-// An operator's action prevails in any order; sources and health end only their own, also after a
-// snapshot.
+// An operator's action prevails; sources and health end only their own.
 func TestOperatorsWordStands(t *testing.T) {
 	type step struct {
 		action  Action
@@ -207,7 +203,7 @@ func TestOperatorsWordStands(t *testing.T) {
 	}
 }
 
-// A verdict on an older Version of a backend changes nothing.
+// A verdict on an older Version changes nothing.
 func TestStateOfAVersion(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a", "b"))
@@ -227,7 +223,7 @@ func TestStateOfAVersion(t *testing.T) {
 	}
 }
 
-// A repeated command takes effect once and returns the same outcome, also after a snapshot.
+// A repeated command takes effect once.
 func TestRepeatedRequest(t *testing.T) {
 	m := newMachine()
 	first := entry{request: requestID{1}, at: 5, command: add("a")}
@@ -254,7 +250,6 @@ func TestRepeatedRequest(t *testing.T) {
 	}
 }
 
-// randomCommand uses few names, so that commands conflict.
 func randomCommand(r *rand.Rand) Command {
 	name := func() string { return fmt.Sprintf("b%d", r.IntN(8)) }
 	switch r.IntN(9) {
@@ -284,7 +279,7 @@ func randomCommand(r *rand.Rand) Command {
 	return SetSwitches{Switches{Hot: r.IntN(2) == 0}}
 }
 
-// Machines with the same log have equal snapshots, even if one began from a snapshot.
+// Machines with the same log have equal snapshots.
 func TestDeterminism(t *testing.T) {
 	r := seeded(t)
 	var log [][]byte
@@ -439,8 +434,7 @@ func TestStateIsImmutable(t *testing.T) {
 	}
 }
 
-// An unreadable entry stops the machine: it applies no later entry and makes no snapshot until
-// another node's snapshot heals it.
+// Only another node's snapshot heals a stopped machine.
 func TestUnknownEntryHaltsTheMachine(t *testing.T) {
 	var published *State
 	var halted string
