@@ -14,17 +14,14 @@ import (
 const (
 	retryFirst = 5 * time.Millisecond
 	retryLast  = 100 * time.Millisecond
-	// leastAttempt is the least time for an attempt: if it is cut off, its outcome stays unknown.
+	// An attempt that is cut off leaves its outcome unknown.
 	leastAttempt = 20 * time.Millisecond
 	leaderPoll   = 20 * time.Millisecond
 )
 
-// Apply commits a command from any node, once. On success a majority has it on disk and this node's
-// State includes it, unless this node lags too much.
-//
-// It takes at most Timers.Call. Errors: ErrInvalid, ErrExists, ErrNotFound, ErrConflict or
-// ErrTooMany from the state machine; ErrNoLeader or ErrBarred if nothing was done; ErrUncertain;
-// ErrStopped.
+// Apply commits a command once, from any node and within Timers.Call. After success State usually
+// includes it. Errors: those of the state machine; ErrNoLeader, ErrBarred or ErrStopped if nothing
+// was done; ErrUncertain.
 func (s *Store) Apply(ctx context.Context, c Command) (Result, error) {
 	if err := c.validate(); err != nil {
 		return Result{}, refuse(refusedInvalid, "%v", err)
@@ -74,8 +71,8 @@ func normalCommand(c Command) Command {
 	return c
 }
 
-// Read returns a state at least as new as every Apply that returned on any node before. Errors are
-// those of Apply without ErrUncertain.
+// Read returns a state at least as new as every earlier Apply on any node. Errors are those of
+// Apply without ErrUncertain.
 func (s *Store) Read(ctx context.Context) (*State, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Call)
 	defer cancel()
@@ -90,12 +87,12 @@ func (s *Store) Read(ctx context.Context) (*State, error) {
 	return s.await(ctx, version)
 }
 
-// Transfer hands leadership to the voter with this id, or if empty to the most advanced one.
+// Transfer makes the voter with this id the leader, or if empty the most advanced one.
 func (s *Store) Transfer(ctx context.Context, to string) error {
 	return s.administer(ctx, askTransfer, serverRequest{to})
 }
 
-// RemoveServer removes a server from the group. A live server that gossip knows is added again.
+// RemoveServer removes a server; a live one that gossip knows is added again.
 func (s *Store) RemoveServer(ctx context.Context, id string) error {
 	return s.administer(ctx, askRemove, serverRequest{id})
 }
@@ -223,7 +220,7 @@ func (s *Store) attempt(ctx context.Context, hinted *hint, kind requestKind, pay
 	return s.caller.call(ctx, to.Addr, kind, append(body, payload...))
 }
 
-// randomPeer picks a live peer, for a node without a configuration.
+// randomPeer serves nodes without a configuration.
 func (s *Store) randomPeer() hint {
 	alive := s.livePeers()
 	if len(alive) == 0 {
@@ -233,7 +230,7 @@ func (s *Store) randomPeer() hint {
 	return hint{ID: p.ID, Addr: p.Addr}
 }
 
-// abandon cancels a request when another node leads, because the one asked may hang.
+// abandon cancels a request when another node leads, because the first may hang.
 func (s *Store) abandon(ctx context.Context, cancel context.CancelFunc, inst *raftInstance, asked hint) {
 	defer cancel()
 	ticker := time.NewTicker(leaderPoll)

@@ -19,11 +19,8 @@ var (
 	errDiskClosed = errors.New("the data file is closed")
 )
 
-// disk is the data file with one writing goroutine, a deadline and a failure latch.
-//
-// A write that fails or misses its deadline fails the disk for good: raft would continue with a
-// failed store, a failed fsync may have lost data silently, and a leader with a hung disk would
-// keep sending heartbeats.
+// disk is the data file with one writing goroutine. A failed or late write fails it for good: see
+// DESIGN.md.
 type disk struct {
 	db       *bbolt.DB
 	deadline time.Duration
@@ -55,8 +52,7 @@ type diskOp struct {
 	result   chan error
 }
 
-// openDisk creates a missing file and does not write to an existing one. On a read-only file system
-// the disk counts as failed but can be read.
+// openDisk creates a missing file. A disk on a read-only file system has failed but can be read.
 func openDisk(dir string, deadline time.Duration, before func() error, counts *writeCounts) (*disk, error) {
 	path := filepath.Join(dir, dataFile)
 	if err := ensureData(dir, path); err != nil {
@@ -87,8 +83,7 @@ func openDisk(dir string, deadline time.Duration, before func() error, counts *w
 	return d, nil
 }
 
-// roomBytes, about a hundred changes, must be free before raft uses the file; a fuller disk would
-// fail again at once.
+// roomBytes, about a hundred changes, must be free before raft uses the file.
 const roomBytes = 256 << 10
 
 // tryRoom uses a temporary file, because the data file would keep the space.
@@ -171,7 +166,7 @@ func (d *disk) transact(f func(*bbolt.Tx) error) error {
 	return d.db.Update(f)
 }
 
-// fail keeps the first cause, unless a later one rules out reopening: a hung write may still fail.
+// fail keeps the first cause, unless a later one rules out reopening.
 func (d *disk) fail(cause error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -193,7 +188,7 @@ func (d *disk) failure() error {
 	return d.cause
 }
 
-// close reports whether the file was closed in time. Otherwise it closes when the disk answers.
+// close reports whether the file closed in time; otherwise it closes when the disk answers.
 func (d *disk) close(wait time.Duration) bool {
 	d.shut.Do(func() {
 		close(d.closed)
@@ -214,8 +209,8 @@ func (c *writeCounts) stats() WriteStats {
 	return c.WriteStats
 }
 
-// mayReopen says whether the file can be trusted: after a hang that ended or a write that the
-// system refused, but not after a failed fsync or an unknown error.
+// mayReopen trusts a file after a hang that ended or a refused write, not after a failed fsync or
+// an unknown error.
 func mayReopen(cause error) bool {
 	if errors.Is(cause, errDiskHung) {
 		return true

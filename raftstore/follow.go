@@ -7,17 +7,16 @@ import (
 	"time"
 )
 
-// stateRequest asks a member for a newer state.
 type stateRequest struct {
 	Group   groupID `json:"group"`
 	Version uint64  `json:"version"` // of the asking node
 }
 
-// stateTimeout bounds the transfer after the member's wait.
+// stateTimeout bounds the transfer.
 const stateTimeout = 5 * time.Second
 
-// follow keeps State current while this node's disk takes no writes. It asks random live members.
-// One that knows a leader answers when it has a newer state, or after Timers.Poll.
+// follow keeps State current while the disk takes no writes. A live member that knows a leader
+// answers when it has a newer state, or after Timers.Poll.
 func (s *Store) follow(ctx context.Context) {
 	for ctx.Err() == nil {
 		member := s.randomPeer()
@@ -31,7 +30,6 @@ func (s *Store) follow(ctx context.Context) {
 	}
 }
 
-// followOnce reports whether the answer was valid.
 func (s *Store) followOnce(ctx context.Context, addr string) bool {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Poll+stateTimeout)
 	defer cancel()

@@ -105,8 +105,8 @@ type idleConn struct {
 
 const maxIdle = 256
 
-// call sends a request once. sent is false if the other node cannot have seen it. It needs a
-// deadline in ctx or waits for the other node.
+// call sends a request once; sent is false if the other node cannot have seen it. ctx needs a
+// deadline.
 func (c *caller) call(ctx context.Context, addr string, kind requestKind, body []byte) (a answer, sent bool, err error) {
 	conn, err := c.get(ctx, addr)
 	if err != nil {
@@ -151,7 +151,6 @@ func (c *caller) get(ctx context.Context, addr string) (*conn, error) {
 	return c.port.dial(ctx, addr, hello{Use: useRequests})
 }
 
-// alive says whether an idle connection is open and has nothing to read.
 func alive(c *conn) bool {
 	var b [1]byte
 	c.limit(time.Now().Add(time.Millisecond))
@@ -187,7 +186,7 @@ func (c *caller) close() {
 	}
 }
 
-// ask exchanges JSON; out may be nil. Any status but answerDone is an error.
+// ask exchanges JSON; in and out may be nil. Any status but answerDone is an error.
 func (c *caller) ask(ctx context.Context, addr string, kind requestKind, in, out any) error {
 	var body []byte
 	if in != nil {

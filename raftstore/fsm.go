@@ -8,10 +8,9 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// fsm applies raft's committed log to the machine.
 type fsm struct {
 	publish func(*State)
-	// halt gets the reason of a stop, and nothing when a snapshot heals it.
+	// halt gets the reason of a stop, or nothing after a snapshot healed it.
 	halt func(why string)
 
 	mu      sync.Mutex // raft's goroutine and requests for state use the machine
@@ -28,7 +27,7 @@ func newFSM(publish func(*State), halt func(string)) *fsm {
 // Apply returns an outcome, or an error if the machine has stopped.
 func (f *fsm) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
 
-// ApplyBatch publishes one state, before any caller learns the outcome.
+// ApplyBatch publishes one state before a caller learns the outcome.
 func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -46,7 +45,7 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	return answers
 }
 
-// applyLocked stops the machine at an unreadable entry, because later entries depend on it.
+// applyLocked stops at an unreadable entry, because later ones depend on it.
 func (f *fsm) applyLocked(l *raft.Log) any {
 	if f.halted != nil {
 		return f.halted
@@ -60,7 +59,7 @@ func (f *fsm) applyLocked(l *raft.Log) any {
 	return f.machine.apply(l.Index, e)
 }
 
-// Snapshot fails on a stopped machine, because it would cover entries that are not applied.
+// Snapshot fails on a stopped machine, whose state misses entries.
 func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 	b, err := f.encoded()
 	return encodedSnapshot(b), err

@@ -14,11 +14,9 @@ import (
 )
 
 const (
-	// rpcTimeout exceeds a follower's write deadline, so that a slow disk does not look like a lost
-	// node.
+	// rpcTimeout exceeds a follower's write deadline.
 	rpcTimeout = 2 * time.Second
 	endWait    = 2 * time.Second
-	// cachedLogs entries stay in memory for replication.
 	cachedLogs = 512
 )
 
@@ -65,7 +63,6 @@ func (s *Store) begin(d *disk) (*raftInstance, error) {
 			return nil, err
 		}
 		logs, stable, snaps = cache, store, snapshotStore{d}
-		// After a disk failure, raft must not reach other nodes.
 		go func() {
 			select {
 			case <-d.failed:
@@ -122,8 +119,8 @@ func (s *Store) transport(inst *raftInstance) transport {
 		Stream:                inst.link,
 		MaxPool:               2,
 		Timeout:               rpcTimeout,
-		// No pipelining: in raft v1.8.0 a pipeline whose follower refuses an entry while another is
-		// handed over blocks forever, and so do replication and shutdown.
+		// In raft v1.8.0 a pipeline blocks forever if its follower refuses an entry while another
+		// is queued.
 		MaxRPCsInFlight: 1,
 	})
 }
@@ -144,7 +141,7 @@ func (inst *raftInstance) servers() []raft.Server {
 	return inst.raft.GetConfiguration().Configuration().Servers
 }
 
-// enter registers a call that waits for raft; false if raft is ending.
+// enter registers a call that waits for raft; false means that raft is ending.
 func (inst *raftInstance) enter() bool {
 	inst.mu.Lock()
 	defer inst.mu.Unlock()
@@ -155,8 +152,8 @@ func (inst *raftInstance) enter() bool {
 	return true
 }
 
-// end reports whether raft ended in time. Pending calls come first, because raft may never answer
-// them afterwards.
+// end reports whether raft ended in time. It waits for pending calls first, because raft may not
+// answer them later.
 func (inst *raftInstance) end() bool {
 	inst.mu.Lock()
 	inst.ending = true
@@ -170,7 +167,7 @@ func (inst *raftInstance) end() bool {
 	return over
 }
 
-// within reports whether f ended in time; f continues otherwise.
+// within reports whether f ended in time.
 func within(limit time.Duration, f func()) bool {
 	done := make(chan struct{})
 	go func() {
@@ -194,10 +191,7 @@ func (inst *raftInstance) failure() error {
 	return inst.disk.failure()
 }
 
-// note stores the commit index, so that a node without a leader starts with recent state. raft's
-// RestoreCommittedLogs loses configuration changes and blocks forever on many entries.
-//
-// An idle leader stores it again, to detect a hung disk before a caller waits.
+// note stores the commit index for replay. An idle leader repeats it, to detect a hung disk.
 func (inst *raftInstance) note(after time.Duration) error {
 	if inst.disk == nil {
 		return nil
@@ -217,7 +211,7 @@ func (inst *raftInstance) note(after time.Duration) error {
 	return err
 }
 
-// replay builds the state that the disk proves: snapshot and log up to the noted index.
+// replay builds the state of the snapshot and the log up to the stored commit index.
 func replay(d *disk) (*State, error) {
 	logs := &logStore{disk: d}
 	if err := logs.check(); err != nil {

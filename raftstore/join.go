@@ -14,7 +14,7 @@ type joinRequest struct {
 	Size      int       `json:"size,omitempty"`
 }
 
-// join makes this node a member of the leader's group, unless it has another one.
+// join takes this node into the leader's group, unless it has another one.
 func (s *Store) join(req joinRequest) error {
 	switch {
 	case req.Group == groupID{}:
@@ -42,7 +42,7 @@ func (s *Store) join(req joinRequest) error {
 	return nil
 }
 
-// admits returns why another node's raft is refused.
+// admits returns why it refuses another node's raft.
 func (s *Store) admits(h hello) error {
 	if original, ok := s.originalOf(h); ok {
 		s.noteClone(h, original)

@@ -12,10 +12,8 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// nearIndex is how many entries a healthy server may lag.
 const nearIndex = 250
 
-// maxAdded bounds the servers added per look.
 const maxAdded = 16
 
 type serverHealth struct {
@@ -29,7 +27,7 @@ type serverHealth struct {
 
 func (s *Store) lead(ctx context.Context, inst *raftInstance) {
 	if inst.fsm.stopped() != nil {
-		// A leader that cannot apply its log must not lead.
+		// The machine has stopped, so this node must not lead.
 		if a := transfer(inst, ""); a.status != answerDone {
 			s.log.Warn().Str("err", string(a.body)).Msg("leadership was not transferred")
 		}
@@ -70,7 +68,7 @@ func (s *Store) commitConstants(ctx context.Context) {
 	}
 }
 
-// toAsk returns all peers, and servers unknown to gossip at their configured address.
+// toAsk returns all peers, and servers unknown to gossip.
 func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
 	var list []Peer
 	known := map[string]bool{s.id: true}
@@ -105,7 +103,6 @@ func (s *Store) examine(inst *raftInstance, servers []raft.Server, answers []ans
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if term := inst.raft.CurrentTerm(); term != s.healthTerm {
-		// Earlier observations are outdated.
 		clear(s.health)
 		s.healthTerm = term
 	}
@@ -128,13 +125,13 @@ func (s *Store) examine(inst *raftInstance, servers []raft.Server, answers []ans
 			h.left = a.Left
 		}
 		if answered && a.err == nil {
-			// A server with a failed disk counts as silent, so that its vote moves after Dead.
+			// A failed disk counts as silence, so that the vote moves after Timers.Dead.
 			if a.info.Failed == "" {
 				h.heard = now
 			}
 			h.index, h.vote = a.info.LastIndex, a.info.Server
 			healthy = a.info.Group == group && a.info.Failed == "" && a.info.LastIndex+nearIndex >= last
-			// gossip is wrong: the node answers
+			// Gossip is wrong: the node answers.
 			h.left = false
 		}
 		if id == s.id {
@@ -151,8 +148,7 @@ func (s *Store) examine(inst *raftInstance, servers []raft.Server, answers []ans
 	}
 }
 
-// moveServers gives one server its new address, or removes one whose address another node has. It
-// reports a change.
+// moveServers corrects one server's address, or removes a server whose address another node has.
 func (s *Store) moveServers(inst *raftInstance, servers []raft.Server, answers []answered) bool {
 	for _, a := range answers {
 		if a.err != nil || a.info.Group != s.group() && a.info.Group != (groupID{}) {
@@ -205,7 +201,7 @@ func (s *Store) changed(f raft.IndexFuture) bool {
 	return true
 }
 
-// takeIn lets live nodes without a group join, and adds missing members to the configuration.
+// takeIn adds live nodes without a group.
 func (s *Store) takeIn(ctx context.Context, inst *raftInstance, servers []raft.Server, answers []answered) {
 	maps.DeleteFunc(s.unwilling, func(addr, _ string) bool {
 		return !slices.ContainsFunc(answers, func(a answered) bool { return a.Addr == addr })
@@ -256,11 +252,9 @@ func (s *Store) foreign(text string) {
 	}
 }
 
-// maxAsked is small, because without a majority every node asks.
 const maxAsked = 3
 
-// lookAbroad asks random nodes for another group of the fleet, because after a recovery no message
-// announces one.
+// lookAbroad asks random nodes for another group, because no message announces a recovery.
 func (s *Store) lookAbroad(ctx context.Context) {
 	peers := s.livePeers()
 	rand.Shuffle(len(peers), func(i, j int) { peers[i], peers[j] = peers[j], peers[i] })

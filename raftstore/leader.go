@@ -12,12 +12,10 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// serverRequest names a server to lead, "" for any, or to remove.
 type serverRequest struct {
 	ID string `json:"id"`
 }
 
-// handle executes a request with a JSON body.
 func handle[T any](body []byte, do func(T) answer) answer {
 	var req T
 	if err := json.Unmarshal(body, &req); err != nil {
@@ -30,8 +28,7 @@ func (s *Store) isLeader(inst *raftInstance) bool {
 	return inst != nil && inst.raft.State() == raft.Leader
 }
 
-// Leading says whether this node considers itself leader, wrongly for at most one lease. It is
-// cheaper than Status and safe for concurrent use.
+// Leading says whether this node believes that it leads, wrongly for at most one lease.
 func (s *Store) Leading() bool { return s.isLeader(s.current()) }
 
 // Values of the log field "event" for leader changes.
@@ -65,7 +62,6 @@ func failedAnswer(status answerStatus, err error) answer {
 	return answer{status, []byte(err.Error())}
 }
 
-// execute runs a request if this node leads.
 func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) answer {
 	inst := s.current()
 	if !s.isLeader(inst) {
@@ -142,14 +138,13 @@ func (s *Store) propose(inst *raftInstance, raw []byte, wait time.Duration) answ
 	return failedAnswer(answerUncertain, errors.New("the state machine gave no outcome"))
 }
 
-// afterRaft separates errors that leave the outcome unknown.
+// afterRaft says whether an error leaves the outcome unknown.
 func afterRaft(err error) answer {
 	switch {
 	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrEnqueueTimeout),
 		errors.Is(err, raft.ErrLeadershipTransferInProgress):
 		return failedAnswer(answerFailed, err)
 	}
-	// Some log may hold the entry.
 	return failedAnswer(answerUncertain, err)
 }
 

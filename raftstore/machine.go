@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// maxOutcomes exceeds what a disk writes before a node gives up, so that a repeated command takes
-// effect once.
+// maxOutcomes exceeds what a disk writes before a node gives up a call.
 const maxOutcomes = 8192
 
 // machine is deterministic: no clock, no randomness, no map order.
@@ -17,8 +16,7 @@ type machine struct {
 	constants Constants
 	backends  []Backend // sorted by name
 	urls      map[string]string
-	// retired is the highest removed generation. New backends start above it, which fences late
-	// messages.
+	// retired is the highest removed generation; new backends start above it.
 	retired  uint32
 	rules    Rules
 	hot      []HotPrefix // sorted by anchor
@@ -29,7 +27,6 @@ type machine struct {
 	head     int
 }
 
-// outcome is what a command did, or why it did nothing.
 type outcome struct {
 	Result Result
 	Refuse *refusal
@@ -43,7 +40,7 @@ func newMachine() *machine {
 	}
 }
 
-// apply executes or refuses an entry. A repeated request returns its earlier outcome.
+// apply returns the earlier outcome of a repeated request.
 func (m *machine) apply(index uint64, e entry) outcome {
 	if o, ok := m.outcomes[e.request]; ok {
 		return o
@@ -199,7 +196,6 @@ func (m *machine) setBackendState(index uint64, at int64, c SetBackendState) (bo
 	return changed, nil
 }
 
-// act reports whether the action changed anything.
 func (b *Backend) act(at int64, c *SetBackendState) bool {
 	was, wasDrained, wasDown := b.State, word{b.Drained, b.DrainedBy}, word{b.State == Down, b.DownBy}
 	drained, down := wasDrained, wasDown
@@ -344,7 +340,7 @@ func mismatch(fleet, node Constants) error {
 	return fmt.Errorf("the constants differ: the fleet has %v, this node has %v", fleet, node)
 }
 
-// state shares only model lists, which are replaced and never changed.
+// state shares only model lists, which never change.
 func (m *machine) state() *State {
 	return &State{
 		Version: m.version, Constants: m.constants, Backends: slices.Clone(m.backends), Rules: m.rules,

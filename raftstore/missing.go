@@ -11,10 +11,9 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// countTimeout is the time after which a silent voter is missing.
 const countTimeout = 500 * time.Millisecond
 
-// rollCall counts missing voters, for the error of a call without a leader.
+// rollCall lists missing voters, for the error of a call without a leader.
 type rollCall struct {
 	voters  int
 	missing []string
@@ -55,7 +54,7 @@ func (s *Store) roll(ctx context.Context) (r rollCall) {
 	return r
 }
 
-// voters uses all peers that may vote if there is no configuration.
+// voters returns all peers that may vote if there is no configuration.
 func (s *Store) voters() (list []Peer) {
 	peers, servers := s.peers(), s.current().servers()
 	names := make(map[string]string)

@@ -2,7 +2,7 @@ package raftstore
 
 import "fmt"
 
-// refusalCode is a sentinel error in stored outcomes and on the wire.
+// refusalCode stands for an error in stored outcomes.
 type refusalCode uint8
 
 const (
@@ -20,7 +20,6 @@ var refusals = map[refusalCode]error{
 	refusedConflict: ErrConflict, refusedTooMany: ErrTooMany,
 }
 
-// refusal is a code and a text, so that it can travel to the asking node.
 type refusal struct {
 	Code refusalCode
 	Text string

@@ -1,6 +1,5 @@
-// Package raftstore keeps what the nodes of a fleet must agree on exactly: backends, hot prefixes,
-// routing rules and constants. It is a raft group that manages its own members and voters. Requests
-// do not wait for it: readers use State, an immutable value.
+// Package raftstore is a raft group that agrees on backends, hot prefixes, routing rules and
+// constants, and manages its own members. Requests read State, an immutable value, without waiting.
 package raftstore
 
 import (
@@ -16,18 +15,16 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// Errors of Apply, Read, Transfer and RemoveServer, for errors.Is.
+// Errors of calls, for errors.Is.
 var (
-	// ErrNoLeader means that nothing was done. The text says who is missing.
+	// ErrNoLeader: nothing was done; the text names the missing nodes.
 	ErrNoLeader = errors.New("no leader")
-	// ErrUncertain means that the command may or may not take effect.
+	// ErrUncertain: the command may or may not take effect.
 	ErrUncertain = errors.New("outcome unknown")
-	// ErrStopped means that the store is not running.
-	ErrStopped = errors.New("store is not running")
+	ErrStopped   = errors.New("store is not running")
 )
 
-// Store is one node's part of the group. Its methods work on every node and are safe for concurrent
-// use.
+// Store is one node's part of the group, safe for concurrent use.
 type Store struct {
 	cfg  Config
 	id   string
@@ -62,15 +59,12 @@ type Store struct {
 
 	healthTerm uint64
 
-	// unwilling holds the last error of each node that refused to join, by address. Only run uses
-	// it.
-	unwilling map[string]string
-	// led is the leader logged last. Only run uses it.
-	led string
-	// waitLogged is the last wait in the log. Only run uses it.
+	// Last refusal to join, by address; only run uses this and the fields below.
+	unwilling    map[string]string
+	led          string
 	waitLogged   string
 	waitLoggedAt time.Time
-	// clear is when the search for rivals began to find none. Only run uses it.
+	// clear is when the search for rivals began to find none.
 	clear time.Time
 }
 
@@ -84,7 +78,7 @@ type problems struct {
 	clone                          cloneSighting
 }
 
-// Open opens the data, unnoticed by other nodes. It fails if the data is damaged or in use.
+// Open reads the data. It fails if the data is damaged or in use.
 func Open(cfg Config) (*Store, error) {
 	s, err := open(cfg)
 	if err != nil {
@@ -125,7 +119,7 @@ func open(given Config) (*Store, error) {
 		d.close(endWait)
 		return nil, fmt.Errorf("%s: %w", cfg.Dir, err)
 	}
-	// A disk that takes no writes can still be read.
+	// Such a disk can still be read.
 	if cause := d.tryRoom(); cause != nil {
 		s.report(cause)
 	}
@@ -168,8 +162,7 @@ func (s *Store) openData() (*disk, error) {
 	return d, nil
 }
 
-// Start takes part in the group until Stop. It returns once the node listens, without waiting for a
-// leader. ctx bounds only the start.
+// Start listens and takes part in the group until Stop. ctx bounds only the start.
 func (s *Store) Start(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -205,7 +198,6 @@ func (s *Store) Start(ctx context.Context) error {
 }
 
 // Stop transfers leadership within ctx, then ends the store within seconds, even if the disk hangs.
-// It is idempotent.
 func (s *Store) Stop(ctx context.Context) error {
 	s.mu.Lock()
 	first := !s.stopping
@@ -230,7 +222,6 @@ func (s *Store) Stop(ctx context.Context) error {
 	return nil
 }
 
-// spawn runs f in a goroutine; Stop waits for it.
 func (s *Store) spawn(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -242,12 +233,10 @@ func (s *Store) spawn(f func()) {
 // ID is the node's raft id, drawn once and kept in Config.Dir.
 func (s *Store) ID() string { return s.id }
 
-// State returns the latest state this node knows: never nil and never older than before. It does
-// not block.
+// State returns the latest state this node knows, never nil and never older than before.
 func (s *Store) State() *State { return s.view.Load().state }
 
-// Changed returns a channel that closes when a newer State arrives. Call it before State to miss no
-// change.
+// Changed returns a channel that closes when a newer State arrives; call it before State.
 func (s *Store) Changed() <-chan struct{} { return s.view.Load().changed }
 
 // Poke makes the store call Config.Peers at once.
@@ -289,7 +278,7 @@ func (s *Store) await(ctx context.Context, version uint64) (*State, error) {
 	}
 }
 
-// note sets a text under the lock and reports whether it is a new one.
+// note sets a text and reports whether it is a new one.
 func (s *Store) note(field *string, text string) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -298,7 +287,6 @@ func (s *Store) note(field *string, text string) (news bool) {
 	return news
 }
 
-// halt records why the state machine stopped; empty means that it runs again.
 func (s *Store) halt(why string) {
 	if s.note(&s.problem.halted, why) {
 		s.log.Error().Str("err", why).Msg("the state is frozen: this program is too old for its fleet")
@@ -307,8 +295,7 @@ func (s *Store) halt(why string) {
 
 func (s *Store) group() groupID { return s.identity().Group }
 
-// Origin identifies the group in which this node's data began; 0 means that it has no group. A
-// recovered group keeps the origin of the one it was recovered from.
+// Origin identifies the group in which this node's data began, across recoveries; 0 means none.
 func (s *Store) Origin() uint64 {
 	id := s.identity()
 	first := id.Group
@@ -330,8 +317,7 @@ func (s *Store) current() *raftInstance {
 	return s.instance
 }
 
-// run manages the group until Stop, one raft after another. l is nil if disk d failed before the
-// first.
+// run manages one raft after another until Stop. inst is nil if disk d failed before the first.
 func (s *Store) run(inst *raftInstance, d *disk) {
 	defer close(s.stopped)
 	for {
@@ -384,7 +370,7 @@ func (s *Store) report(cause error) {
 	}
 }
 
-// reopen waits until the failed disk works and begins another raft on it; nil after Stop.
+// reopen waits until the failed disk works; it returns nil after Stop.
 func (s *Store) reopen(failed *disk) *raftInstance {
 	ctx, cancel := context.WithCancel(s.ctx)
 	var following sync.WaitGroup
@@ -401,7 +387,6 @@ func (s *Store) reopen(failed *disk) *raftInstance {
 			return nil
 		case <-timer.C:
 		}
-		// Only a closed file shows how its last write ended.
 		if !failed.over() || !mayReopen(failed.failure()) {
 			continue
 		}
@@ -450,7 +435,6 @@ func (s *Store) tend(inst *raftInstance) {
 	}
 }
 
-// lookTimeout bounds one look with all its requests.
 const lookTimeout = 10 * time.Second
 
 func (s *Store) look(inst *raftInstance) {
@@ -480,7 +464,7 @@ func (s *Store) look(inst *raftInstance) {
 	}
 }
 
-// fits notes and returns how this node's constants differ from the fleet's; unset ones never do.
+// fits notes and returns how this node's constants differ from the fleet's.
 func (s *Store) fits(fleet Constants) error {
 	own := s.cfg.Constants
 	if fleet == (Constants{}) || own == (Constants{}) || fleet == own {
