@@ -8,8 +8,6 @@ import (
 	"strconv"
 
 	"github.com/valyala/fasthttp"
-
-	"grapevine/proxy/policy"
 )
 
 // fault is an error for a client.
@@ -141,41 +139,6 @@ func (e *exchange) refuse(f fault) {
 	e.rec.Status = f.status
 }
 
-// refuseExhausted answers for the last backend's failure. x-should-retry: false stops a client's
-// own retries after a timeout, which still occupies engines, and after the request broke maxSeen
-// engines.
-func (e *exchange) refuseExhausted() {
-	last := &e.last
-	if last.busy > 0 {
-		e.refuseBusy()
-		return
-	}
-	f := fault{fasthttp.StatusBadGateway, "upstream_unreachable", "no connection to a backend"}
-	again := true
-	switch last.failed {
-	case policy.Timeout:
-		f = fault{fasthttp.StatusGatewayTimeout, "upstream_timeout", "the backend did not answer in time"}
-		again = false
-	case policy.Reset:
-		f = fault{fasthttp.StatusBadGateway, "upstream_broken", "the backend closed the connection without an answer, or its answer is no HTTP"}
-		again = len(e.suspects) < maxSeen
-	case policy.Status5xx:
-		f = fault{last.status, "upstream_unavailable", "the backend answered " + strconv.Itoa(last.status)}
-	}
-	f.message += "; backends tried: " + strconv.Itoa(e.rec.Attempts)
-	wait := string(last.retryAfter)
-	e.refuse(f)
-	if !again {
-		e.ctx.Response.Header.Set(headerRetry, "false")
-	}
-	if f.status == fasthttp.StatusServiceUnavailable {
-		if wait == "" {
-			wait = "1"
-		}
-		e.ctx.Response.Header.Set("Retry-After", wait)
-	}
-}
-
 func (e *exchange) retryAfter(seconds int) {
 	e.ctx.Response.Header.Set("Retry-After", strconv.Itoa(seconds))
 }
@@ -213,3 +176,5 @@ func refuseUnread(ctx *fasthttp.RequestCtx, err error) {
 		ctx.Response.Header.Set("Retry-After", "1")
 	}
 }
+
+var errAborted = errors.New("response aborted")

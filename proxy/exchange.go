@@ -1,10 +1,10 @@
 package proxy
 
 import (
-	"bytes"
 	"time"
 
 	"github.com/valyala/fasthttp"
+	"github.com/zeebo/xxh3"
 
 	"grapevine/prefixtree"
 	"grapevine/proxy/engine"
@@ -42,7 +42,7 @@ type inquiry struct {
 	name   uint64 // see requestName
 	path   []byte
 	target []byte
-	access access
+	ownKey bool   // send Target.Header: an inference path
 	body   []byte // as received
 	strip  bool   // remove the usage that only the router asked for
 	usage  engine.Usage
@@ -58,6 +58,17 @@ type relayed struct {
 	ended    bool   // the stream's own end was delivered
 	first    []byte // body bytes read before relaying
 	relaying bool
+}
+
+// failure describes the last failed attempt.
+type failure struct {
+	failed     policy.Failure
+	status     int    // 502, 503 or 504 of the backend, or 0
+	retryAfter []byte // scratch
+	refused    bool
+	busy       int  // attempts answered with 429
+	wait       int  // shortest Retry-After of the 429 answers, in seconds
+	held       bool // the response holds the last 429 answer
 }
 
 // scratch is memory that outlives a request. Names and hashes are copies from the prompt, because a
@@ -91,10 +102,20 @@ func newExchange(p *Proxy) *exchange {
 func (e *exchange) header(name string) []byte { return e.ctx.Request.Header.Peek(name) }
 
 func (p *Proxy) acquire(ctx *fasthttp.RequestCtx, conn *clientConn) *exchange {
-	e := p.exchanges.Get().(*exchange)
+	e, _ := p.exchanges.Get().(*exchange)
+	if e == nil {
+		e = newExchange(p)
+	}
 	e.ctx, e.conn = ctx, conn
 	p.active.Add(1)
 	return e
+}
+
+func (e *exchange) patience() time.Duration {
+	if e.rec.Stream {
+		return e.proxy.tuned.Load().Timeouts.StreamFirstByte
+	}
+	return e.proxy.tuned.Load().Timeouts.FirstByte
 }
 
 // unknown is the usage of an engine that reported none.
@@ -145,6 +166,32 @@ func (e *exchange) end(f policy.Failure) {
 		o.RetryAfter = int64(e.wait) * 1000
 	}
 	e.guard.attempt.End(o, e.proxy.cfg.Picker.Now())
+}
+
+func outcome(status int) policy.Failure {
+	switch {
+	case status >= 500:
+		return policy.Status5xx
+	case status >= 400:
+		return policy.Client4xx
+	}
+	return policy.None
+}
+
+// requestName identifies a request by its body or, once that is released, by its prompt or id.
+func (e *exchange) requestName() uint64 {
+	if e.name != 0 {
+		return e.name
+	}
+	switch n := len(e.hashes); {
+	case e.body != nil:
+		e.name = xxh3.HashSeed(e.conn.body, e.proxy.broken.seed) | 1
+	case n > 0:
+		e.name = uint64(e.hashes[n-1]) ^ uint64(e.rec.PromptBytes) | 1
+	default:
+		e.name = xxh3.Hash(e.head.id) | 1
+	}
+	return e.name
 }
 
 // release pools or closes the backend connection and returns why the watch interrupted it, if it
@@ -251,17 +298,20 @@ func (e *exchange) decorate() {
 	}
 }
 
+func (e *exchange) prepare(status int) {
+	e.rec.Status = status
+	e.decorate()
+	if status == fasthttp.StatusTooManyRequests && len(e.ctx.Response.Header.Peek("Retry-After")) == 0 {
+		e.retryAfter(1)
+	}
+}
+
 func (e *exchange) matchedTokens(d *policy.Decision) int {
 	if d.MatchedBlocks == 0 || e.rec.PromptBytes == 0 {
 		return 0
 	}
 	matched := min(d.MatchedBlocks*e.proxy.cfg.Hasher.BlockBytes(), e.rec.PromptBytes)
 	return int(int64(d.PromptTokens) * int64(matched) / int64(e.rec.PromptBytes))
-}
-
-func isEventStream(contentType []byte) bool {
-	const sse = "text/event-stream"
-	return len(contentType) >= len(sse) && bytes.EqualFold(contentType[:len(sse)], []byte(sse))
 }
 
 // splice sets e.pieces to views of the body and of the inserted texts, which it copies, because the
@@ -283,11 +333,4 @@ func (e *exchange) addPiece(p []byte) {
 	if len(p) > 0 {
 		e.pieces = append(e.pieces, p)
 	}
-}
-
-func pieceBytes(pieces [][]byte) (n int) {
-	for _, p := range pieces {
-		n += len(p)
-	}
-	return n
 }

@@ -1,7 +1,8 @@
 package proxy
 
 import (
-	"errors"
+	"bytes"
+	"cmp"
 	"io"
 	"time"
 
@@ -18,21 +19,6 @@ const bufferedBody = 256 << 10
 
 // earlyAnswer bounds the wait for the answer of a backend that stopped reading.
 const earlyAnswer = 200 * time.Millisecond
-
-const maxInterim = 100
-
-var errAborted = errors.New("response aborted")
-
-// failure describes the last failed attempt.
-type failure struct {
-	failed     policy.Failure
-	status     int    // 502, 503 or 504 of the backend, or 0
-	retryAfter []byte // scratch
-	refused    bool
-	busy       int  // attempts answered with 429
-	wait       int  // shortest Retry-After of the 429 answers, in seconds
-	held       bool // the response holds the last 429 answer
-}
 
 // attempt tries one backend and reports whether the request is settled: answered, or its client
 // gone. If not, e.last says why. It ends the policy's attempt unless the response is relayed.
@@ -68,13 +54,6 @@ func (e *exchange) attempt(t *Target) (settled bool) {
 		e.rec.Resent++
 		up = nil
 	}
-}
-
-func (e *exchange) patience() time.Duration {
-	if e.rec.Stream {
-		return e.proxy.tuned.Load().Timeouts.StreamFirstByte
-	}
-	return e.proxy.tuned.Load().Timeouts.FirstByte
 }
 
 // failed ends the attempt and returns false. It notes suspects and broken requests.
@@ -184,31 +163,9 @@ func (e *exchange) receive(up *upstreamConn) (settled bool) {
 	e.rec.TTFT = time.Since(e.rec.Start)
 	e.rec.Total = e.rec.TTFT
 	e.rec.ResponseBytes = int64(len(e.ctx.Response.Body()))
-	e.settle(status)
-	return true
-}
-
-func (e *exchange) settle(status int) {
 	e.end(outcome(status))
 	e.prepare(status)
-}
-
-func (e *exchange) prepare(status int) {
-	e.rec.Status = status
-	e.decorate()
-	if status == fasthttp.StatusTooManyRequests && len(e.ctx.Response.Header.Peek("Retry-After")) == 0 {
-		e.retryAfter(1)
-	}
-}
-
-func outcome(status int) policy.Failure {
-	switch {
-	case status >= 500:
-		return policy.Status5xx
-	case status >= 400:
-		return policy.Client4xx
-	}
-	return policy.None
+	return true
 }
 
 // broke ends an attempt whose response broke before the client saw a byte.
@@ -276,4 +233,55 @@ func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 		e.relayToClose()
 	}
 	return true
+}
+
+func (e *exchange) appendRequest(dst []byte, t *Target, length int) []byte {
+	dst = append(dst, e.ctx.Method()...)
+	dst = append(dst, ' ')
+	dst = append(dst, t.BasePath...)
+	dst = append(dst, e.target...)
+	dst = append(dst, " HTTP/1.1\r\nHost: "...)
+	dst = append(dst, cmp.Or(t.Host, t.Addr)...)
+	dst = append(dst, "\r\n"...)
+	var own [][2]string
+	if e.ownKey {
+		own = t.Header
+	}
+	if e.head.nominees == 0 && len(own) == 0 {
+		dst = append(dst, e.head.block...)
+	} else {
+		dst = e.appendFiltered(dst, own)
+	}
+	dst = append(dst, "X-Request-Id: "...)
+	dst = append(dst, e.head.id...)
+	if len(e.conn.forwarded) > 0 {
+		dst = append(dst, "\r\nX-Forwarded-For: "...)
+		if len(e.head.forwarded) > 0 {
+			dst = append(dst, e.head.forwarded...)
+			dst = append(dst, ", "...)
+		}
+		dst = append(dst, e.conn.forwarded...)
+	}
+	if length > 0 || e.head.lengths+e.head.codings > 0 {
+		dst = append(dst, "\r\nContent-Length: "...)
+		dst = fasthttp.AppendUint(dst, length)
+	}
+	return append(dst, "\r\n\r\n"...)
+}
+
+func (e *exchange) appendFiltered(dst []byte, own [][2]string) []byte {
+	block := e.head.block
+	for len(block) > 0 {
+		end := bytes.IndexByte(block, '\n') + 1
+		line := block[:end]
+		block = block[end:]
+		name := line[:bytes.IndexByte(line, ':')]
+		if !e.head.dropped(name) && !sets(own, name) {
+			dst = append(dst, line...)
+		}
+	}
+	for _, kv := range own {
+		dst = appendHeader(dst, kv[0], kv[1])
+	}
+	return dst
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"net/url"
-	"runtime/debug"
 	"strings"
 	"time"
 
@@ -51,10 +50,6 @@ func (e *exchange) leave() {
 		e.flushWhole()
 		e.finish()
 	}
-}
-
-func (p *Proxy) logPanic(r any) {
-	p.cfg.Log.Error().Interface("panic", r).Bytes("stack", debug.Stack()).Msg("request handler panicked")
 }
 
 func (e *exchange) flushWhole() {
@@ -308,8 +303,6 @@ func (e *exchange) refusePick(err error) {
 		e.refuse(fault{fasthttp.StatusInternalServerError, "internal_error", "the router could not choose a backend"})
 	}
 }
-
-var modelsPath = []byte("/v1/models")
 
 // serveModels answers /v1/models and /v1/models/{id} from Config.Models.
 func (e *exchange) serveModels() {

@@ -11,6 +11,8 @@ import (
 
 var errMalformed = errors.New("malformed response head")
 
+const maxInterim = 100
+
 // readHead reads the final response head and sets the standard reason phrase. It checks lines
 // first, because fasthttp accepts what other readers interpret differently.
 func (e *exchange) readHead(up *upstreamConn) error {
@@ -134,4 +136,9 @@ func (e *exchange) withoutBody() (bodiless, clean bool) {
 		return true, clean
 	}
 	return e.ctx.IsHead(), true
+}
+
+func isEventStream(contentType []byte) bool {
+	const sse = "text/event-stream"
+	return len(contentType) >= len(sse) && bytes.EqualFold(contentType[:len(sse)], []byte(sse))
 }

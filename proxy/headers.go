@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -266,57 +265,6 @@ func appendHeader[T []byte | string](dst []byte, name, value T) []byte {
 	dst = append(dst, ": "...)
 	dst = append(dst, value...)
 	return append(dst, "\r\n"...)
-}
-
-func (e *exchange) appendRequest(dst []byte, t *Target, length int) []byte {
-	dst = append(dst, e.ctx.Method()...)
-	dst = append(dst, ' ')
-	dst = append(dst, t.BasePath...)
-	dst = append(dst, e.target...)
-	dst = append(dst, " HTTP/1.1\r\nHost: "...)
-	dst = append(dst, cmp.Or(t.Host, t.Addr)...)
-	dst = append(dst, "\r\n"...)
-	own := t.Header
-	if e.access != served {
-		own = nil
-	}
-	if e.head.nominees == 0 && len(own) == 0 {
-		dst = append(dst, e.head.block...)
-	} else {
-		dst = e.appendFiltered(dst, own)
-	}
-	dst = append(dst, "X-Request-Id: "...)
-	dst = append(dst, e.head.id...)
-	if len(e.conn.forwarded) > 0 {
-		dst = append(dst, "\r\nX-Forwarded-For: "...)
-		if len(e.head.forwarded) > 0 {
-			dst = append(dst, e.head.forwarded...)
-			dst = append(dst, ", "...)
-		}
-		dst = append(dst, e.conn.forwarded...)
-	}
-	if length > 0 || e.head.lengths+e.head.codings > 0 {
-		dst = append(dst, "\r\nContent-Length: "...)
-		dst = fasthttp.AppendUint(dst, length)
-	}
-	return append(dst, "\r\n\r\n"...)
-}
-
-func (e *exchange) appendFiltered(dst []byte, own [][2]string) []byte {
-	block := e.head.block
-	for len(block) > 0 {
-		end := bytes.IndexByte(block, '\n') + 1
-		line := block[:end]
-		block = block[end:]
-		name := line[:bytes.IndexByte(line, ':')]
-		if !e.head.dropped(name) && !sets(own, name) {
-			dst = append(dst, line...)
-		}
-	}
-	for _, kv := range own {
-		dst = appendHeader(dst, kv[0], kv[1])
-	}
-	return dst
 }
 
 func (h *requestHead) dropped(name []byte) bool {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,18 +28,6 @@ var ErrConfig = errors.New("invalid proxy configuration")
 
 // ErrClosed is returned by Serve after Shutdown has begun.
 var ErrClosed = errors.New("proxy is shut down")
-
-// Target is the backend that a Picker chose.
-type Target struct {
-	ID       prefixtree.Backend
-	Name     string      // for headers, logs and records
-	Addr     string      // host:port
-	Host     string      // Host header; "" for Addr
-	TLS      *tls.Config // nil for plain HTTP; one pointer per backend, which keys the pool
-	BasePath string      // without a trailing slash
-	// Header replaces the client's headers of these names, on inference paths only.
-	Header [][2]string
-}
 
 // Picker chooses backends. Its methods must be safe for concurrent use.
 type Picker interface {
@@ -171,7 +160,6 @@ func New(cfg Config) (*Proxy, error) {
 	p.bodies.limit = int64(cfg.MaxBodyMemory)
 	p.upstreams.init(p)
 	p.broken.seed = rand.Uint64()
-	p.exchanges.New = func() any { return newExchange(p) }
 	p.parsers.New = func() any { return prompt.NewParser(cfg.Hasher) }
 	p.server = p.newServer()
 	return p, nil
@@ -198,6 +186,11 @@ func (p *Proxy) Connections() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.conns)
+}
+
+// BodyMemory returns the bytes that bodies hold and the number of refusals.
+func (p *Proxy) BodyMemory() (used int64, refused uint64) {
+	return p.bodies.used.Load(), p.bodies.refused.Load()
 }
 
 func (c *Config) complete() error {
@@ -274,4 +267,18 @@ func (t *Timeouts) complete() error {
 		}
 	}
 	return nil
+}
+
+func (p *Proxy) logPanic(r any) {
+	p.cfg.Log.Error().Interface("panic", r).Bytes("stack", debug.Stack()).Msg("request handler panicked")
+}
+
+// warnings holds when each may be logged again: at most once a minute.
+type warnings struct{ proxyHeader, plain, bodyMemory atomic.Int64 }
+
+func (p *Proxy) warn(due *atomic.Int64, c *clientConn, message string) {
+	now, then := int64(time.Since(p.epoch)), due.Load()
+	if now >= then && due.CompareAndSwap(then, now+int64(time.Minute)) {
+		p.cfg.Log.Warn().Str("peer", c.raw.RemoteAddr().String()).Msg(message)
+	}
 }

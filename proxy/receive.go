@@ -51,11 +51,6 @@ func (m *bodyMemory) give(n int) { m.used.Add(-int64(n)) }
 // scarce reports whether idle connections must keep no buffers.
 func (m *bodyMemory) scarce() bool { return m.used.Load() > m.limit/16 }
 
-// BodyMemory returns the bytes that bodies hold and the number of refusals.
-func (p *Proxy) BodyMemory() (used int64, refused uint64) {
-	return p.bodies.used.Load(), p.bodies.refused.Load()
-}
-
 // growBody books both buffers during the copy.
 func (c *clientConn) growBody(size int) error {
 	if !c.proxy.bodies.take(size) {
@@ -85,15 +80,6 @@ const firstChunks = 16 << 10
 
 // prefetched bytes are read by fasthttp before the handler.
 const prefetched = 8 << 10
-
-// refuseAnnounced keeps fasthttp from waiting for a body that is too large; serve refuses it.
-func (p *Proxy) refuseAnnounced(h *fasthttp.RequestHeader) (none fasthttp.RequestConfig) {
-	if h.ContentLength() > p.cfg.MaxBody {
-		h.SetContentLength(0)
-		h.Del(fasthttp.HeaderExpect)
-	}
-	return none
-}
 
 // receive reads the body, at most limit bytes, into c.body.
 func (c *clientConn) receive(ctx *fasthttp.RequestCtx, limit int) error {

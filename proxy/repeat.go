@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
-	"github.com/zeebo/xxh3"
 
 	"grapevine/proxy/policy"
 	"grapevine/proxy/prompt"
@@ -35,22 +34,6 @@ func (e *exchange) mayMove() bool {
 		return false
 	}
 	return e.last.failed == policy.Connect || e.rec.Kind != prompt.Other && len(e.suspects) < maxSeen
-}
-
-// requestName identifies a request by its body or, once that is released, by its prompt or id.
-func (e *exchange) requestName() uint64 {
-	if e.name != 0 {
-		return e.name
-	}
-	switch n := len(e.hashes); {
-	case e.body != nil:
-		e.name = xxh3.HashSeed(e.conn.body, e.proxy.broken.seed) | 1
-	case n > 0:
-		e.name = uint64(e.hashes[n-1]) ^ uint64(e.rec.PromptBytes) | 1
-	default:
-		e.name = xxh3.Hash(e.head.id) | 1
-	}
-	return e.name
 }
 
 // broken remembers requests that broke two engines. Safe for concurrent use.
@@ -121,4 +104,39 @@ func (e *exchange) refuseBusy() {
 		e.refuse(fault{fasthttp.StatusTooManyRequests, "backends_busy", "no backend has room for the request; backends tried: " + strconv.Itoa(e.rec.Attempts)})
 	}
 	e.retryAfter(wait)
+}
+
+// refuseExhausted answers for the last backend's failure. x-should-retry: false stops a client's
+// own retries after a timeout, which still occupies engines, and after the request broke maxSeen
+// engines.
+func (e *exchange) refuseExhausted() {
+	last := &e.last
+	if last.busy > 0 {
+		e.refuseBusy()
+		return
+	}
+	f := fault{fasthttp.StatusBadGateway, "upstream_unreachable", "no connection to a backend"}
+	again := true
+	switch last.failed {
+	case policy.Timeout:
+		f = fault{fasthttp.StatusGatewayTimeout, "upstream_timeout", "the backend did not answer in time"}
+		again = false
+	case policy.Reset:
+		f = fault{fasthttp.StatusBadGateway, "upstream_broken", "the backend closed the connection without an answer, or its answer is no HTTP"}
+		again = len(e.suspects) < maxSeen
+	case policy.Status5xx:
+		f = fault{last.status, "upstream_unavailable", "the backend answered " + strconv.Itoa(last.status)}
+	}
+	f.message += "; backends tried: " + strconv.Itoa(e.rec.Attempts)
+	wait := string(last.retryAfter)
+	e.refuse(f)
+	if !again {
+		e.ctx.Response.Header.Set(headerRetry, "false")
+	}
+	if f.status == fasthttp.StatusServiceUnavailable {
+		if wait == "" {
+			wait = "1"
+		}
+		e.ctx.Response.Header.Set("Retry-After", wait)
+	}
 }

@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -45,6 +44,15 @@ func (p *Proxy) newServer() *fasthttp.Server {
 type silentLogger struct{}
 
 func (silentLogger) Printf(string, ...any) {}
+
+// refuseAnnounced keeps fasthttp from waiting for a body that is too large; serve refuses it.
+func (p *Proxy) refuseAnnounced(h *fasthttp.RequestHeader) (none fasthttp.RequestConfig) {
+	if h.ContentLength() > p.cfg.MaxBody {
+		h.SetContentLength(0)
+		h.Del(fasthttp.HeaderExpect)
+	}
+	return none
+}
 
 // Serve accepts connections from ln until Shutdown, which makes it return nil, or until ln fails
 // for good, and closes ln. It may run for several listeners.
@@ -194,16 +202,6 @@ var (
 	errNoProxyHeader = errors.New("no valid PROXY header")
 	errHandshake     = errors.New("tls handshake failed")
 )
-
-// warnings holds when each may be logged again: at most once a minute.
-type warnings struct{ proxyHeader, plain, bodyMemory atomic.Int64 }
-
-func (p *Proxy) warn(due *atomic.Int64, c *clientConn, message string) {
-	now, then := int64(time.Since(p.epoch)), due.Load()
-	if now >= then && due.CompareAndSwap(then, now+int64(time.Minute)) {
-		p.cfg.Log.Warn().Str("peer", c.raw.RemoteAddr().String()).Msg(message)
-	}
-}
 
 func (p *Proxy) connState(c net.Conn, s fasthttp.ConnState) {
 	if s == fasthttp.StateIdle {

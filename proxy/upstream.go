@@ -12,6 +12,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"grapevine/prefixtree"
 )
 
 // upstreamBuffer bounds a response's head; larger reads are not cheaper.
@@ -20,6 +22,18 @@ const upstreamBuffer = 16 << 10
 // smallBody is the largest body, in bytes, that is copied behind its head into one write; above, a
 // vectored write is cheaper.
 const smallBody = 8 << 10
+
+// Target is the backend that a Picker chose.
+type Target struct {
+	ID       prefixtree.Backend
+	Name     string      // for headers, logs and records
+	Addr     string      // host:port
+	Host     string      // Host header; "" for Addr
+	TLS      *tls.Config // nil for plain HTTP; one pointer per backend, which keys the pool
+	BasePath string      // without a trailing slash
+	// Header replaces the client's headers of these names, on inference paths only.
+	Header [][2]string
+}
 
 // upstreams keeps unused connections, which callers can interrupt or replace when stale.
 type upstreams struct {
@@ -148,6 +162,13 @@ func (c *upstreamConn) send(body [][]byte) error {
 	c.buffers = c.vector
 	_, err := c.buffers.WriteTo(c.Conn)
 	return err
+}
+
+func pieceBytes(pieces [][]byte) (n int) {
+	for _, p := range pieces {
+		n += len(p)
+	}
+	return n
 }
 
 var aLongTimeAgo = time.Unix(1, 0)

@@ -1,7 +1,5 @@
 package prompt
 
-import "encoding/hex"
-
 // A string equals one text part; null, an empty array and one empty text are no content. A nested
 // part has a markNested per level instead of end markers.
 
@@ -178,18 +176,4 @@ func (p *Parser) url(key op) {
 	p.settle(base, true)
 	p.arrangeMembers(start, base, f[:]...)
 	p.remember(key, from)
-}
-
-// A 128-bit xxh3 stands for media, whose encoded bytes say nothing about their tokens.
-func (p *Parser) feed(s span) {
-	for _, o := range p.tape.ops[s.from:s.to] {
-		_, _ = p.media.Write(p.tape.bytes(o)) // cannot fail
-	}
-}
-
-func (p *Parser) addDigest() {
-	sum := p.media.Sum128().Bytes()
-	var out [2 * len(sum)]byte
-	hex.Encode(out[:], sum[:])
-	p.tape.add(out[:])
 }

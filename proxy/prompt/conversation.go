@@ -1,51 +1,5 @@
 package prompt
 
-// Markers. Canonical text has no control characters, so no text can forge one, and a marker ends
-// the text before it.
-const (
-	markSetting     = 0x01
-	markTail        = 0x02
-	markTool        = 0x03
-	markFunction    = 0x04
-	markType        = 0x05
-	markDescription = 0x06
-	markSchema      = 0x07
-	markOther       = 0x08 // JSON of unknown shape
-	markMessage     = 0x0e
-	markText        = 0x0f
-	markRefusal     = 0x10
-	markReasoning   = 0x11
-	markMedia       = 0x12
-	markNested      = 0x13 // the part belongs to the one before
-	markCall        = 0x14
-	markID          = 0x15
-	markName        = 0x16
-	markArguments   = 0x17
-	markResult      = 0x18
-	markFailed      = 0x19
-	markAudio       = 0x1a
-	markPrompt      = 0x1b
-	markTokens      = 0x1c
-	markSecond      = 0x1d // of a pair
-)
-
-// field reads a string behind a marker (0 for none). Null means absent.
-func (p *Parser) field(mark byte) {
-	c := p.peek()
-	if c == 'n' {
-		p.literal()
-		return
-	}
-	if mark != 0 {
-		p.tape.addByte(mark)
-	}
-	if c == '"' {
-		p.text(true)
-	} else {
-		p.other()
-	}
-}
-
 // arguments reads JSON in a string (OpenAI) or as a value (Anthropic), whose order is kept.
 func (p *Parser) arguments() {
 	if c := p.peek(); c == 'n' || c == '"' {
@@ -188,19 +142,5 @@ func (p *Parser) schema() {
 	p.json(false)
 	if p.is(at, "null") {
 		p.tape.cut(from)
-	}
-}
-
-// extra reads a member without a place of its own; null means absent.
-func (p *Parser) extra(key op) {
-	from := p.tape.mark()
-	p.memberName(key)
-	at := p.tape.mark()
-	p.json(true)
-	null := p.is(at, "null")
-	p.remember(key, from)
-	if null {
-		p.tape.cut(from)
-		p.members[len(p.members)-1].at = span{}
 	}
 }

@@ -5,21 +5,6 @@ import (
 	"slices"
 )
 
-// Edit replaces the bytes [From, To) of a body by Text. Edits are ascending and do not overlap.
-type Edit struct {
-	From, To int
-	Text     []byte
-}
-
-// Options say how to change a body. The zero value removes steering members and adds no salt.
-type Options struct {
-	// Control keeps steering members.
-	Control bool
-	// Tenant, if not empty, adds a salt made of it, the client's own salt and the hasher's key.
-	// Prompts with different salts share no hashes, and no cache in engines that take a salt.
-	Tenant []byte
-}
-
 // maxEdits bounds the vector by which a body is sent; honest clients need a handful.
 const maxEdits = 64
 
@@ -63,18 +48,6 @@ func (p *Parser) options() {
 	if c.ask.text == nil {
 		c.ask = ask{text, from + 1, from + 1}
 	}
-}
-
-type ask struct {
-	text     []byte
-	from, to int
-}
-
-// remains tracks an object's members while some are cut.
-type remains struct {
-	// end is behind the last member, or behind the bracket before the first.
-	end  int
-	some bool // a member stays
 }
 
 func (p *Parser) retain(r *remains) { r.end, r.some = p.pos, true }

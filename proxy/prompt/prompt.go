@@ -139,76 +139,96 @@ type Parser struct {
 	salt   []byte
 }
 
-// NewParser returns a parser that hashes with h.
-func NewParser(h *prefixtree.Hasher) *Parser {
-	return &Parser{hasher: h}
+// slot is a place in the prompt, in template order.
+type slot uint8
+
+const (
+	slotTemplate slot = iota
+	slotTemplateArgs
+	slotDocuments
+	slotReasoning
+	slotEffort
+	slotMediaArgs
+	slotTruncate
+	slotSpecial
+	slotPrevious
+	slotStored
+	slotChoice
+	slotImages
+	slotAudio
+	slotVideo
+	slotTools
+	slotFunctions
+	slotSystem
+	slotMessages
+	slotFirst // first of a pair; B to D hold the same under other names
+	slotFirstB
+	slotFirstC
+	slotFirstD
+	slotPrompt
+	slotIDs
+	slotEmbeds
+	slotSecond // likewise
+	slotSecondB
+	slotSecondC
+	slotSecondD
+	slotSuffix
+	slotContinue
+	slotGeneration
+
+	slotCount
+)
+
+// Root strings affect every block.
+const (
+	rootModel = iota
+	rootLoRA
+	rootSalt
+	rootExtra
+
+	rootCount
+)
+
+// controls concern the request but not the prompt.
+type controls struct {
+	stream       bool
+	usage        bool // include_usage
+	continuous   bool // continuous_usage_stats
+	max          [4]int
+	session      [6]op
+	ask          ask
+	optionsGiven bool
 }
 
-// Parse scans body once and fills r. After an *Error, r has no hashes and edits. Bodies of kind
-// Other are not read.
-func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
-	*r = Request{}
-	if k == Other {
-		return nil
-	}
-	err := p.scan(k, body, o)
-	p.opt.Tenant = nil
-	p.fill(r)
-	if err != nil {
-		return err
-	}
-	salted := rootCount // the root that the salt replaces; rootCount if none
-	p.salt = p.salt[:0]
-	if len(o.Tenant) > 0 {
-		salted = rootSalt
-		if saltMember(k) == "extra_key" {
-			salted = rootExtra
-		}
-		p.salt = p.hasher.Salt(p.salt, o.Tenant, p.tape.bytes(p.root[salted]))
-	}
-	p.finishEdits(r)
-	c := &p.chain
-	c.Reset(p.hasher)
-	for i, o := range p.root {
-		if i == salted {
-			c.Root(p.salt)
-		} else {
-			c.Root(p.tape.bytes(o))
-		}
-	}
-	for _, s := range p.slots {
-		for _, o := range p.tape.ops[s.from:s.to] {
-			c.Write(p.tape.bytes(o))
-		}
-	}
-	r.Hashes = c.Hashes()
-	r.PromptBytes = c.Len()
-	return nil
+type ask struct {
+	text     []byte
+	from, to int
 }
 
-func (p *Parser) scan(k Kind, body []byte, o Options) error {
-	p.opt, p.edits = o, p.edits[:0]
-	p.tape.reset(body)
-	if 32*cap(p.members)+16*cap(p.spans)+4*cap(p.table) > keepBytes {
-		p.members, p.spans, p.table = nil, nil, nil
-	}
-	p.body, p.pos, p.depth, p.level, p.kind = body, 0, 0, 0, k
-	p.members, p.bad = p.members[:0], Error{}
-	p.slots, p.root, p.ctl = [slotCount]span{}, [rootCount]op{}, controls{}
-	switch {
-	case len(body) > MaxBody:
-		p.fail(MaxBody, "body too long")
-	case p.peek() != '{':
-		p.fail(p.pos, "body is not a JSON object")
-	default:
-		p.top()
-		if p.peek(); p.pos < len(body) {
-			p.fail(p.pos, "bytes after the body's object")
-		}
-	}
-	if p.bad.Reason == "" {
-		return nil
-	}
-	bad := p.bad
-	return &bad
+// remains tracks an object's members while some are cut.
+type remains struct {
+	// end is behind the last member, or behind the bracket before the first.
+	end  int
+	some bool // a member stays
+}
+
+// Edit replaces the bytes [From, To) of a body by Text. Edits are ascending and do not overlap.
+type Edit struct {
+	From, To int
+	Text     []byte
+}
+
+// Options say how to change a body. The zero value removes steering members and adds no salt.
+type Options struct {
+	// Control keeps steering members.
+	Control bool
+	// Tenant, if not empty, adds a salt made of it, the client's own salt and the hasher's key.
+	// Prompts with different salts share no hashes, and no cache in engines that take a salt.
+	Tenant []byte
+}
+
+type member struct {
+	key  op
+	at   span
+	hash uint64
 }

@@ -155,3 +155,32 @@ func (t *tape) flatten(start int) op {
 	t.cut(start)
 	return op{uint32(off) | arenaBit, uint32(len(t.arena) - off)}
 }
+
+// Markers. Canonical text has no control characters, so no text can forge one, and a marker ends
+// the text before it.
+const (
+	markSetting     = 0x01
+	markTail        = 0x02
+	markTool        = 0x03
+	markFunction    = 0x04
+	markType        = 0x05
+	markDescription = 0x06
+	markSchema      = 0x07
+	markOther       = 0x08 // JSON of unknown shape
+	markMessage     = 0x0e
+	markText        = 0x0f
+	markRefusal     = 0x10
+	markReasoning   = 0x11
+	markMedia       = 0x12
+	markNested      = 0x13 // the part belongs to the one before
+	markCall        = 0x14
+	markID          = 0x15
+	markName        = 0x16
+	markArguments   = 0x17
+	markResult      = 0x18
+	markFailed      = 0x19
+	markAudio       = 0x1a
+	markPrompt      = 0x1b
+	markTokens      = 0x1c
+	markSecond      = 0x1d // of a pair
+)
