@@ -14,14 +14,14 @@ const (
 	maxTrailer   = 8 << 10
 )
 
-// Body lengths as fasthttp encodes them.
+// Lengths as fasthttp encodes them.
 const (
 	lengthChunked = -1
 	lengthToClose = -2
 )
 
-// bodyReader removes the framing of a body in place. It returns all buffered chunks as one piece,
-// so that behind a slow client tokens leave in fewer writes.
+// bodyReader removes a body's framing in place. It joins buffered chunks, so that tokens reach a
+// slow client in fewer writes.
 type bodyReader struct {
 	br      *bufio.Reader
 	length  int   // bytes, lengthChunked or lengthToClose
@@ -44,9 +44,8 @@ func (b *bodyReader) reset(br *bufio.Reader, length int) {
 	*b = bodyReader{br: br, length: length, left: int64(max(length, 0)), done: length == 0}
 }
 
-// next waits for at least one byte of the body. The view is valid until the next call and may be
-// overwritten. It returns io.EOF at the end, io.ErrUnexpectedEOF if that comes early; after a
-// timeout it may be called again.
+// next waits for body bytes, valid until the next call. It returns io.EOF at the end,
+// io.ErrUnexpectedEOF if that comes early, and may be called again after a timeout.
 func (b *bodyReader) next() ([]byte, error) {
 	for {
 		if b.done {
@@ -100,7 +99,6 @@ func (b *bodyReader) take() ([]byte, error) {
 	return view, err
 }
 
-// dechunk moves the chunks' data together and returns it with the bytes consumed.
 func (b *bodyReader) dechunk(view []byte) (data []byte, used int, err error) {
 	from, to := 0, 0
 	for used < len(view) && !b.done {

@@ -17,7 +17,7 @@ type fault struct {
 	message string // holds nothing of the request but the model's name
 }
 
-// dialect is the API whose error format is used.
+// dialect selects the API's error format.
 type dialect uint8
 
 const (
@@ -37,7 +37,7 @@ func dialectOf(path []byte) dialect {
 	return openAI
 }
 
-// errorTypes names statuses that have names of their own, for OpenAI's and Anthropic's clients.
+// errorTypes holds the special types of OpenAI and Anthropic.
 var errorTypes = map[int][2]string{
 	fasthttp.StatusNotFound:              {"not_found_error", "not_found_error"},
 	fasthttp.StatusRequestTimeout:        {"invalid_request_error", "timeout_error"},
@@ -123,7 +123,6 @@ func marshal(v any) []byte {
 	return b
 }
 
-// answer makes the error the response.
 func (f fault) answer(ctx *fasthttp.RequestCtx, d dialect) {
 	ctx.Response.Reset()
 	h := &ctx.Response.Header
@@ -151,7 +150,7 @@ func quoted(model []byte) string {
 	return strconv.Quote(string(model))
 }
 
-// refuseUnread answers a request that could not be read, if a byte of it came.
+// refuseUnread answers a request that could not be read, if any byte came.
 func refuseUnread(ctx *fasthttp.RequestCtx, err error) {
 	f := fault{fasthttp.StatusBadRequest, "bad_request", "the request is malformed"}
 	var small *fasthttp.ErrSmallBuffer

@@ -18,8 +18,7 @@ const (
 	retainHashes  = 8 << 10 // a prompt of 4 MiB
 )
 
-// exchange is one request, from a pool. finish returns it exactly once: at the end of the handler
-// or, if streamed, when fasthttp closes the body.
+// exchange is one request. finish returns it to the pool, exactly once.
 type exchange struct {
 	proxy *Proxy
 	inquiry
@@ -32,7 +31,6 @@ type exchange struct {
 	relay   relay
 }
 
-// inquiry is what belongs to one request.
 type inquiry struct {
 	ctx    *fasthttp.RequestCtx
 	conn   *clientConn
@@ -48,7 +46,7 @@ type inquiry struct {
 	usage  engine.Usage
 }
 
-// relayed is the state of a response that is passed on while it arrives.
+// relayed is the state of a streamed response.
 type relayed struct {
 	up       *upstreamConn
 	keep     bool // up can be reused
@@ -71,8 +69,8 @@ type failure struct {
 	held       bool // the response holds the last 429 answer
 }
 
-// scratch is memory that outlives a request. Names and hashes are copies from the prompt, because a
-// stream outlives the body and the parser.
+// scratch outlives a request. Names and hashes are copies, because a stream outlives body and
+// parser.
 type scratch struct {
 	suspects []prefixtree.Backend // received the request and did not answer
 	pieces   [][]byte             // the body to send: views of body and inserted
@@ -118,7 +116,6 @@ func (e *exchange) patience() time.Duration {
 	return e.proxy.tuned.Load().Timeouts.FirstByte
 }
 
-// unknown is the usage of an engine that reported none.
 var unknown = engine.Usage{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}
 
 func (e *exchange) startRecord() {
@@ -158,7 +155,7 @@ func (e *exchange) end(f policy.Failure) {
 	}
 	switch f {
 	case policy.Timeout, policy.Reset, policy.Status5xx:
-		// Requests of unknown kind may fail for reasons that only the client knows.
+		// Others may fail for reasons that only the client knows.
 		if e.rec.Kind != prompt.Other {
 			o.Request, o.FailedBefore = e.requestName(), e.suspects
 		}
@@ -194,8 +191,7 @@ func (e *exchange) requestName() uint64 {
 	return e.name
 }
 
-// release pools or closes the backend connection and returns why the watch interrupted it, if it
-// did.
+// release pools or closes the connection and returns why the watch interrupted it.
 func (e *exchange) release(up *upstreamConn, reusable bool) reason {
 	why := e.conn.detach()
 	if reusable && why == undisturbed && up.br.Buffered() == 0 {
@@ -206,7 +202,6 @@ func (e *exchange) release(up *upstreamConn, reusable bool) reason {
 	return why
 }
 
-// finish ends the attempt if still open, reports the record and recycles the exchange.
 func (e *exchange) finish() {
 	if e.up != nil { // not read to its end
 		e.release(e.up, false)
@@ -264,7 +259,7 @@ func reuse(b []byte) []byte {
 	return b[:0]
 }
 
-// dropBody releases the body once it cannot be sent again: a stream may last minutes.
+// dropBody releases a body that cannot be sent again: a stream may last minutes.
 func (e *exchange) dropBody() {
 	e.body = nil
 	e.forgetPieces()
@@ -314,8 +309,8 @@ func (e *exchange) matchedTokens(d *policy.Decision) int {
 	return int(int64(d.PromptTokens) * int64(matched) / int64(e.rec.PromptBytes))
 }
 
-// splice sets e.pieces to views of the body and of the inserted texts, which it copies, because the
-// parser is released before the body is sent.
+// splice sets e.pieces to views of the body and copies of the edits' texts, which the parser
+// reuses.
 func (e *exchange) splice(edits []prompt.Edit) {
 	e.inserted, e.pieces = e.inserted[:0], e.pieces[:0]
 	at := 0

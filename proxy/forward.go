@@ -13,19 +13,19 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// bufferedBody is the longest response, in bytes, that is read whole first; until the client sees a
-// byte another backend can take over.
+// bufferedBody bounds, in bytes, responses that are read whole first, so that another backend can
+// still take over.
 const bufferedBody = 256 << 10
 
 // earlyAnswer bounds the wait for the answer of a backend that stopped reading.
 const earlyAnswer = 200 * time.Millisecond
 
-// attempt tries one backend and reports whether the request is settled: answered, or its client
-// gone. If not, e.last says why. It ends the policy's attempt unless the response is relayed.
+// attempt tries one backend and reports whether the request is settled; if not, e.last says why. It
+// ends the policy's attempt unless the response is relayed.
 func (e *exchange) attempt(t *Target) (settled bool) {
 	var up *upstreamConn
 	if e.rec.Kind != prompt.Other || e.ctx.IsGet() || e.ctx.IsHead() || e.ctx.IsOptions() {
-		// Other requests must not be sent twice, as a stale connection would require.
+		// A stale connection would require sending others twice.
 		up = e.proxy.upstreams.get(t)
 	}
 	for {
@@ -49,14 +49,13 @@ func (e *exchange) attempt(t *Target) (settled bool) {
 		if !up.reused || !untouched(err) || e.conn.cause() != undisturbed {
 			return e.broke(up)
 		}
-		// Closing an idle connection says nothing about the backend's health.
+		// A closed idle connection says nothing about the backend's health.
 		e.release(up, false)
 		e.rec.Resent++
 		up = nil
 	}
 }
 
-// failed ends the attempt and returns false. It notes suspects and broken requests.
 func (e *exchange) failed(f policy.Failure) bool {
 	e.end(f)
 	if f != policy.Connect {
@@ -69,7 +68,7 @@ func (e *exchange) failed(f policy.Failure) bool {
 	return false
 }
 
-// cutShort settles a request whose client left or that the drain interrupted.
+// cutShort settles a request that its client or the drain ended.
 func (e *exchange) cutShort(why reason) bool {
 	e.end(policy.ClientGone)
 	if why == forced {
@@ -118,7 +117,7 @@ func untouched(err error) bool {
 	return unsent || err == io.EOF
 }
 
-// receive passes on the response unless its status, or an early break, asks for another backend.
+// receive passes on the response unless its status or an early break asks for another backend.
 func (e *exchange) receive(up *upstreamConn) (settled bool) {
 	h := &e.ctx.Response.Header
 	status, length := h.StatusCode(), h.ContentLength()
@@ -168,7 +167,6 @@ func (e *exchange) receive(up *upstreamConn) (settled bool) {
 	return true
 }
 
-// broke ends an attempt whose response broke before the client saw a byte.
 func (e *exchange) broke(up *upstreamConn) bool {
 	switch why := e.release(up, false); why {
 	case undisturbed:
@@ -180,8 +178,7 @@ func (e *exchange) broke(up *upstreamConn) bool {
 	}
 }
 
-// passOver sends the request to another backend. Closing the connection is cheaper than reading the
-// body.
+// passOver closes the connection, which is cheaper than reading the body.
 func (e *exchange) passOver(up *upstreamConn, status int) bool {
 	e.last.retryAfter = append(e.last.retryAfter[:0], e.ctx.Response.Header.Peek("Retry-After")...)
 	if why := e.release(up, false); why != undisturbed && why != expired {
@@ -196,8 +193,8 @@ func (e *exchange) passOver(up *upstreamConn, status int) bool {
 	return false
 }
 
-// startRelay prepares a streamed response. Until body bytes come another backend can take over, but
-// middle boxes close silent connections, so it waits at most HeaderHold.
+// startRelay waits at most HeaderHold for body bytes: until then another backend can take over, but
+// middle boxes close silent connections.
 func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 	e.response.reset(up.br, length)
 	hold := e.proxy.tuned.Load().Timeouts.HeaderHold

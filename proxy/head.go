@@ -13,8 +13,8 @@ var errMalformed = errors.New("malformed response head")
 
 const maxInterim = 100
 
-// readHead reads the final response head and sets the standard reason phrase. It checks lines
-// first, because fasthttp accepts what other readers interpret differently.
+// readHead reads the final response head. It checks lines first, because fasthttp accepts what
+// other readers interpret differently.
 func (e *exchange) readHead(up *upstreamConn) error {
 	h := &e.ctx.Response.Header
 	for range maxInterim {
@@ -118,8 +118,7 @@ var tokenBytes = func() (t [256]bool) {
 	return t
 }()
 
-// withoutBody fixes the head of a bodiless response. clean is false if the engine announced a body,
-// so the connection cannot be reused.
+// withoutBody fixes the head of a bodiless response. clean is false if the engine announced a body.
 func (e *exchange) withoutBody() (bodiless, clean bool) {
 	h := &e.ctx.Response.Header
 	length := h.ContentLength()

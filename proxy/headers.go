@@ -57,7 +57,7 @@ const (
 	codexThread     = "thread-id"
 )
 
-// Slices of requestHead point into the request, except scratch.
+// requestHead's slices point into the request, except scratch.
 type requestHead struct {
 	block     []byte // scratch: end-to-end header lines as received
 	nominated [maxNominated][]byte
@@ -81,9 +81,8 @@ type scanOptions struct {
 	control     bool // keep headers that steer engines
 }
 
-// scan reads the raw header lines; fault is set if the request must be refused. fasthttp's parse
-// normalizes names, joins folded lines, and drops Content-Length or Transfer-Encoding if both are
-// given.
+// scan reads the raw lines, because fasthttp normalizes names, joins folded lines, and drops
+// Content-Length or Transfer-Encoding if both are given.
 func (h *requestHead) scan(raw []byte, o scanOptions) {
 	*h = requestHead{block: h.block[:0], forwarded: h.forwarded[:0], sessionRank: noSession}
 	for len(raw) > 0 {
@@ -119,9 +118,8 @@ func (h *requestHead) scan(raw []byte, o scanOptions) {
 	}
 }
 
-// take reads a header and reports whether to pass it on. It drops names with underscores, as nginx
-// does, because engines may read X_Forwarded_For as X-Forwarded-For; Codex's session keys are
-// excepted.
+// take reports whether to pass a header on. Like nginx it drops names with underscores, because
+// engines may read X_Forwarded_For as X-Forwarded-For; Codex's session keys are excepted.
 func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 	var scratch [longestKnown]byte
 	known, underscored := lower(&scratch, name)
@@ -160,7 +158,6 @@ func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 		}
 		return false
 	case forwardedName:
-		// Several lines of one name form one list.
 		if len(h.forwarded) > 0 {
 			h.forwarded = append(h.forwarded, ", "...)
 		}
@@ -184,8 +181,8 @@ func (h *requestHead) takeSession(name, value []byte) bool {
 	return false
 }
 
-// steeringHeaders begin the names of headers by which vLLM, SGLang and llm-d's sidecar choose where
-// to compute or fetch KV blocks.
+// steeringHeaders begin the names by which vLLM, SGLang and llm-d's sidecar choose where to compute
+// or fetch KV blocks.
 var steeringHeaders = [...][]byte{[]byte("x-data-parallel-"), []byte("x-override-"), []byte("x-prefiller-"), []byte("x-encoder-hosts-")}
 
 func steersByHeader(name []byte) bool {
@@ -223,8 +220,7 @@ func (h *requestHead) nominate(value []byte) {
 	}
 }
 
-// lower returns name in lower case with hyphens, nil if it is longer than known names, and whether
-// it had underscores.
+// lower returns name in lower case with hyphens, nil if longer than known names.
 func lower(dst *[longestKnown]byte, name []byte) (known []byte, underscored bool) {
 	if len(name) > len(dst) {
 		return nil, bytes.IndexByte(name, '_') >= 0
@@ -277,12 +273,12 @@ func sets(own [][2]string, name []byte) bool {
 
 var hopByHop = []string{"Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Upgrade", "Trailer", "Te"}
 
-// cleanResponse removes hop-by-hop headers. It reports whether the backend keeps its connection
+// cleanResponse removes hop-by-hop headers and reports whether the backend keeps its connection
 // open.
 func cleanResponse(h *fasthttp.ResponseHeader) (keep bool) {
 	keep = !h.ConnectionClose()
 	if options := h.Peek("Connection"); len(options) > 0 && keep {
-		// Clone, because deleting a header moves the bytes of options.
+		// Deleting a header moves the bytes of options.
 		for name := range bytes.SplitSeq(bytes.Clone(options), []byte(",")) {
 			name = bytes.TrimSpace(name)
 			if bytes.EqualFold(name, []byte("close")) {
@@ -303,7 +299,7 @@ func cleanResponse(h *fasthttp.ResponseHeader) (keep bool) {
 
 var protocol11 = []byte("HTTP/1.1")
 
-// framing reports whether a header delimits the body, so that a backend may not nominate it.
+// A backend may not nominate the headers that delimit the body.
 func framing(name []byte) bool {
 	return bytes.EqualFold(name, []byte("content-length")) || bytes.EqualFold(name, []byte("transfer-encoding"))
 }

@@ -42,8 +42,7 @@ func isModels(path []byte) bool {
 	return ok && (len(rest) == 0 || rest[0] == '/')
 }
 
-// plainPath reports whether all parsers read path alike: no escapes, separators or dot segments
-// that an engine may resolve to another path.
+// plainPath reports whether all parsers read path alike.
 func plainPath(path []byte) bool {
 	for _, c := range path {
 		if c <= ' ' || c > '~' || c == '%' || c == '\\' || c == '#' || c == ';' {
@@ -61,7 +60,7 @@ func plainPath(path []byte) bool {
 	return true
 }
 
-// admit sets e.ownKey, or refuses the request. Paths of PassPaths do not get the engine's key.
+// admit sets e.ownKey, false for PassPaths, or refuses the request.
 func (e *exchange) admit(kind prompt.Kind) bool {
 	e.ownKey = true
 	if kind != prompt.Other {

@@ -1,6 +1,5 @@
-// Package proxy forwards requests: it reads one, asks a Picker for a backend, streams the answer
-// back, and reports what it measured to the policy and, as one Record, to the Observer. It keeps no
-// list of backends, probes nothing and reads no configuration. See DESIGN.md.
+// Package proxy reads a request, asks a Picker for a backend, streams the answer back and reports
+// one Record to the Observer. See DESIGN.md.
 package proxy
 
 import (
@@ -29,18 +28,15 @@ var ErrConfig = errors.New("invalid proxy configuration")
 // ErrClosed is returned by Serve after Shutdown has begun.
 var ErrClosed = errors.New("proxy is shut down")
 
-// Picker chooses backends. Its methods must be safe for concurrent use.
+// Picker chooses backends. It must be safe for concurrent use.
 type Picker interface {
-	// Pick chooses a backend and books the request there. After a nil error the proxy calls a.End
-	// exactly once. policy.ErrNoBackend is answered 503, policy.ErrUnknownModel 404, other errors
-	// 500.
+	// Pick books the request at a backend; after a nil error the proxy calls a.End exactly once.
+	// policy.ErrNoBackend is answered 503, policy.ErrUnknownModel 404, other errors 500.
 	Pick(q *policy.Request, a *policy.Attempt) (Target, error)
-	// Now is the policy's clock.
 	Now() prefixtree.Time
 }
 
-// Timeouts are explained in DESIGN.md. Zero means the default. Most expire up to two Watch late,
-// never early.
+// Timeouts are explained in DESIGN.md. Zero means the default; most expire up to two Watch late.
 type Timeouts struct {
 	Read            time.Duration // until the head with 256 KiB of body, and each further 256 KiB, arrived; 30 s
 	KeepAlive       time.Duration // of idle client connections; 6 min, above the 350 s of AWS's balancer
@@ -66,21 +62,20 @@ const (
 	DefaultMaxBodyMemory = 256 << 20
 )
 
-// Config describes a Proxy. Picker and Hasher are required; other zero fields take defaults.
+// Config describes a Proxy. Only Picker and Hasher are required.
 type Config struct {
 	Picker Picker
 	Hasher *prefixtree.Hasher
-	// Models returns the body for GET /v1/models (id "") or /v1/models/ID, nil if unknown. It must
-	// not block. If it is nil, these requests go to a backend.
+	// Models returns, without blocking, the body for GET /v1/models (id "") or /v1/models/ID, nil
+	// if unknown. A nil Models sends these requests to a backend.
 	Models func(id string) []byte
-	// Observer receives the Record of every request to be forwarded, on its goroutine, after the
-	// attempt ended. The record is valid during the call only. Observer must be safe for concurrent
-	// use.
+	// Observer receives, concurrently, the Record of every request to be forwarded, after its
+	// attempt ended.
 	Observer func(*Record)
 	Log      zerolog.Logger
 	NodeName string
 
-	// PassPaths are path prefixes, in whole segments, to forward without reading bodies or adding
+	// PassPaths are prefixes, in whole segments, of paths forwarded unread and without
 	// Target.Header.
 	PassPaths []string
 	// AllowEngineControl forwards members and headers that steer engines, and unreadable bodies.
@@ -89,8 +84,8 @@ type Config struct {
 	Tenant             Tenant
 
 	MaxBody int // bytes; 413 above
-	// MaxBodyMemory bounds the bytes of all bodies together; 503 above. At least BodyMemoryShare
-	// times MaxBody.
+	// MaxBodyMemory bounds all bodies together, in bytes; 503 above. At least BodyMemoryShare times
+	// MaxBody.
 	MaxBodyMemory int
 	MaxHeader     int // bytes, at least 16 KiB; 431 above
 	MaxAttempts   int // backends tried per request, besides those that answer 429
@@ -165,9 +160,8 @@ func New(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
-// Retune checks new values of MaxAttempts, MaxIdle and all timeouts except Read, KeepAlive and
-// Watch, and returns a function that applies them; other fields are ignored. Requests in progress
-// may use the old values.
+// Retune checks new values and returns a function that applies MaxAttempts, MaxIdle and all
+// timeouts except Read, KeepAlive and Watch to later requests.
 func (p *Proxy) Retune(cfg Config) (apply func(), err error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -175,13 +169,13 @@ func (p *Proxy) Retune(cfg Config) (apply func(), err error) {
 	return func() { p.tuned.Store(&cfg) }, nil
 }
 
-// Ready sets whether /readyz answers 200 or 503. Requests are served either way.
+// Ready sets whether /readyz answers 200 or 503; requests are served either way.
 func (p *Proxy) Ready(ready bool) { p.ready.Store(ready) }
 
-// InFlight returns the number of requests being served.
+// InFlight counts the requests being served.
 func (p *Proxy) InFlight() int { return int(p.active.Load()) }
 
-// Connections returns the number of open client connections.
+// Connections counts the open client connections.
 func (p *Proxy) Connections() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -231,7 +225,7 @@ func (c *Config) complete() error {
 		return fmt.Errorf("%w: MaxHeader is below %d", ErrConfig, DefaultMaxHeader)
 	}
 	if c.TLS != nil && len(c.TLS.NextProtos) == 0 {
-		// Keeps clients from choosing HTTP/2.
+		// So that clients do not choose HTTP/2.
 		c.TLS = c.TLS.Clone()
 		c.TLS.NextProtos = []string{"http/1.1"}
 	}
@@ -273,7 +267,7 @@ func (p *Proxy) logPanic(r any) {
 	p.cfg.Log.Error().Interface("panic", r).Bytes("stack", debug.Stack()).Msg("request handler panicked")
 }
 
-// warnings holds when each may be logged again: at most once a minute.
+// warnings holds when each may be logged again.
 type warnings struct{ proxyHeader, plain, bodyMemory atomic.Int64 }
 
 func (p *Proxy) warn(due *atomic.Int64, c *clientConn, message string) {

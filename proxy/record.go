@@ -7,8 +7,7 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// Record describes a finished request. It, its slices and its Decision are valid during the
-// Observer's call only.
+// Record describes a finished request, during the Observer's call only.
 type Record struct {
 	Start    time.Time // when the request was complete
 	ID       []byte
@@ -25,7 +24,7 @@ type Record struct {
 	Attempts int
 	Resent   int // sends repeated after a stale connection
 
-	// Decision is the receipt of the last attempt, or nil.
+	// Decision is the last attempt's receipt, or nil.
 	Decision *policy.Decision
 	Backend  string
 
@@ -33,15 +32,15 @@ type Record struct {
 	RequestBytes  int      // as received
 	ResponseBytes int64    // as sent
 	PromptBytes   int
-	// Tokens as the engine counted them; -1 if unknown.
+	// Tokens by the engine's count; -1 if unknown.
 	PromptTokens, CachedTokens, OutputTokens int
 
 	// Overhead is the router's own time.
 	Overhead time.Duration
-	// Queue is the time from arrival to the last dispatch.
+	// Queue lasts until the last dispatch.
 	Queue time.Duration
-	// TTFT is the time from arrival to a stream's first token, a relayed body's first byte, or the
-	// end of a body read whole.
+	// TTFT lasts until a stream's first token, a relayed body's first byte, or the end of a body
+	// read whole.
 	TTFT  time.Duration
 	Total time.Duration
 }

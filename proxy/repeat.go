@@ -13,8 +13,7 @@ import (
 )
 
 const (
-	// maxSeen is how many engines may fail on one request: after the second the request is more
-	// likely at fault than the engines.
+	// maxSeen engines may fail on one request: then the request is more likely at fault.
 	maxSeen = 2
 	// maxBusy bounds the engines that answer 429 to one request.
 	maxBusy = 16
@@ -23,8 +22,8 @@ const (
 	brokeKept = 256
 )
 
-// mayMove reports whether the request may go to another engine: always if no engine received it,
-// once if it is inference, which has no side effects.
+// mayMove allows another engine: always if none received the request, once if it is inference,
+// which has no side effects.
 func (e *exchange) mayMove() bool {
 	if e.last.failed == policy.Busy {
 		e.last.busy++
@@ -36,7 +35,7 @@ func (e *exchange) mayMove() bool {
 	return e.last.failed == policy.Connect || e.rec.Kind != prompt.Other && len(e.suspects) < maxSeen
 }
 
-// broken remembers requests that broke two engines. Safe for concurrent use.
+// broken remembers requests that broke two engines.
 type broken struct {
 	seed uint64       // random, so that clients cannot forge names
 	last atomic.Int64 // when the latest entry expires, Unix nanoseconds
@@ -82,7 +81,7 @@ func (e *exchange) refuseBroken() bool {
 	return true
 }
 
-// busy ends an attempt answered with 429, which the response holds if held.
+// busy ends an attempt answered with 429; held says that the response holds that answer.
 func (e *exchange) busy(held bool) {
 	wait, err := fasthttp.ParseUint(e.ctx.Response.Header.Peek("Retry-After"))
 	if err != nil || wait == 0 {
@@ -95,7 +94,6 @@ func (e *exchange) busy(held bool) {
 	e.end(policy.Busy)
 }
 
-// refuseBusy answers 429 with the shortest Retry-After of the engines.
 func (e *exchange) refuseBusy() {
 	wait := e.last.wait
 	if e.last.held {
@@ -106,9 +104,8 @@ func (e *exchange) refuseBusy() {
 	e.retryAfter(wait)
 }
 
-// refuseExhausted answers for the last backend's failure. x-should-retry: false stops a client's
-// own retries after a timeout, which still occupies engines, and after the request broke maxSeen
-// engines.
+// refuseExhausted answers for the last failure. x-should-retry: false stops a client's own retries
+// after a timeout, which still occupies engines, and after maxSeen broken engines.
 func (e *exchange) refuseExhausted() {
 	last := &e.last
 	if last.busy > 0 {

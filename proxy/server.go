@@ -40,7 +40,7 @@ func (p *Proxy) newServer() *fasthttp.Server {
 	}
 }
 
-// silentLogger drops fasthttp's log lines, which quote header bytes and so API keys.
+// silentLogger drops fasthttp's lines, which quote headers and so API keys.
 type silentLogger struct{}
 
 func (silentLogger) Printf(string, ...any) {}
@@ -54,8 +54,8 @@ func (p *Proxy) refuseAnnounced(h *fasthttp.RequestHeader) (none fasthttp.Reques
 	return none
 }
 
-// Serve accepts connections from ln until Shutdown, which makes it return nil, or until ln fails
-// for good, and closes ln. It may run for several listeners.
+// Serve accepts connections until Shutdown (nil) or until ln fails for good, and closes ln. It may
+// run for several listeners.
 //
 // fasthttp's accept loop ends when descriptors run out, and its workers outlive the server.
 func (p *Proxy) Serve(ln net.Listener) error {
@@ -146,7 +146,7 @@ func (p *Proxy) serveConn(c *clientConn) {
 	}
 }
 
-// converse serves one connection. A panic outside of a request ends only this connection.
+// A panic outside of a request ends only its connection.
 func (p *Proxy) converse(c *clientConn) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -160,7 +160,7 @@ func (p *Proxy) converse(c *clientConn) (err error) {
 	return p.server.ServeConn(c) // closes c
 }
 
-// establish does what comes before HTTP: socket options, PROXY header, TLS handshake.
+// establish does what comes before HTTP.
 func (p *Proxy) establish(c *clientConn) error {
 	if tc, ok := c.raw.(*net.TCPConn); ok {
 		cfg := net.KeepAliveConfig{Enable: true, Idle: clientKeepAlive, Interval: 15 * time.Second, Count: 4}
@@ -189,7 +189,7 @@ func (p *Proxy) establish(c *clientConn) error {
 		}
 		c.Conn = conn
 	}
-	// A PROXY header may name an address family without addresses.
+	// A PROXY header may carry no addresses.
 	if peer := c.Conn.RemoteAddr(); peer != nil {
 		if host, _, err := net.SplitHostPort(peer.String()); err == nil {
 			c.forwarded = []byte(host)
@@ -209,7 +209,7 @@ func (p *Proxy) connState(c net.Conn, s fasthttp.ConnState) {
 	}
 }
 
-// logBroken logs an error's class, never its text, which may quote the client's bytes.
+// logBroken omits an error's text, which may quote the client.
 func (p *Proxy) logBroken(c *clientConn, err error) {
 	class := "malformed"
 	var opErr *net.OpError

@@ -7,7 +7,7 @@ var (
 	doneData  = []byte("[DONE]")
 )
 
-// look reads one event and reports whether it carries only usage.
+// look reads an event and reports whether it carries only usage.
 func (s *Stream) look(event []byte, seen *Seen) (usageOnly bool) {
 	data := s.dataOf(event)
 	if len(data) == 0 {
@@ -23,7 +23,6 @@ func (s *Stream) look(event []byte, seen *Seen) (usageOnly bool) {
 	return s.read(data, seen)
 }
 
-// dataOf returns the event's data, in s.data if it has several lines.
 func (s *Stream) dataOf(event []byte) (data []byte) {
 	lines := 0
 	for line := range bytes.Lines(event) {
@@ -45,8 +44,8 @@ func (s *Stream) dataOf(event []byte) (data []byte) {
 	return data
 }
 
-// mayMatter reports whether an event after the first token can matter. The patterns begin with
-// letters that are rarer than quotes, which makes the search faster.
+// mayMatter searches for patterns that begin with letters, which are rarer than quotes and so found
+// faster.
 func (s *Stream) mayMatter(data []byte) bool {
 	if bytes.Contains(data, []byte(`usage"`)) {
 		return true

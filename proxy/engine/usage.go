@@ -1,5 +1,5 @@
-// Package engine reads what vLLM and SGLang report: the usage in answers, streamed or not, and
-// metrics. Invalid input yields wrong counts within bounds, never a panic.
+// Package engine reads what vLLM and SGLang report. Invalid input yields wrong counts within
+// bounds, never a panic.
 package engine
 
 // Usage counts the tokens of one request; -1 means unknown.
@@ -16,14 +16,14 @@ type counts struct {
 
 var noCounts = counts{-1, -1, -1, -1, -1, -1}
 
-// maxTokens bounds a credible count: a thousand times the longest context.
+// maxTokens is a thousand times the longest context.
 const maxTokens = 1 << 30
 
 func (c *counts) usage() (u Usage, ok bool) {
 	u = Usage{PromptTokens: c.prompt, CachedTokens: c.cached, OutputTokens: c.output}
 	if u.PromptTokens < 0 && c.input >= 0 {
-		// Anthropic's input_tokens excludes cached tokens; that of the Responses API includes them
-		// and comes without the other two.
+		// Anthropic's input_tokens excludes cached tokens. The Responses API's includes them and
+		// comes alone.
 		u.PromptTokens = c.input + max(c.read, 0) + max(c.created, 0)
 	}
 	if u.CachedTokens < 0 {
@@ -35,7 +35,6 @@ func (c *counts) usage() (u Usage, ok bool) {
 	return u, u.PromptTokens >= 0 || u.CachedTokens >= 0 || u.OutputTokens >= 0
 }
 
-// merge copies the counts present in a usage or meta_info object.
 func (c *counts) merge(object []byte) {
 	for name, value := range membersOf(object) {
 		switch string(name) {
@@ -74,11 +73,10 @@ func set(to *int, value []byte) {
 	}
 }
 
-// smallBody bytes are read from the beginning.
+// Larger bodies are read from the end.
 const smallBody = 4 << 10
 
-// ParseUsage returns the usage in the body of an answer, false if it has none. It searches large
-// bodies from the end. It does not allocate.
+// ParseUsage returns the usage in an answer, false if it has none. It does not allocate.
 func ParseUsage(body []byte) (u Usage, ok bool) {
 	c := noCounts
 	at := skipSpace(body, 0)
@@ -112,7 +110,7 @@ func (c *counts) mergeTop(object []byte) {
 	}
 }
 
-// sumUsages adds SGLang's answers to a batch; a count is known if all its parts are.
+// sumUsages adds SGLang's answers to a batch.
 func sumUsages(array []byte) (u Usage, ok bool) {
 	none := true
 	for element := range elementsOf(array) {
@@ -130,7 +128,6 @@ func sumUsages(array []byte) (u Usage, ok bool) {
 	return u, u.PromptTokens >= 0 || u.CachedTokens >= 0 || u.OutputTokens >= 0
 }
 
-// sum is -1 if a part is unknown.
 func sum(a, b int) int {
 	if a < 0 || b < 0 {
 		return -1

@@ -1,10 +1,9 @@
 package prompt
 
-// A string equals one text part; null, an empty array and one empty text are no content. A nested
-// part has a markNested per level instead of end markers.
+// A string equals one text part; null, an empty array and one empty text are no content.
 
-// billing begins a block that Claude Code puts before its system prompt. It changes with each
-// request, so it is left out, as in vLLM (vllm-project/vllm#36829).
+// Claude Code puts this block before its system prompt. It changes with each request, so it is left
+// out, as in vLLM (vllm-project/vllm#36829).
 const billing = "x-anthropic-billing-header"
 
 func (p *Parser) content() {
@@ -87,7 +86,6 @@ var partMembers = inOrder{
 	{"video_url", asURL, 0},
 }
 
-// part reports whether the part is an empty text.
 func (p *Parser) part() (blank bool) {
 	start := p.tape.mark()
 	p.nested()
@@ -107,7 +105,7 @@ func (p *Parser) part() (blank bool) {
 	return p.renderPart(start, base, kind, &f)
 }
 
-// renderPart orders a part's members by its type. It reports whether the part is an empty text.
+// renderPart orders a part's members by its type and reports whether it is an empty text.
 func (p *Parser) renderPart(start, base int, kind op, f *parts) (blank bool) {
 	text := f[partMembers.find([]byte("text")).slot]
 	keep := func(mark byte, names ...string) { p.keep(start, base, partMembers, f, p.lead(mark, "", 0), names...) }

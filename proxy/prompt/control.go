@@ -50,7 +50,6 @@ func (p *Parser) control(f field) {
 	}
 }
 
-// rootString reads a string's text, or other JSON behind a marker.
 func (p *Parser) rootString() op {
 	switch p.peek() {
 	case '"':
@@ -64,7 +63,6 @@ func (p *Parser) rootString() op {
 	return p.tape.flatten(at)
 }
 
-// scalar reads a string or number as text.
 func (p *Parser) scalar() op {
 	switch c := p.peek(); {
 	case c == '"':

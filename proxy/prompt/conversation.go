@@ -111,8 +111,7 @@ func (p *Parser) tool(mark byte) {
 	p.toolBody(start)
 }
 
-// toolBody reads the object at p.pos. Engines parse tools into records, so only the order within
-// schemas matters.
+// Engines parse tools into records, so only the order within schemas matters.
 func (p *Parser) toolBody(start int) {
 	if p.peek() != '{' {
 		p.field(0)
@@ -124,7 +123,6 @@ func (p *Parser) toolBody(start int) {
 	p.arrangeMembers(start, base, f[:]...)
 }
 
-// toolType leaves out the type "function".
 func (p *Parser) toolType() {
 	from := p.tape.mark()
 	p.tape.addByte(markType)

@@ -17,7 +17,7 @@ var (
 
 const optionMember = `"stream_options":{"include_usage":true}`
 
-// options reads stream_options and prepares the edit that sets include_usage.
+// options prepares the edit that sets include_usage.
 func (p *Parser) options() {
 	c := &p.ctl
 	c.usage, c.continuous, c.optionsGiven, c.ask = false, false, true, ask{}
@@ -52,8 +52,7 @@ func (p *Parser) options() {
 
 func (p *Parser) retain(r *remains) { r.end, r.some = p.pos, true }
 
-// cut removes the member that ends at p.pos with a comma: before it or, if no earlier member stays,
-// after it.
+// cut removes the member that ends at p.pos, with the comma before it or, at the front, after it.
 func (p *Parser) cut(r *remains) {
 	from := r.end
 	r.end = p.pos
@@ -71,16 +70,15 @@ func (p *Parser) cut(r *remains) {
 	p.edits = append(p.edits, Edit{From: from, To: r.end})
 }
 
-// bootstrapFields begins SGLang's members that name a source of KV blocks.
 var bootstrapFields = []byte("bootstrap_")
 
-// steers reports whether a member tells the engine where to compute or fetch KV blocks, which only
-// the operator may.
+// steers reports whether a member says where to compute or fetch KV blocks, which only the operator
+// may.
 func steers(name []byte) bool {
 	return common[string(name)].how == asSteering || bytes.HasPrefix(name, bootstrapFields)
 }
 
-// extraArgs cuts steering members from vllm_xargs, which vLLM passes to the engine.
+// vLLM passes vllm_xargs to the engine.
 func (p *Parser) extraArgs() {
 	r := remains{end: p.pos + 1}
 	for key := range p.ifObject {
@@ -94,7 +92,6 @@ func (p *Parser) extraArgs() {
 	}
 }
 
-// finishEdits adds the texts before the first member and the usage request.
 func (p *Parser) finishEdits(r *Request) {
 	c := &p.ctl
 	r.UsageAdded = (p.kind == Chat || p.kind == Completion) && c.stream && !c.usage && !c.continuous &&
@@ -127,7 +124,7 @@ func (p *Parser) finishEdits(r *Request) {
 	r.Edits = p.edits
 }
 
-// saltMember returns the member for the salt, "" if engines take none.
+// saltMember returns "" if engines take no salt.
 func saltMember(k Kind) string {
 	switch k {
 	case Chat, Completion, Responses, Messages:

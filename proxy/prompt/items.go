@@ -1,6 +1,6 @@
 package prompt
 
-// Responses input: a string or an array of items. What a chat can express renders like the chat.
+// In Responses input, what a chat can express renders like the chat.
 
 func (p *Parser) items() {
 	if p.peek() == '"' {
@@ -26,7 +26,6 @@ var itemMembers = inOrder{
 	{"status", asIgnored, 0},
 }
 
-// item orders an item's members by its type.
 func (p *Parser) item() {
 	start := p.tape.mark()
 	if p.peek() != '{' {

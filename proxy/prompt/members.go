@@ -2,15 +2,14 @@ package prompt
 
 import "maps"
 
-// The members of a body that matter, per kind; others do not change the prompt.
+// The members of a body that change the prompt or concern the request, per kind.
 
-// how is the way to read a member.
 type how uint8
 
 const (
 	asIgnored how = iota
 
-	// Top-level members that matter to the prompt.
+	// Top-level members of the prompt.
 	asSetting // changes the template
 	asTrue    // the same, true by default
 	asFalse   // the same, false by default
@@ -52,23 +51,21 @@ const (
 	asExtraArgs
 )
 
-// field says how to read a member, into which slot, and the marker before it.
+// field says how to read a member, into which slot, behind which marker.
 type field struct {
 	slot slot
 	how  how
 	mark byte
 }
 
-// inOrder lists the members of an object in template order. A member's slot is its place, counted
-// from 1.
+// inOrder lists an object's members in template order; slots count from 1.
 type inOrder []struct {
 	name string
 	how  how
 	mark byte
 }
 
-// find returns the field of a name, the zero field if unknown. Comparing a dozen
-// names is faster than a map.
+// find compares names, because for a dozen that is faster than a map.
 func (list inOrder) find(name []byte) field {
 	for i := range list {
 		if m := &list[i]; m.name == string(name) {
@@ -78,10 +75,9 @@ func (list inOrder) find(name []byte) field {
 	return field{}
 }
 
-// parts are an object's spans by slot; slot 0 is what comes before its members.
+// parts are an object's spans by slot; slot 0 is before its members.
 type parts [11]span
 
-// common holds for every kind.
 var common = map[string]field{
 	"model":      {rootModel, asRoot, 0},
 	"lora_path":  {rootLoRA, asRoot, 0},

@@ -7,8 +7,8 @@ func NewParser(h *prefixtree.Hasher) *Parser {
 	return &Parser{hasher: h}
 }
 
-// Parse scans body once and fills r. After an *Error, r has no hashes and edits. Bodies of kind
-// Other are not read.
+// Parse scans body once and fills r, without hashes and edits after an *Error. Bodies of kind Other
+// are not read.
 func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
 	*r = Request{}
 	if k == Other {
@@ -103,7 +103,6 @@ func (p *Parser) top() {
 	}
 }
 
-// unwanted reports whether to cut a member: it steers the engine, or a tenant's salt replaces it.
 func (p *Parser) unwanted(name []byte, f field) bool {
 	if f.how == asRoot {
 		return len(p.opt.Tenant) > 0 && string(name) == saltMember(p.kind)
@@ -111,8 +110,7 @@ func (p *Parser) unwanted(name []byte, f field) bool {
 	return !p.opt.Control && steers(name)
 }
 
-// read reads the object at p.pos: members in the list into f, by their slots; others are extra
-// members or ignored. It returns the text of the member asKind.
+// read reads members in the list into f, others as given. It returns the text of the member asKind.
 func (p *Parser) read(list inOrder, others how, f *parts) (kind op) {
 	for key := range p.object {
 		d := list.find(p.tape.bytes(key))
@@ -141,7 +139,6 @@ func (p *Parser) read(list inOrder, others how, f *parts) (kind op) {
 	return kind
 }
 
-// value puts a member's value on the tape.
 func (p *Parser) value(key op, f field) {
 	switch f.how {
 	case asTrue:
@@ -150,7 +147,7 @@ func (p *Parser) value(key op, f field) {
 		p.setting(key, f, "false")
 	case asChoice:
 		// "none" and a named tool change the prompt (in SGLang always, in vLLM by option); these
-		// values constrain only the output.
+		// constrain only the output.
 		p.setting(key, f, `"auto"`, `"required"`, `"any"`)
 	case asTools:
 		for range p.list {
@@ -201,7 +198,7 @@ func (p *Parser) value(key op, f field) {
 	}
 }
 
-// setting puts marker, name and JSON on the tape unless the value is empty or a default.
+// setting writes nothing for an empty or default value.
 func (p *Parser) setting(key op, f field, defaults ...string) {
 	from := p.tape.mark()
 	p.tape.addByte(f.mark)

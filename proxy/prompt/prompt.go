@@ -1,6 +1,5 @@
 // Package prompt turns the body of an inference request into prompt bytes and block hashes. Bodies
-// that render to the same engine prompt have equal prompt bytes; more text or messages only append.
-// DESIGN.md gives the format.
+// that render to the same engine prompt have equal prompt bytes. See DESIGN.md.
 package prompt
 
 import (
@@ -14,7 +13,7 @@ import (
 // Kind is the API that a request uses.
 type Kind uint8
 
-// The kinds. Bodies of kind Other are not parsed.
+// Bodies of kind Other are not parsed.
 const (
 	Other Kind = iota
 	Chat
@@ -74,7 +73,7 @@ const (
 	MaxDepth = 256
 )
 
-// Error says why a body cannot be parsed; the caller decides whether to forward it.
+// Error says why a body cannot be parsed.
 type Error struct {
 	Offset int
 	Reason string // never part of the body
@@ -83,7 +82,7 @@ type Error struct {
 // Error implements error.
 func (e *Error) Error() string { return fmt.Sprintf("prompt: %s at byte %d", e.Reason, e.Offset) }
 
-// Request is what a body says. Slices are valid until the next Parse.
+// Request is what a body says, valid until the next Parse.
 type Request struct {
 	Model []byte // nil if absent
 	LoRA  []byte // lora_path (SGLang); nil if absent
@@ -98,12 +97,10 @@ type Request struct {
 	Hashes      []prefixtree.Hash // full blocks, root to leaf; empty after an error
 	PromptBytes int
 
-	// Edits are those that Options ask for, and the request for a stream's usage. Empty after an
-	// error.
+	// Edits also request a stream's usage.
 	Edits []Edit
-	// UsageAdded says that Edits request the usage of a streamed chat or completion, so the router
-	// must remove it from the answer. Not with continuous_usage_stats, which would add usage to
-	// every chunk.
+	// UsageAdded says that the router must remove the usage from the answer. Not with
+	// continuous_usage_stats, which adds usage to every chunk.
 	UsageAdded bool
 }
 
@@ -189,7 +186,6 @@ const (
 	rootCount
 )
 
-// controls concern the request but not the prompt.
 type controls struct {
 	stream       bool
 	usage        bool // include_usage
@@ -207,23 +203,21 @@ type ask struct {
 
 // remains tracks an object's members while some are cut.
 type remains struct {
-	// end is behind the last member, or behind the bracket before the first.
 	end  int
 	some bool // a member stays
 }
 
-// Edit replaces the bytes [From, To) of a body by Text. Edits are ascending and do not overlap.
+// Edit replaces the bytes [From, To) of a body. Edits are ascending and do not overlap.
 type Edit struct {
 	From, To int
 	Text     []byte
 }
 
-// Options say how to change a body. The zero value removes steering members and adds no salt.
+// Options say how to change a body. The zero value removes steering members.
 type Options struct {
-	// Control keeps steering members.
 	Control bool
 	// Tenant, if not empty, adds a salt made of it, the client's own salt and the hasher's key.
-	// Prompts with different salts share no hashes, and no cache in engines that take a salt.
+	// Different salts share no hashes.
 	Tenant []byte
 }
 

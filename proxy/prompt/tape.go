@@ -1,8 +1,7 @@
 package prompt
 
 // Members come in any order, the template has one. So the scanner writes a tape of references to
-// canonical runs of the body and to the arena of made bytes, which is hashed in template order:
-// body bytes are scanned once, long runs not copied.
+// runs of the body and to an arena of made bytes, which is hashed in template order.
 
 // op is n bytes at off of the body or, with arenaBit, of the arena.
 type op struct{ off, n uint32 }
@@ -10,8 +9,8 @@ type op struct{ off, n uint32 }
 const (
 	arenaBit = 1 << 31
 
-	// inlineBytes is the length below which runs are copied to the arena. Adjacent pieces there
-	// merge, which bounds the tape; 64 measured the same as 32.
+	// Shorter runs are copied to the arena, where adjacent pieces merge, which bounds the tape; 64
+	// measured the same as 32.
 	inlineBytes = 64
 
 	// keepBytes of scratch are kept between requests.
@@ -38,7 +37,7 @@ func (t *tape) reset(body []byte) {
 	t.body, t.arena, t.ops, t.barrier = body, t.arena[:0], t.ops[:0], 0
 }
 
-// mark starts a new span and returns its first index.
+// mark starts a new span.
 func (t *tape) mark() int {
 	t.barrier = len(t.ops)
 	return t.barrier
@@ -84,7 +83,7 @@ func (t *tape) grown(off int) {
 	t.ops = append(t.ops, op{uint32(off) | arenaBit, n})
 }
 
-// bytes returns an op's bytes, valid until the arena grows.
+// bytes are valid until the arena grows.
 func (t *tape) bytes(o op) []byte {
 	if o.off&arenaBit != 0 {
 		off := o.off &^ arenaBit
@@ -93,7 +92,7 @@ func (t *tape) bytes(o op) []byte {
 	return t.body[o.off : o.off+o.n]
 }
 
-// arrange replaces the tape after start by these spans, which must lie there without overlap.
+// arrange replaces the tape after start by these spans, which lie there without overlap.
 func (t *tape) arrange(start int, order []span) {
 	at := start
 	for i, s := range order {
@@ -156,8 +155,7 @@ func (t *tape) flatten(start int) op {
 	return op{uint32(off) | arenaBit, uint32(len(t.arena) - off)}
 }
 
-// Markers. Canonical text has no control characters, so no text can forge one, and a marker ends
-// the text before it.
+// Markers are control characters, which canonical text does not contain.
 const (
 	markSetting     = 0x01
 	markTail        = 0x02

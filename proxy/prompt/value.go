@@ -17,7 +17,7 @@ const maxSorted = 1024
 // Random, so that clients cannot construct collisions.
 var nameSeed = maphash.MakeSeed()
 
-// json puts the canonical value on the tape; sorted orders members by name at every level.
+// json puts the canonical value on the tape; sorted orders members at every level.
 func (p *Parser) json(sorted bool) {
 	switch p.peek() {
 	case '"':
@@ -40,8 +40,7 @@ func (p *Parser) json(sorted bool) {
 	}
 }
 
-// jsonNumber keeps whole numbers as written and writes others with an exponent, so that 1 and 1.0
-// differ as in Python.
+// Other than whole numbers get an exponent, so that 1 and 1.0 differ as in Python.
 func (p *Parser) jsonNumber() {
 	raw, whole := p.number()
 	switch {
@@ -87,7 +86,7 @@ func (p *Parser) remember(key op, from int) {
 	p.members = append(p.members, member{key: key, at: p.tape.since(from), hash: maphash.Bytes(nameSeed, p.tape.bytes(key))})
 }
 
-// settle removes duplicates from the members after base and sorts them if asked.
+// settle removes duplicates from the members after base.
 func (p *Parser) settle(base int, sorted bool) {
 	ms := p.unique(p.members[base:])
 	p.members = p.members[:base+len(ms)]
@@ -100,7 +99,7 @@ func (p *Parser) settle(base int, sorted bool) {
 	}
 }
 
-// unique finds duplicates by a hash table with open addressing.
+// unique uses a hash table with open addressing.
 func (p *Parser) unique(ms []member) []member {
 	if len(ms) < 2 {
 		return ms
@@ -197,7 +196,7 @@ func (p *Parser) keep(start, base int, list inOrder, f *parts, lead span, names 
 	p.tape.arrange(start, order[:])
 }
 
-// lead puts markers (0 for none) around a text on the tape.
+// lead puts markers (0 for none) around a text.
 func (p *Parser) lead(before byte, text string, after byte) span {
 	from := p.tape.mark()
 	if before != 0 {
@@ -210,7 +209,7 @@ func (p *Parser) lead(before byte, text string, after byte) span {
 	return p.tape.since(from)
 }
 
-// list is array where null is no element and other values become JSON.
+// In a list null is no element and other values become JSON.
 func (p *Parser) list(yield func() bool) {
 	switch p.peek() {
 	case '[':
@@ -248,7 +247,7 @@ func (p *Parser) truth() bool {
 	return false
 }
 
-// A 128-bit xxh3 stands for media, whose encoded bytes say nothing about their tokens.
+// Encoded media say nothing about their tokens, so a 128-bit xxh3 stands for them.
 func (p *Parser) feed(s span) {
 	for _, o := range p.tape.ops[s.from:s.to] {
 		_, _ = p.media.Write(p.tape.bytes(o)) // cannot fail
