@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"strconv"
 )
 
 var errFraming = errors.New("malformed response body")
@@ -154,23 +155,12 @@ func (b *bodyReader) startChunk(rest []byte) (int, error) {
 	if end < 2 || rest[end-1] != '\r' {
 		return 0, errFraming
 	}
-	var size int64
-	digits := 0
-	for ; digits < end-1; digits++ {
-		d, ok := hexDigit(rest[digits])
-		if !ok {
-			break
-		}
-		size = size<<4 | d
-	}
-	if digits == 0 || digits > 15 {
+	digits := rest[:bytes.IndexAny(rest, "\r; \t")] // an extension may follow
+	size, err := strconv.ParseUint(string(digits), 16, 60)
+	if err != nil || len(digits) > 15 {
 		return 0, errFraming
 	}
-	if c := rest[digits]; c != '\r' && c != ';' && c != ' ' && c != '\t' {
-		return 0, errFraming
-	}
-	b.left = size
-	b.phase = inData
+	b.left, b.phase = int64(size), inData
 	if size == 0 {
 		b.phase = inTrailer
 	}
@@ -188,16 +178,4 @@ func (b *bodyReader) skipTrailer(rest []byte) (int, error) {
 	b.trailer += end + 1
 	b.done = len(bytes.TrimSuffix(rest[:end], []byte("\r"))) == 0
 	return end + 1, nil
-}
-
-func hexDigit(c byte) (int64, bool) {
-	switch {
-	case '0' <= c && c <= '9':
-		return int64(c - '0'), true
-	case 'a' <= c && c <= 'f':
-		return int64(c-'a') + 10, true
-	case 'A' <= c && c <= 'F':
-		return int64(c-'A') + 10, true
-	}
-	return 0, false
 }

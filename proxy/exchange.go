@@ -116,10 +116,8 @@ func (e *exchange) patience() time.Duration {
 	return e.proxy.tuned.Load().Timeouts.FirstByte
 }
 
-var unknown = engine.Usage{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}
-
 func (e *exchange) startRecord() {
-	e.usage = unknown
+	e.usage = engine.Unknown
 	e.rec = Record{
 		Start:        e.conn.arrived,
 		ID:           e.head.id,

@@ -155,9 +155,7 @@ func (e *exchange) receive(up *upstreamConn) (settled bool) {
 		return false
 	}
 	if e.learn {
-		if u, ok := engine.ParseUsage(e.ctx.Response.Body()); ok {
-			e.usage = u
-		}
+		e.usage = engine.ParseUsage(e.ctx.Response.Body())
 	}
 	e.rec.TTFT = time.Since(e.rec.Start)
 	e.rec.Total = e.rec.TTFT

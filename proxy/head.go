@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"net"
 
 	"github.com/valyala/fasthttp"
 )
@@ -62,20 +63,16 @@ func awaitHead(br *bufio.Reader) error {
 		}
 		had := br.Buffered()
 		if _, err := br.Peek(had + 1); err != nil && br.Buffered() == had {
-			if had > 0 && err == io.EOF {
+			var late net.Error
+			switch {
+			case had > 0 && err == io.EOF:
 				return io.ErrUnexpectedEOF
+			case had > 0 || errors.As(err, &late) && late.Timeout():
+				return err
 			}
-			return readError(err, had)
+			return io.EOF
 		}
 	}
-}
-
-func readError(err error, had int) error {
-	var late interface{ Timeout() bool }
-	if had > 0 || errors.As(err, &late) && late.Timeout() {
-		return err
-	}
-	return io.EOF
 }
 
 // isStatusLine ignores the reason phrase, which is not passed on.

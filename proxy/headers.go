@@ -44,17 +44,9 @@ func ParseResponseHeaders(s string) (ResponseHeaders, error) {
 }
 
 const (
-	maxRequestID  = 128 // longer ids are replaced, since ids are logged
-	maxNominated  = 16  // names per request
-	longestKnown  = 40  // of the header names that take knows
-	noSession     = 1 << 10
-	forwardedName = "x-forwarded-for"
-
-	sessionID       = "x-session-id"
-	sessionAffinity = "x-session-affinity"
-	claudeSession   = "x-claude-code-session-id"
-	codexSession    = "session-id"
-	codexThread     = "thread-id"
+	maxRequestID = 128 // longer ids are replaced, since ids are logged
+	maxNominated = 16  // names per request
+	longestKnown = 40  // of the header names that take knows
 )
 
 // requestHead's slices point into the request, except scratch.
@@ -84,7 +76,7 @@ type scanOptions struct {
 // scan reads the raw lines, because fasthttp normalizes names, joins folded lines, and drops
 // Content-Length or Transfer-Encoding if both are given.
 func (h *requestHead) scan(raw []byte, o scanOptions) {
-	*h = requestHead{block: h.block[:0], forwarded: h.forwarded[:0], sessionRank: noSession}
+	*h = requestHead{block: h.block[:0], forwarded: h.forwarded[:0], sessionRank: len(sessionHeaders)}
 	for len(raw) > 0 {
 		end := bytes.IndexByte(raw, '\n')
 		if end < 0 {
@@ -157,7 +149,7 @@ func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 			h.id = value
 		}
 		return false
-	case forwardedName:
+	case "x-forwarded-for":
 		if len(h.forwarded) > 0 {
 			h.forwarded = append(h.forwarded, ", "...)
 		}
@@ -192,7 +184,7 @@ func steersByHeader(name []byte) bool {
 }
 
 // sessionHeaders are what agents send, most specific first.
-var sessionHeaders = [...]string{sessionID, sessionAffinity, claudeSession, codexSession, codexThread}
+var sessionHeaders = [...]string{"x-session-id", "x-session-affinity", "x-claude-code-session-id", "session-id", "thread-id"}
 
 func sessionOf(header func(name string) []byte) []byte {
 	for _, name := range sessionHeaders {
@@ -238,15 +230,9 @@ func lower(dst *[longestKnown]byte, name []byte) (known []byte, underscored bool
 }
 
 func fitID(id []byte) bool {
-	if len(id) == 0 || len(id) > maxRequestID {
-		return false
-	}
-	for _, c := range id {
-		if c <= ' ' || c > '~' || c == '"' || c == '\\' {
-			return false
-		}
-	}
-	return true
+	return len(id) > 0 && len(id) <= maxRequestID && !slices.ContainsFunc(id, func(c byte) bool {
+		return c <= ' ' || c > '~' || c == '"' || c == '\\'
+	})
 }
 
 func mintID(dst []byte) []byte {

@@ -53,12 +53,8 @@ type Timeouts struct {
 
 const (
 	// DefaultMaxBody is the limit of Anthropic's API.
-	DefaultMaxBody     = 32 << 20
-	DefaultMaxHeader   = 16 << 10 // the read buffer of every connection
-	DefaultMaxAttempts = 3
-	DefaultMaxConns    = 256 << 10
-	DefaultMaxIdle     = 512
-
+	DefaultMaxBody       = 32 << 20
+	DefaultMaxHeader     = 16 << 10 // the read buffer of every connection
 	DefaultMaxBodyMemory = 256 << 20
 )
 
@@ -194,24 +190,31 @@ func (c *Config) complete() error {
 	if c.Hasher == nil {
 		return fmt.Errorf("%w: no hasher", ErrConfig)
 	}
-	for _, f := range []struct {
-		name     string
-		value    *int
-		fallback int
-	}{
-		{"MaxBody", &c.MaxBody, DefaultMaxBody},
-		{"MaxHeader", &c.MaxHeader, DefaultMaxHeader},
-		{"MaxAttempts", &c.MaxAttempts, DefaultMaxAttempts},
-		{"MaxConns", &c.MaxConns, DefaultMaxConns},
-		{"MaxIdle", &c.MaxIdle, DefaultMaxIdle},
-		{"MaxBodyMemory", &c.MaxBodyMemory, max(DefaultMaxBodyMemory, BodyMemoryShare*c.MaxBody)},
+	t := &c.Timeouts
+	for _, f := range []error{
+		orDefault("MaxBody", &c.MaxBody, DefaultMaxBody, false),
+		orDefault("MaxHeader", &c.MaxHeader, DefaultMaxHeader, false),
+		orDefault("MaxAttempts", &c.MaxAttempts, 3, false),
+		orDefault("MaxConns", &c.MaxConns, 256<<10, false),
+		orDefault("MaxIdle", &c.MaxIdle, 512, false),
+		orDefault("Read", &t.Read, 30*time.Second, false),
+		orDefault("KeepAlive", &t.KeepAlive, 6*time.Minute, false),
+		orDefault("Connect", &t.Connect, 2*time.Second, false),
+		orDefault("FirstByte", &t.FirstByte, 10*time.Minute, false),
+		orDefault("StreamFirstByte", &t.StreamFirstByte, 5*time.Minute, false),
+		orDefault("Idle", &t.Idle, 2*time.Minute, false),
+		orDefault("HeaderHold", &t.HeaderHold, 15*time.Second, true),
+		orDefault("Write", &t.Write, time.Minute, false),
+		orDefault("UpstreamIdle", &t.UpstreamIdle, 4*time.Second, false),
+		orDefault("Watch", &t.Watch, 250*time.Millisecond, false),
+		orDefault("DrainGrace", &t.DrainGrace, time.Second, true),
 	} {
-		if *f.value < 0 {
-			return fmt.Errorf("%w: %s is negative", ErrConfig, f.name)
+		if f != nil {
+			return f
 		}
-		if *f.value == 0 {
-			*f.value = f.fallback
-		}
+	}
+	if err := orDefault("MaxBodyMemory", &c.MaxBodyMemory, max(DefaultMaxBodyMemory, BodyMemoryShare*c.MaxBody), false); err != nil {
+		return err
 	}
 	if c.MaxBodyMemory/BodyMemoryShare < c.MaxBody {
 		return fmt.Errorf("%w: MaxBodyMemory is below %d times MaxBody", ErrConfig, BodyMemoryShare)
@@ -229,36 +232,17 @@ func (c *Config) complete() error {
 		c.TLS = c.TLS.Clone()
 		c.TLS.NextProtos = []string{"http/1.1"}
 	}
-	return c.Timeouts.complete()
+	return nil
 }
 
-func (t *Timeouts) complete() error {
-	for _, f := range []struct {
-		name     string
-		value    *time.Duration
-		fallback time.Duration
-		optional bool // negative means none
-	}{
-		{"Read", &t.Read, 30 * time.Second, false},
-		{"KeepAlive", &t.KeepAlive, 6 * time.Minute, false},
-		{"Connect", &t.Connect, 2 * time.Second, false},
-		{"FirstByte", &t.FirstByte, 10 * time.Minute, false},
-		{"StreamFirstByte", &t.StreamFirstByte, 5 * time.Minute, false},
-		{"Idle", &t.Idle, 2 * time.Minute, false},
-		{"HeaderHold", &t.HeaderHold, 15 * time.Second, true},
-		{"Write", &t.Write, time.Minute, false},
-		{"UpstreamIdle", &t.UpstreamIdle, 4 * time.Second, false},
-		{"Watch", &t.Watch, 250 * time.Millisecond, false},
-		{"DrainGrace", &t.DrainGrace, time.Second, true},
-	} {
-		switch {
-		case *f.value == 0:
-			*f.value = f.fallback
-		case *f.value < 0 && f.optional:
-			*f.value = 0
-		case *f.value < 0:
-			return fmt.Errorf("%w: timeout %s is negative", ErrConfig, f.name)
-		}
+func orDefault[T int | time.Duration](name string, value *T, fallback T, optional bool) error {
+	switch {
+	case *value == 0:
+		*value = fallback
+	case *value < 0 && optional:
+		*value = 0
+	case *value < 0:
+		return fmt.Errorf("%w: %s is negative", ErrConfig, name)
 	}
 	return nil
 }
@@ -276,3 +260,44 @@ func (p *Proxy) warn(due *atomic.Int64, c *clientConn, message string) {
 		p.cfg.Log.Warn().Str("peer", c.raw.RemoteAddr().String()).Msg(message)
 	}
 }
+
+// Record describes a finished request, during the Observer's call only.
+type Record struct {
+	Start    time.Time // when the request was complete
+	ID       []byte
+	Method   []byte
+	Path     []byte // without the query
+	Kind     prompt.Kind
+	Model    []byte
+	Stream   bool
+	Unparsed bool // refused, or routed by load
+
+	Status   int            // StatusClientGone if the client left first
+	Failed   policy.Failure // of the last attempt
+	Broken   bool
+	Attempts int
+	Resent   int // sends repeated after a stale connection
+
+	// Decision is the last attempt's receipt, or nil.
+	Decision *policy.Decision
+	Backend  string
+
+	Body          [][]byte // as sent; empty once a stream has begun
+	RequestBytes  int      // as received
+	ResponseBytes int64    // as sent
+	PromptBytes   int
+	// Tokens by the engine's count; -1 if unknown.
+	PromptTokens, CachedTokens, OutputTokens int
+
+	// Overhead is the router's own time.
+	Overhead time.Duration
+	// Queue lasts until the last dispatch.
+	Queue time.Duration
+	// TTFT lasts until a stream's first token, a relayed body's first byte, or the end of a body
+	// read whole.
+	TTFT  time.Duration
+	Total time.Duration
+}
+
+// StatusClientGone, as in nginx, means that the client left before the answer.
+const StatusClientGone = 499

@@ -147,24 +147,20 @@ func (e *exchange) noteFirst(token bool) {
 
 // wholeEvents returns the events that view completes and holds back the rest.
 func (e *exchange) wholeEvents(view []byte) []byte {
-	if len(e.partial) > 0 {
+	held := len(e.partial) > 0
+	if held {
 		e.partial = append(e.partial, view...)
-		end := eventsEnd(e.partial)
-		if end == 0 && len(e.partial) <= maxPartial {
-			return nil
-		}
-		if end == 0 {
-			end = len(e.partial)
-		}
-		whole := e.partial[:end]
-		e.partial = e.partial[end:]
-		return whole
+		view = e.partial
 	}
 	end := eventsEnd(view)
 	if len(view)-end > maxPartial {
 		end = len(view)
 	}
-	e.partial = append(e.partial[:0], view[end:]...)
+	if held {
+		e.partial = view[end:]
+	} else {
+		e.partial = append(e.partial[:0], view[end:]...)
+	}
 	return view[:end]
 }
 
@@ -204,18 +200,14 @@ func (e *exchange) complete(w io.Writer) error {
 			return err
 		}
 		rest = e.learner.Flush()
-		if u, ok := e.learner.Usage(); ok {
-			e.usage = u
-		}
+		e.usage = e.learner.Usage()
 	} else if e.learn {
 		// A truncated tail may begin with a bracket that does not open the body.
 		tail := e.tail
 		if e.rec.ResponseBytes > int64(len(tail)) {
 			tail = bytes.TrimLeft(tail, "[ \t\r\n")
 		}
-		if u, ok := engine.ParseUsage(tail); ok {
-			e.usage = u
-		}
+		e.usage = engine.ParseUsage(tail)
 	}
 	if err := e.deliver(w, rest); err != nil {
 		return err
@@ -254,9 +246,7 @@ func (e *exchange) breakOff(w io.Writer) error {
 		return errAborted
 	}
 	if e.learn {
-		if u, ok := e.learner.Usage(); ok {
-			e.usage = u
-		}
+		e.usage = e.learner.Usage()
 	}
 	event := append(e.learner.Flush(), f.event(e.path)...)
 	if err := e.deliver(w, event); err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -22,9 +23,13 @@ const clientKeepAlive = 60 * time.Second
 
 func (p *Proxy) newServer() *fasthttp.Server {
 	return &fasthttp.Server{
-		Handler:                      p.handle,
-		ErrorHandler:                 refuseUnread,
-		ConnState:                    p.connState,
+		Handler:      p.handle,
+		ErrorHandler: refuseUnread,
+		ConnState: func(c net.Conn, s fasthttp.ConnState) {
+			if s == fasthttp.StateIdle {
+				c.(*clientConn).state.CompareAndSwap(connActive, connIdle)
+			}
+		},
 		Logger:                       silentLogger{},
 		ReadBufferSize:               p.cfg.MaxHeader,
 		WriteBufferSize:              serverBuffer,
@@ -107,12 +112,8 @@ func (p *Proxy) open(ln net.Listener) error {
 }
 
 func temporary(err error) bool {
-	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.ECONNRESET, syscall.EINTR} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return errors.Is(err, os.ErrDeadlineExceeded)
+	return slices.ContainsFunc([]error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED,
+		syscall.ECONNRESET, syscall.EINTR, os.ErrDeadlineExceeded}, func(e error) bool { return errors.Is(err, e) })
 }
 
 func (p *Proxy) accept(raw net.Conn) {
@@ -203,12 +204,6 @@ var (
 	errHandshake     = errors.New("tls handshake failed")
 )
 
-func (p *Proxy) connState(c net.Conn, s fasthttp.ConnState) {
-	if s == fasthttp.StateIdle {
-		c.(*clientConn).state.CompareAndSwap(connActive, connIdle)
-	}
-}
-
 // logBroken omits an error's text, which may quote the client.
 func (p *Proxy) logBroken(c *clientConn, err error) {
 	class := "malformed"
@@ -220,9 +215,8 @@ func (p *Proxy) logBroken(c *clientConn, err error) {
 		return // logged already
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		class = "timeout"
-	case errors.As(err, &opErr) || errors.Is(err, net.ErrClosed):
-		class = "closed"
-	case strings.Contains(err.Error(), "EOF"): // fasthttp wraps some without %w
+	// fasthttp wraps some EOFs without %w.
+	case errors.As(err, &opErr) || errors.Is(err, net.ErrClosed) || strings.Contains(err.Error(), "EOF"):
 		class = "closed"
 	}
 	p.cfg.Log.Debug().Str("peer", c.raw.RemoteAddr().String()).Str("class", class).Msg("connection ended early")

@@ -108,9 +108,7 @@ func kindTells(kind []byte) (first, done bool) {
 	switch string(kind) {
 	case `"content_block_delta"`, `"message_delta"`:
 		return true, false
-	case `"message_stop"`:
-		return true, true
-	case `"response.completed"`, `"response.incomplete"`:
+	case `"message_stop"`, `"response.completed"`, `"response.incomplete"`:
 		return true, true
 	case `"response.failed"`:
 		return false, true
@@ -140,19 +138,13 @@ func choicesTell(choices []byte) bool {
 }
 
 func isBlank(value []byte) bool {
-	if isEmptyArray(value) {
-		return true
-	}
 	switch string(value) {
 	case "null", `""`, "{}":
 		return true
 	}
-	return false
+	return isEmptyArray(value)
 }
 
 func isEmptyArray(value []byte) bool {
-	if len(value) < 2 || value[0] != '[' {
-		return false
-	}
-	return value[skipSpace(value, 1)] == ']'
+	return len(value) >= 2 && value[0] == '[' && value[skipSpace(value, 1)] == ']'
 }

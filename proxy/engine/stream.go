@@ -53,8 +53,8 @@ func (s *Stream) Reset(strip bool) {
 	*s = Stream{strip: strip, counts: noCounts, event: event, out: out, data: data}
 }
 
-// Usage returns the counts seen so far; false if none.
-func (s *Stream) Usage() (Usage, bool) { return s.counts.usage() }
+// Usage returns the counts seen so far.
+func (s *Stream) Usage() Usage { return s.counts.usage() }
 
 // Feed takes bytes, cut anywhere, and returns those to forward, valid until the next call.
 func (s *Stream) Feed(p []byte) (out []byte, seen Seen) {
@@ -160,7 +160,7 @@ func (s *Stream) Flush() []byte {
 		return nil
 	}
 	var seen Seen
-	if s.look(event, &seen) && held || !held {
+	if usageOnly := s.look(event, &seen); usageOnly || !held {
 		return nil
 	}
 	return event

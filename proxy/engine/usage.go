@@ -9,6 +9,9 @@ type Usage struct {
 	OutputTokens int
 }
 
+// Unknown is the usage of an answer that reports none.
+var Unknown = Usage{-1, -1, -1}
+
 // -1 means absent.
 type counts struct {
 	prompt, input, read, created, cached, output int
@@ -19,8 +22,8 @@ var noCounts = counts{-1, -1, -1, -1, -1, -1}
 // maxTokens is a thousand times the longest context.
 const maxTokens = 1 << 30
 
-func (c *counts) usage() (u Usage, ok bool) {
-	u = Usage{PromptTokens: c.prompt, CachedTokens: c.cached, OutputTokens: c.output}
+func (c *counts) usage() Usage {
+	u := Usage{PromptTokens: c.prompt, CachedTokens: c.cached, OutputTokens: c.output}
 	if u.PromptTokens < 0 && c.input >= 0 {
 		// Anthropic's input_tokens excludes cached tokens. The Responses API's includes them and
 		// comes alone.
@@ -32,7 +35,7 @@ func (c *counts) usage() (u Usage, ok bool) {
 	if u.PromptTokens >= 0 && u.CachedTokens > u.PromptTokens {
 		u.CachedTokens = -1 // not credible
 	}
-	return u, u.PromptTokens >= 0 || u.CachedTokens >= 0 || u.OutputTokens >= 0
+	return u
 }
 
 func (c *counts) merge(object []byte) {
@@ -76,8 +79,8 @@ func set(to *int, value []byte) {
 // Larger bodies are read from the end.
 const smallBody = 4 << 10
 
-// ParseUsage returns the usage in an answer, false if it has none. It does not allocate.
-func ParseUsage(body []byte) (u Usage, ok bool) {
+// ParseUsage returns the usage in an answer. It does not allocate.
+func ParseUsage(body []byte) Usage {
 	c := noCounts
 	at := skipSpace(body, 0)
 	switch {
@@ -111,21 +114,21 @@ func (c *counts) mergeTop(object []byte) {
 }
 
 // sumUsages adds SGLang's answers to a batch.
-func sumUsages(array []byte) (u Usage, ok bool) {
+func sumUsages(array []byte) (u Usage) {
 	none := true
 	for element := range elementsOf(array) {
 		c := noCounts
 		c.mergeTop(element)
-		v, _ := c.usage()
+		v := c.usage()
 		u.PromptTokens = sum(u.PromptTokens, v.PromptTokens)
 		u.CachedTokens = sum(u.CachedTokens, v.CachedTokens)
 		u.OutputTokens = sum(u.OutputTokens, v.OutputTokens)
 		none = false
 	}
 	if none {
-		u = Usage{-1, -1, -1}
+		return Unknown
 	}
-	return u, u.PromptTokens >= 0 || u.CachedTokens >= 0 || u.OutputTokens >= 0
+	return u
 }
 
 func sum(a, b int) int {

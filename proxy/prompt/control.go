@@ -116,9 +116,6 @@ func (p *Parser) decoded(o op) []byte {
 	if bytes.IndexByte(b, '\\') < 0 {
 		return b
 	}
-	text, err := strconv.Unquote(`"` + string(b) + `"`)
-	if err != nil {
-		return b // cannot happen
-	}
+	text, _ := strconv.Unquote(`"` + string(b) + `"`)
 	return []byte(text)
 }

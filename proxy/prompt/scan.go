@@ -3,6 +3,7 @@ package prompt
 import (
 	"encoding/binary"
 	"math/bits"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -231,18 +232,12 @@ func (p *Parser) rune(r rune) {
 		t.arena = append(t.arena, '\\', byte(r))
 	case r >= ' ':
 		t.arena = utf8.AppendRune(t.arena, r)
-	case r == '\n':
-		t.arena = append(t.arena, '\\', 'n')
-	case r == '\t':
-		t.arena = append(t.arena, '\\', 't')
-	case r == '\r':
-		t.arena = append(t.arena, '\\', 'r')
-	case r == '\b':
-		t.arena = append(t.arena, '\\', 'b')
-	case r == '\f':
-		t.arena = append(t.arena, '\\', 'f')
 	default:
-		t.arena = append(t.arena, '\\', 'u', '0', '0', hex[r>>4], hex[r&15])
+		if i := strings.IndexByte("\b\f\n\r\t", byte(r)); i >= 0 {
+			t.arena = append(t.arena, '\\', "bfnrt"[i])
+		} else {
+			t.arena = append(t.arena, '\\', 'u', '0', '0', hex[r>>4], hex[r&15])
+		}
 	}
 	t.grown(off)
 }

@@ -100,7 +100,11 @@ func (t *tape) arrange(start int, order []span) {
 			continue
 		}
 		if s.from != at {
-			t.rearrange(at, order[i:])
+			t.moved = t.moved[:0]
+			for _, s := range order[i:] {
+				t.moved = append(t.moved, t.ops[s.from:s.to]...)
+			}
+			t.ops = append(t.ops[:at], t.moved...)
 			at = len(t.ops)
 			break
 		}
@@ -108,14 +112,6 @@ func (t *tape) arrange(start int, order []span) {
 	}
 	t.ops = t.ops[:at]
 	t.barrier = start
-}
-
-func (t *tape) rearrange(at int, order []span) {
-	t.moved = t.moved[:0]
-	for _, s := range order {
-		t.moved = append(t.moved, t.ops[s.from:s.to]...)
-	}
-	t.ops = append(t.ops[:at], t.moved...)
 }
 
 func (t *tape) coalesce(start int) {

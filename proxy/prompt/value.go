@@ -178,12 +178,7 @@ func (p *Parser) is(at int, values ...string) bool {
 		return false
 	}
 	b := p.tape.bytes(p.tape.ops[at])
-	for _, v := range values {
-		if string(b) == v {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(values, func(v string) bool { return string(b) == v })
 }
 
 // keep makes the tape after start what comes before an object's members, lead and these members.
