@@ -77,7 +77,7 @@ func (n *Node) startStore(ctx context.Context) error {
 	return nil
 }
 
-// handOnFirst makes a stop transfer leadership first, while peers are still reachable.
+// handOnFirst makes a stop transfer leadership while peers are still reachable.
 func (n *Node) handOnFirst() {
 	s := n.store.Load()
 	n.cleanups.push("leadership", func(ctx context.Context) error {
@@ -87,11 +87,10 @@ func (n *Node) handOnFirst() {
 	})
 }
 
-// handOnTime is ample: a transfer takes milliseconds.
 const handOnTime = time.Second
 
-// timeToHandOn grants handOnTime even to an expired stop: peers would otherwise wait for an
-// election timeout.
+// timeToHandOn grants handOnTime, ample for a transfer of milliseconds, even to an expired stop:
+// peers would otherwise wait for an election.
 func timeToHandOn(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), handOnTime)
 }
@@ -142,8 +141,8 @@ func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 	}
 }
 
-// adopt routes by a state. A node with configured backends ignores a state without backends until
-// it has proposed its own or, if the fleet refuses these, until a state with others has come.
+// adopt routes by a state. A node with configured backends ignores one without backends until it
+// has proposed its own or, if the fleet refuses these, until a state with others has come.
 func (n *Node) adopt(s *raftstore.State) {
 	n.adoptMu.Lock()
 	defer n.adoptMu.Unlock()
@@ -201,7 +200,6 @@ func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
 		case err == nil:
 			continue
 		case errors.Is(err, raftstore.ErrInvalid), errors.Is(err, raftstore.ErrTooMany):
-			// While the fleet has no backends, this node keeps its own list.
 			log.Error().Err(err).Msg("the fleet does not take the configured backends")
 			n.refused.Store(true)
 			n.adopt(s.State())
@@ -244,8 +242,8 @@ func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backe
 	return specs
 }
 
-// publish puts a roster, and its view unless nil, into force, under the directory's lock. old is
-// nil for the first roster, and r if only the view is new.
+// publish puts a roster, and its view unless nil, into force, under the directory's lock; see
+// backends.Config.Publish.
 func (n *Node) publish(old, r *backends.Roster, v *policy.View) {
 	if r != old {
 		n.setGenerations(old, r)
@@ -278,7 +276,6 @@ func (n *Node) setGenerations(old, r *backends.Roster) {
 	}
 }
 
-// release frees the number of a removed engine, unless requests run there; see backends.New.
 func (n *Node) release(b prefixtree.Backend) bool {
 	if !n.router.Release(b) {
 		return false
@@ -325,7 +322,6 @@ func (n *Node) agreement() (*raftstore.Store, error) {
 	return nil, admin.ErrNotStarted
 }
 
-// Raft returns this node's view of the Raft group, or an error before the store is open.
 func (n *Node) Raft() (*admin.RaftStatus, error) {
 	s, err := n.agreement()
 	if err != nil {

@@ -21,7 +21,6 @@ const (
 	EventStateAdopted = "state_adopted"
 )
 
-// Event is a value of "event" and when it is logged.
 type Event struct{ Name, Meaning string }
 
 // Events is in the order of docs/operate.md, which is generated from it.

@@ -7,7 +7,6 @@ import (
 	"grapevine/node/admin"
 )
 
-// Keys asks every node for its ring; it fails if no node could be asked.
 func (n *Node) Keys(ctx context.Context) (*admin.KeyList, error) {
 	return n.ChangeKeys(ctx, member.KeyList, nil)
 }

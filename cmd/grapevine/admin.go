@@ -14,8 +14,7 @@ type adminFlags struct {
 	JSON  bool   `name:"json" help:"Print one JSON object."`
 }
 
-// adminTimeout bounds one call. The slowest asks all routers for their keys and must have time to
-// report those that do not answer.
+// adminTimeout lets a router report others that do not answer.
 const adminTimeout = admin.KeysTimeout + 2*time.Second
 
 func (f *adminFlags) client() (*admin.Client, context.Context, context.CancelFunc) {

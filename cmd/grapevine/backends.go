@@ -173,16 +173,13 @@ func (c *backendsDrainCmd) Run(s *streams) error {
 
 const (
 	idlePoll = 250 * time.Millisecond
-	// idleCalm without requests counts as idle, because other routers report some tenths of a
-	// second late.
+	// idleCalm without requests counts as idle: other routers report some tenths of a second late.
 	idleCalm = 2 * time.Second
 )
 
 // pollTimeout bounds one check, in case the router hangs.
 const pollTimeout = 5 * time.Second
 
-// awaitIdle returns when no router has had a request at these engines for idleCalm, or ctx has
-// ended.
 func awaitIdle(ctx context.Context, client *admin.Client, names []string, tell func(string)) error {
 	calm, last, known := time.Now(), int64(0), false
 	for ctx.Err() == nil {

@@ -16,7 +16,6 @@ type explainCmd struct {
 	Header []string `name:"header" short:"H" sep:"none" placeholder:"NAME: VALUE" help:"Header the request would have. Repeatable."`
 }
 
-// maxExplain bounds the input, in bytes; the router has its own limit.
 const maxExplain = 256 << 20
 
 func (c *explainCmd) Run(s *streams) error {

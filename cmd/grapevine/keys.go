@@ -12,7 +12,7 @@ import (
 	"grapevine/node/admin"
 )
 
-// keysCmd changes the fleet's keys. A rotation is install, use, remove.
+// A rotation is install, use, remove.
 type keysCmd struct {
 	Generate keysGenerateCmd `cmd:"" help:"Make a key."`
 	List     keysListCmd     `cmd:"" help:"Show which keys every node has, by their ids."`
@@ -91,7 +91,6 @@ type keysInstallCmd struct {
 	adminFlags
 }
 
-// maxKeyFile bounds a key file, in bytes.
 const maxKeyFile = 4 << 10
 
 func (c *keysInstallCmd) Run(s *streams) error {
@@ -142,7 +141,6 @@ func (c *keysRemoveCmd) Run(s *streams) error {
 	return printKeys(s.out, list, c.JSON)
 }
 
-// printKeys prints every node's keyring, and fails if the operation did.
 func printKeys(out io.Writer, list *admin.KeyList, asJSON bool) error {
 	if asJSON {
 		if err := printJSON(out, list); err != nil {

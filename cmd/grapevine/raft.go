@@ -160,7 +160,6 @@ func (c *raftRecoverCmd) Run(s *streams) error {
 	return err
 }
 
-// servers returns the servers given by flags.
 func (c *raftRecoverCmd) servers() (servers []raftstore.Server, err error) {
 	if (c.Peers == "") == (len(c.Servers) == 0) {
 		return nil, fmt.Errorf("give the servers of the new group, by --server or by --peers")
@@ -186,7 +185,6 @@ func (c *raftRecoverCmd) servers() (servers []raftstore.Server, err error) {
 	return servers, nil
 }
 
-// maxPeersFile bounds a list of servers, in bytes.
 const maxPeersFile = 1 << 20
 
 func readServers(path string) (servers []raftstore.Server, err error) {

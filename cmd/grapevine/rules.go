@@ -60,7 +60,6 @@ type rulesApplyCmd struct {
 	adminFlags
 }
 
-// maxRulesFile bounds a rules file, in bytes.
 const maxRulesFile = 1 << 20
 
 func (c *rulesApplyCmd) Run(s *streams) error {

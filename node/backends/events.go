@@ -20,7 +20,6 @@ const (
 	EventEngineRestart  = "engine_restarted"
 )
 
-// maxEngineEvents bounds the lines of one change.
 const maxEngineEvents = 64
 
 func (d *Directory) logChanges(old, now *Roster) {
@@ -66,7 +65,7 @@ func (d *Directory) logChanges(old, now *Roster) {
 	}
 }
 
-// engineEvent names the change of an engine since was, nil if new; "" without a name.
+// engineEvent returns "" if no event describes the change.
 func engineEvent(was, is *raftstore.Backend) string {
 	switch {
 	case was == nil:

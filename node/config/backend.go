@@ -14,8 +14,7 @@ import (
 	"grapevine/raftstore"
 )
 
-// Backend is one engine of the static list: in YAML a mapping or bare URL, else the text that
-// UnmarshalText reads.
+// Backend is one engine of the static list.
 type Backend struct {
 	URL      string   // http or https://host[:port][/base]
 	Name     string   // unique, in x-grapevine-backend; default: host:port and base
@@ -23,7 +22,7 @@ type Backend struct {
 	Weight   float64  // share of traffic; 0 becomes 1
 	KVTokens int      // KV cache in tokens; 0: learned
 	APIKey   string   // bearer token instead of the client's
-	// APIKeyFile keeps the key out of process lists and configuration; each reload reads it again.
+	// APIKeyFile is read again at each reload.
 	APIKeyFile string
 	CAFile     string // PEM roots; default: the system's
 }
@@ -74,7 +73,7 @@ func decodeRule(n *yaml.Node, key string) (r Rule, errs []error) {
 	return r, errs
 }
 
-// UnmarshalText reads URL[,key=value...], as in --backend.
+// UnmarshalText reads URL[,key=value...].
 func (b *Backend) UnmarshalText(text []byte) error {
 	*b = Backend{}
 	parts := strings.Split(string(text), ",")
@@ -107,7 +106,7 @@ func (b *Backend) UnmarshalText(text []byte) error {
 	return b.Check()
 }
 
-// UnmarshalText reads key=value[,key=value...], as in --rule.
+// UnmarshalText reads key=value[,key=value...].
 func (r *Rule) UnmarshalText(text []byte) error {
 	*r = Rule{}
 	for _, p := range strings.Split(string(text), ",") {
@@ -177,7 +176,6 @@ func (b *Backend) Check() error {
 	return nil
 }
 
-// Finite reports that x is neither infinite nor NaN.
 func Finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
 // HeaderWord reports whether s is visible ASCII without spaces.
@@ -205,14 +203,14 @@ func (b *Backend) Address() (addr, host, base string, tls bool) {
 	return h + ":" + port, u.Host, u.Path, tls
 }
 
-// Spec is the part of b that the fleet agrees on.
+// Spec is what the fleet agrees on.
 func (b *Backend) Spec() raftstore.Backend {
 	return raftstore.Backend{
 		Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: raftstore.Static,
 	}
 }
 
-// SameURL reports whether two URLs of backends lead to the same engine.
+// SameURL reports whether two URLs lead to the same engine.
 func SameURL(a, b string) bool {
 	x, errX := raftstore.NormalURL(a)
 	y, errY := raftstore.NormalURL(b)

@@ -21,13 +21,10 @@ const (
 	maxCluster  = 64
 )
 
-// minGossipBudget is the least that gossip works with, in bytes/s.
 const minGossipBudget = 16 << 10
 
-// InFleet says whether the node joins a fleet; otherwise no part of gossip is built.
 func (c *Config) InFleet() bool { return len(c.Join) > 0 || len(c.Founders) > 0 || c.Gossip != "" }
 
-// Seeds are the addresses at which this node looks for others.
 func (c *Config) Seeds() []string { return slices.Concat(c.Join, c.Founders) }
 
 func (c *Config) GossipAddr() string {
@@ -126,7 +123,6 @@ func (c *Config) checkRaft(bad complain) {
 	}
 }
 
-// checkFleetKeys rejects a gossip port that anyone could join through.
 func (c *Config) checkFleetKeys(bad complain) {
 	host, _ := splitAddress(c.GossipAddr(), true)
 	switch {
@@ -198,15 +194,13 @@ func splitAddress(addr string, anyHost bool) (host string, err error) {
 	return host, nil
 }
 
-// memberName says whether a name is valid in a fleet: names appear in logs, metrics and
-// certificates.
+// memberName: names appear in logs, metrics and certificates.
 func memberName(name string, most int) bool {
 	return name != "" && len(name) <= most && !strings.ContainsFunc(name, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '-' || r == '_')
 	})
 }
 
-// loopback says whether only this machine reaches the host.
 func loopback(host string) bool {
 	return host == "localhost" || net.ParseIP(host).IsLoopback()
 }

@@ -14,8 +14,7 @@ import (
 	"grapevine/raftstore"
 )
 
-// ParseRules parses a YAML mapping with the key rules. The error joins a *Error for each
-// mistake.
+// ParseRules parses a YAML mapping with the key rules. The error joins a *Error for each mistake.
 func ParseRules(text string) ([]Rule, error) {
 	if len(text) > raftstore.MaxRulesBytes {
 		return nil, &Error{Reason: fmt.Sprintf("%d bytes are more than the %d that are possible", len(text), raftstore.MaxRulesBytes), Remedy: "make one of several rules with model: PREFIX*"}

@@ -16,14 +16,13 @@ import (
 // minSecret is 128 bits, if random, which resist a search.
 const minSecret = 16
 
-// MaxSecretFile bounds a file that holds one secret, in bytes.
 const MaxSecretFile = 4096
 
-// NoProbes as the probe path turns probes off: only requests judge engines.
+// NoProbes as the probe path turns probes off.
 const NoProbes = "-"
 
-// Validate returns all mistakes as joined *Error, located by file and lines of Load. It fills
-// in missing names and weights.
+// Validate returns all mistakes as joined *Error, located by file and lines of Load, and fills in
+// missing names and weights.
 func (c *Config) Validate(file string, lines map[string]int) error {
 	var errs []error
 	bad := func(key, remedy, format string, args ...any) {
@@ -194,7 +193,6 @@ func (c *Config) checkAmounts(bad complain) {
 // minProbeInterval keeps probes from loading the engines.
 const minProbeInterval = 10 * time.Millisecond
 
-// maxBodyLimit protects the machine's memory.
 const maxBodyLimit = 1 << 30
 
 func (c *Config) HashSecret() ([]byte, error) {
