@@ -18,7 +18,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// mortal is a fake engine that can close its port and return at the same address.
 type mortal struct {
 	*fakeEngine
 	t    *testing.T
@@ -69,8 +68,6 @@ func probing(c *Config) {
 	c.ProbePath, c.ProbeInterval, c.ProbeTimeout = "/health", 50*time.Millisecond, 5*time.Second
 }
 
-// TestEngineDiesAndReturns: a dead engine is avoided, marked down, and returns with a new
-// generation and a slow start.
 func TestEngineDiesAndReturns(t *testing.T) {
 	t.Parallel()
 	victim := newMortal(t)
@@ -124,7 +121,6 @@ func TestEngineDiesAndReturns(t *testing.T) {
 	})
 }
 
-// TestDownIsTheLastResort: an engine that health took down serves only if no other can.
 func TestDownIsTheLastResort(t *testing.T) {
 	t.Parallel()
 	down, other := newFakeEngine(t, "m"), newMortal(t)
@@ -276,7 +272,6 @@ func newOddEngine(t *testing.T, status int) *fakeEngine {
 	return e
 }
 
-// TestHealthTravels: reports travel in the state; a malformed section is counted.
 func TestHealthTravels(t *testing.T) {
 	a, b := newKnowledgeNode(t, "a"), newKnowledgeNode(t, "b")
 	b.knowledge.PeerState("a", a.knowledge.State(nil))

@@ -73,8 +73,8 @@ func TestKeyRotation(t *testing.T) {
 	awaitFleet(t, append(nodes, startNode(t, third))...)
 }
 
-// TestKeysOfASilentNode: a node that does not answer is named in time, and an operation that needs
-// all nodes changes nothing.
+// TestKeysOfASilentNode: such a node is named in time, and an operation that needs all changes
+// nothing.
 func TestKeysOfASilentNode(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "key")

@@ -169,8 +169,7 @@ func TestKeysStayWhereTheyBelong(t *testing.T) {
 	}
 }
 
-// TestRulesOfTheFleet: mistakes are refused with their lines, a dry run changes nothing, and
-// applied rules route.
+// TestRulesOfTheFleet: mistakes are refused with their lines, and a dry run changes nothing.
 func TestRulesOfTheFleet(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig("http://127.0.0.3:1")
@@ -217,8 +216,8 @@ func TestRulesOfTheFleet(t *testing.T) {
 	}
 }
 
-// TestToken: with a token only health and metrics are open, and the token can be replaced; without
-// one only this machine may change things.
+// TestToken: with a token only health and metrics are open; without one only this machine may
+// change things.
 func TestToken(t *testing.T) {
 	leakCheck(t)
 	file := filepath.Join(t.TempDir(), "token")
@@ -448,7 +447,6 @@ func TestVoterNamed(t *testing.T) {
 	}
 }
 
-// TestLoneLeaderIsHealthy: a lone node reports itself healthy from its first answer.
 func TestLoneLeaderIsHealthy(t *testing.T) {
 	t.Parallel()
 	n := startAgreed(t, testConfig("http://127.0.0.3:1"))

@@ -120,7 +120,6 @@ func TestTablesGolden(t *testing.T) {
 	}
 }
 
-// TestAddressInUse: the error gives a remedy.
 func TestAddressInUse(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

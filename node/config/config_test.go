@@ -22,7 +22,6 @@ func TestDefaultIsValid(t *testing.T) {
 	}
 }
 
-// TestSettingsAgree: key, flag and variable of a setting follow one rule.
 func TestSettingsAgree(t *testing.T) {
 	singular := map[string]string{"backends": "backend", "founders": "founder", "rules": "rule", "weights": "weight"}
 	for _, s := range Settings() {
