@@ -312,8 +312,8 @@ func backendOf(t *testing.T, n *Node, name string) admin.BackendStatus {
 	return admin.BackendStatus{}
 }
 
-// TestRestartedEngineIsUsedSoon: within 2.5 s by default; ten here, for busy machines.
-func TestRestartedEngineIsUsedSoon(t *testing.T) {
+// TestRestartedEngineIsUsedAgain; health.TestDeadEngine holds the time, in virtual time.
+func TestRestartedEngineIsUsedAgain(t *testing.T) {
 	t.Parallel()
 	victim := newMortal(t)
 	cfg := testConfig(victim.url(), newFakeEngine(t, "m").URL)
@@ -329,7 +329,6 @@ func TestRestartedEngineIsUsedSoon(t *testing.T) {
 		})
 	}
 	answers()
-	var took []time.Duration
 	for range 3 { // no more relapses than health forgives
 		victim.die()
 		eventually(t, "it is down", func() bool {
@@ -339,12 +338,6 @@ func TestRestartedEngineIsUsedSoon(t *testing.T) {
 			return backendOf(t, n, victim.addr).State == "down"
 		})
 		victim.rise()
-		rose := time.Now()
 		answers()
-		took = append(took, time.Since(rose))
-	}
-	t.Logf("used again after %v", took)
-	if slices.Max(took) > 10*time.Second {
-		t.Errorf("used again after %v", took)
 	}
 }

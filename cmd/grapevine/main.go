@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 
 	"github.com/alecthomas/kong"
@@ -70,6 +71,13 @@ var groups = []kong.Group{
 	{Key: "limits", Title: "Limits:"},
 	{Key: "timeouts", Title: "Timeouts:"},
 	{Key: "watching", Title: "Watching:"},
+}
+
+type versionCmd struct{}
+
+func (versionCmd) Run(s *streams) error {
+	_, err := fmt.Fprintf(s.out, "grapevine %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return err
 }
 
 func printJSON(w io.Writer, v any) error { return commandline.PrintJSON(w, v) }

@@ -3,10 +3,12 @@ package machine
 
 import (
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
 // Memory returns the bytes this process may use, 0 if unknown; limited means that a cgroup (v1 or
@@ -75,4 +77,14 @@ func machineMemory(root fs.FS) int64 {
 		return 0
 	}
 	return kib << 10
+}
+
+// Descriptors returns how many files this process may open, 0 if unknown. The Go runtime has raised
+// the soft limit to the hard one.
+func Descriptors() int {
+	var limit syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
+		return 0
+	}
+	return int(min(uint64(limit.Cur), math.MaxInt32)) //nolint:unconvert // FreeBSD has int64
 }
