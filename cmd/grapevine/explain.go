@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -31,16 +32,9 @@ func (c *explainCmd) Run(s *streams) error {
 		}
 		headers[strings.TrimSpace(name)] = strings.TrimSpace(value)
 	}
-	client, ctx, cancel := c.client()
-	defer cancel()
-	receipt, err := client.Explain(ctx, c.Path, headers, body)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(s.out, receipt)
-	}
-	return printReceipt(s.out, receipt)
+	return show(&c.adminFlags, s, func(client *admin.Client, ctx context.Context) (*admin.Receipt, error) {
+		return client.Explain(ctx, c.Path, headers, body)
+	}, printReceipt)
 }
 
 func printReceipt(out io.Writer, r *admin.Receipt) error {
