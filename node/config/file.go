@@ -1,7 +1,6 @@
 package config
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -104,23 +103,13 @@ func (c *Config) inlineSecret() string {
 // Parse is Load for text; name stands for the file in errors.
 func Parse(name string, text []byte) (cfg Config, lines map[string]int, err error) {
 	cfg, lines = Default(), make(map[string]int)
-	var doc yaml.Node
-	dec := yaml.NewDecoder(bytes.NewReader(text))
-	switch err := dec.Decode(&doc); {
-	case errors.Is(err, io.EOF):
-		return cfg, lines, nil // allowed
-	case err != nil:
-		return Config{}, nil, &Error{File: name, Reason: err.Error()}
+	var errs []error
+	top, err := oneDocument(text)
+	if err != nil {
+		errs = []error{err}
+	} else if top != nil {
+		errs = decodeMapping(top, "", cfg.fields(), lines)
 	}
-	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return Config{}, nil, &Error{File: name, Reason: "more than one YAML document", Remedy: "keep the first and remove the ---"}
-	}
-	fields := make([]field, 0, 48)
-	v := reflect.ValueOf(&cfg).Elem()
-	for _, s := range Settings() {
-		fields = append(fields, field{s.Key, s.Kind, v.Field(s.field).Addr().Interface()})
-	}
-	errs := decodeMapping(doc.Content[0], "", fields, lines)
 	for _, e := range errs {
 		var c *Error
 		if errors.As(e, &c) {
@@ -128,6 +117,14 @@ func Parse(name string, text []byte) (cfg Config, lines map[string]int, err erro
 		}
 	}
 	return cfg, lines, errors.Join(errs...)
+}
+
+func (c *Config) fields() (fields []field) {
+	v := reflect.ValueOf(c).Elem()
+	for _, s := range Settings() {
+		fields = append(fields, field{s.Key, s.Kind, v.Field(s.field).Addr().Interface()})
+	}
+	return fields
 }
 
 type field struct {
