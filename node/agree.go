@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"grapevine/gossip"
@@ -65,15 +64,7 @@ func (n *Node) startStore(ctx context.Context) error {
 	if err := s.Start(ctx); err != nil {
 		return err
 	}
-	following, cancel := context.WithCancel(context.Background())
-	var loops sync.WaitGroup
-	loops.Go(func() { n.follow(following, s) })
-	loops.Go(func() { n.proposeOwn(following, s) })
-	n.cleanups.push("agreement", func(context.Context) error {
-		cancel()
-		loops.Wait()
-		return nil
-	})
+	n.run("agreement", func(ctx context.Context) { n.follow(ctx, s) }, func(ctx context.Context) { n.proposeOwn(ctx, s) })
 	return nil
 }
 
@@ -144,38 +135,14 @@ func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 // adopt routes by a state. A node with configured backends ignores one without backends until it
 // has proposed its own or, if the fleet refuses these, until a state with others has come.
 func (n *Node) adopt(s *raftstore.State) {
-	n.adoptMu.Lock()
-	defer n.adoptMu.Unlock()
-	version := n.backends.Roster().Version
-	if s.Version < version {
-		return // a concurrent caller had a newer one
-	}
-	first := version == 0
-	unsaid := !n.proposed.Load() && (first || !n.refused.Load())
+	unsaid := !n.proposed.Load() && (n.backends.Roster().Version == 0 || !n.refused.Load())
 	if s.Version == 0 || len(s.Backends) == 0 && len(n.cfg.Backends) > 0 && unsaid {
 		return
 	}
-	log := n.log.With().Str("component", "agreement").Logger()
 	if err := n.backends.Adopt(s); err != nil {
-		log.Error().Err(err).Uint64("version", s.Version).Msg("the agreed state cannot be taken as it is")
+		n.log.Error().Str("component", "agreement").Err(err).Uint64("version", s.Version).Msg("the agreed state cannot be taken as it is")
 	}
 	n.hot.Adopt(s, time.Now())
-	if first {
-		n.warnOfDifferences(s)
-		log.Info().Str("event", EventStateAdopted).Uint64("version", s.Version).Int("backends", len(s.Backends)).Msg("routing by what the fleet has agreed on")
-	}
-}
-
-func (n *Node) warnOfDifferences(s *raftstore.State) {
-	for i := range n.cfg.Backends {
-		own := &n.cfg.Backends[i]
-		b, ok := s.Backend(own.Name)
-		if !ok || config.SameURL(b.URL, own.URL) && b.Weight == own.Weight {
-			continue
-		}
-		n.log.Warn().Str("component", "agreement").Str("backend", own.Name).Str("agreed_url", b.URL).Float64("agreed_weight", b.Weight).
-			Msg("the configuration has another url or weight than the fleet has agreed on: the latter counts; change it with PATCH /backends/NAME of the admin API")
-	}
 }
 
 // proposeRetry is the pause after a failed proposal; a newer state ends it early.

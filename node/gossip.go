@@ -205,10 +205,7 @@ func (n *Node) awaitWarm() {
 	n.ready.wait(func() string {
 		return fmt.Sprintf("warming up: %.0f %% of what the other nodes know has come", 100*g.WarmFraction())
 	})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	n.run("warm-up", func(ctx context.Context) {
 		select {
 		case <-g.Warm():
 		case <-ctx.Done():
@@ -221,11 +218,6 @@ func (n *Node) awaitWarm() {
 			n.log.Info().Str("component", "node").Str("event", EventReady).Int64("dur_ms", time.Since(n.began).Milliseconds()).
 				Float64("warm_fraction", g.WarmFraction()).Int("nodes", 1+alive(g.Members())).Int64("facts", n.tree.Stats().Facts).Msg("ready")
 		}
-	}()
-	n.cleanups.push("warm-up", func(context.Context) error {
-		cancel()
-		<-done
-		return nil
 	})
 }
 

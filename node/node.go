@@ -64,7 +64,6 @@ type Node struct {
 	proposed   atomic.Bool                     // the configured backends were proposed
 	refused    atomic.Bool                     // the fleet rejected them
 	said       chan struct{}                   // closed once proposed or refused is known
-	adoptMu    sync.Mutex
 	mesh       *gossip.Exchange                // opens before the store; nil without a fleet
 	raftTimers raftstore.Timers                // tests only; zero: defaults
 	met        atomic.Bool                     // gossip has tried the seeds

@@ -10,11 +10,7 @@ import (
 	"grapevine/proxy/policy"
 )
 
-var (
-	_ policy.Index     = (*prefixtree.Tree)(nil)
-	_ policy.Retractor = (*prefixtree.Tree)(nil)
-	_ proxy.Picker     = (*picker)(nil)
-)
+var _ policy.Retractor = (*prefixtree.Tree)(nil) // which the policy finds by type
 
 type picker struct{ n *Node }
 

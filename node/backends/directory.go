@@ -88,8 +88,8 @@ func (d *Directory) Close() {
 	}
 }
 
-// Adopt makes a newer state the roster. Its error names what is left out: unusable rules, backends
-// without a number.
+// Adopt makes a newer state the roster and ignores an older one. Its error names what is left out:
+// unusable rules, backends without a number.
 func (d *Directory) Adopt(s *raftstore.State) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -103,6 +103,8 @@ func (d *Directory) Adopt(s *raftstore.State) error {
 	}
 	if old.Version > 0 {
 		d.logChanges(old, next)
+	} else {
+		d.logFirst(s)
 	}
 	return errLeftOut
 }
