@@ -15,16 +15,16 @@ import (
 )
 
 type engineCmd struct {
-	Listen string `name:"listen" default:"127.0.0.1:8000" placeholder:"ADDR" help:"Address it answers on."`
+	Listen string `name:"listen" default:"127.0.0.1:8000" placeholder:"ADDR" help:"Address to listen on."`
 
 	engineFlags `embed:""`
 
-	Model          []string `name:"model" default:"emulated" placeholder:"NAME" group:"server" help:"Name it serves. Repeatable: all are the same model."`
+	Model          []string `name:"model" default:"emulated" placeholder:"NAME" group:"server" help:"Name of the model. Repeatable: all names mean the same model."`
 	Adapter        []string `name:"adapter" placeholder:"NAME" group:"server" help:"LoRA adapter: a name and a cache of its own. Repeatable."`
-	MaxModelLen    int      `name:"max-model-len" placeholder:"N" group:"server" help:"Tokens of prompt and reply together; what the KV memory holds if not given."`
-	DefaultOutput  int      `name:"default-output" placeholder:"N" group:"server" help:"Tokens of a reply whose length was not asked for. Default 64."`
+	MaxModelLen    int      `name:"max-model-len" placeholder:"N" group:"server" help:"Most tokens of prompt and reply together. Default: the size of the KV memory."`
+	DefaultOutput  int      `name:"default-output" placeholder:"N" group:"server" help:"Tokens of a reply if the request names no length. Default 64."`
 	TokensPerChunk int      `name:"tokens-per-chunk" placeholder:"N" group:"server" help:"Tokens in one event of a stream. Default 1."`
-	Metrics        string   `name:"metrics" enum:"vllm,sglang" default:"vllm" group:"server" help:"Whose names /metrics uses: vllm or sglang."`
+	Metrics        string   `name:"metrics" enum:"vllm,sglang" default:"vllm" group:"server" help:"Names of the metrics: vllm or sglang."`
 	HideCached     bool     `name:"hide-cached" group:"server" help:"Do not report cached tokens, as engines do by default."`
 	LateHeaders    bool     `name:"late-headers" group:"server" help:"Answer streams with the first token instead of at once."`
 	LogLevel       string   `name:"log-level" default:"info" placeholder:"LEVEL" group:"server" help:"debug, info, warn or error."`
