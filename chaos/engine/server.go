@@ -80,7 +80,7 @@ func (c ServerConfig) withDefaults() (ServerConfig, error) {
 }
 
 // ErrDied is what Serve returns after the fault die.
-var ErrDied = errors.New("engine: died as it was told to")
+var ErrDied = errors.New("engine: died by an injected fault")
 
 // Server is a live emulated engine. Safe for concurrent use.
 type Server struct {

@@ -235,7 +235,7 @@ func TestSharingIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	if strings.Contains(b.String(), "staleness") {
-		t.Errorf("a live run tells a staleness: %s", b.String())
+		t.Errorf("a live run reports a staleness: %s", b.String())
 	}
 	b.Reset()
 	if err := WriteTable(&b, runs...); err != nil {

@@ -15,7 +15,7 @@ import (
 )
 
 type engineCmd struct {
-	Listen string `name:"listen" default:"127.0.0.1:8000" placeholder:"ADDR" help:"Address it answers on."`
+	Listen string `name:"listen" default:"127.0.0.1:8000" placeholder:"ADDR" help:"Address to listen on."`
 
 	engine.ServerConfig `embed:""`
 

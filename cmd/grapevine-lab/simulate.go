@@ -21,16 +21,16 @@ type simulateCmd struct {
 
 	Policy   []string       `name:"policy" default:"prefix,round-robin" placeholder:"NAME" help:"Policies to compare: the strategies of serve, and from the literature argmin, lmetric, two-choice and sglang."`
 	Nodes    []int          `name:"nodes" default:"1" placeholder:"N" help:"Routers in the fleet."`
-	Share    []string       `name:"share" default:"both" enum:"both,prefix,load,none" placeholder:"WHAT" help:"What routers tell each other: both placements and load, only prefix, only load, or none."`
-	Stale    []string       `name:"staleness" default:"200ms" placeholder:"DELAY" help:"How long after an event all other routers know of it; none: never."`
-	Loss     float64        `name:"loss" placeholder:"P" help:"Share of the news of placements that never arrives; live routers would ask for it again."`
-	Cut      string         `name:"partition" placeholder:"FROM-TO" help:"Cut the routers in two halves that do not hear each other, from one time since the start to another, such as 60s-120s."`
-	Backends int            `name:"backends" placeholder:"N" help:"Engines; what a generated workload is made for, or 16 for a trace, if not given."`
+	Share    []string       `name:"share" default:"both" enum:"both,prefix,load,none" placeholder:"WHAT" help:"What routers exchange: both (placements and load), prefix (placements), load, or none."`
+	Stale    []string       `name:"staleness" default:"200ms" placeholder:"DELAY" help:"How long after an event all other routers receive it; none: never."`
+	Loss     float64        `name:"loss" placeholder:"P" help:"Share of placements that are lost between routers and never sent again."`
+	Cut      string         `name:"partition" placeholder:"FROM-TO" help:"Separate the routers into two halves between two times since the start, such as 60s-120s."`
+	Backends int            `name:"backends" placeholder:"N" help:"Number of engines. Default: the generated workload's, or 16 for a trace."`
 	Ingress  string         `name:"ingress" enum:"random,sticky" default:"random" help:"Which router a request enters by: any (random), or one per session (sticky)."`
 	Hot      string         `name:"hot" enum:"on,off" default:"on" help:"Whether the fleet agrees on which engines hold a hot prefix."`
-	HotReps  int            `name:"hot-replicas" placeholder:"R" help:"Hold every hot prefix on so many engines, in place of what the fleet would decide."`
-	Warmup   *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave out of the report what arrives before. A generated workload has its own unless given."`
-	Parallel int            `name:"parallel" placeholder:"N" help:"Runs at once; as many as there are processors if not given."`
+	HotReps  int            `name:"hot-replicas" placeholder:"R" help:"Hold every hot prefix on this many engines instead of letting the fleet decide."`
+	Warmup   *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave requests that arrive before this time out of the report. Default: the generated workload's."`
+	Parallel int            `name:"parallel" placeholder:"N" help:"Runs at the same time. Default: the number of processors."`
 	JSON     bool           `name:"json" help:"Print one JSON object."`
 	Plot     string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg)."`
 }

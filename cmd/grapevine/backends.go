@@ -17,7 +17,7 @@ import (
 type backendsCmd struct {
 	List   backendsListCmd   `cmd:"" default:"withargs" help:"List the engines as one router sees them (the default)."`
 	Add    backendsAddCmd    `cmd:"" help:"Add engines to the fleet: all of them or none."`
-	Drain  backendsDrainCmd  `cmd:"" help:"Give engines no new requests; what runs there ends in peace."`
+	Drain  backendsDrainCmd  `cmd:"" help:"Send engines no new requests; running requests continue."`
 	Resume backendsResumeCmd `cmd:"" help:"End the drain of engines."`
 	Remove backendsRemoveCmd `cmd:"" help:"Take engines out of the fleet: all of them or none."`
 }
@@ -100,10 +100,10 @@ func plain(text string) string {
 type backendsAddCmd struct {
 	URLs     []string `arg:"" name:"url" placeholder:"URL" help:"http://host:port of an engine."`
 	Name     string   `name:"name" placeholder:"NAME" help:"Its name, for one engine; host:port if left out."`
-	Models   []string `name:"model" placeholder:"MODEL" help:"What it serves; it is asked if left out. Repeatable."`
-	Weight   float64  `name:"weight" placeholder:"W" help:"Its share of the work against the others' 1."`
-	KVTokens int64    `name:"kv-tokens" placeholder:"N" help:"Size of its KV cache; it is asked if left out."`
-	Force    bool     `name:"force" help:"Add it even if nobody answers there now."`
+	Models   []string `name:"model" placeholder:"MODEL" help:"Model that it serves. Without it the router asks the engine. Repeatable."`
+	Weight   float64  `name:"weight" placeholder:"W" help:"Its share of the work; an engine without a weight has 1."`
+	KVTokens int64    `name:"kv-tokens" placeholder:"N" help:"Size of its KV cache. Without it the router asks the engine."`
+	Force    bool     `name:"force" help:"Add it even if no engine answers at the URL now."`
 	adminFlags
 }
 
@@ -141,8 +141,8 @@ func forced(client *admin.Client, force bool) *admin.Client {
 
 type backendsDrainCmd struct {
 	Names   []string      `arg:"" name:"name" placeholder:"NAME" help:"Names, as list shows them."`
-	Reason  string        `name:"reason" placeholder:"TEXT" help:"Why, for those who look."`
-	Wait    bool          `name:"wait" help:"Return when no router has a request there any more."`
+	Reason  string        `name:"reason" placeholder:"TEXT" help:"Reason, shown in the list of engines."`
+	Wait    bool          `name:"wait" help:"Return when no router has a request at these engines."`
 	Timeout time.Duration `name:"timeout" default:"30m" placeholder:"DURATION" help:"How long to wait at most."`
 	Force   bool          `name:"force" help:"Drain them even if no other active engine is left in the fleet or for a model."`
 	adminFlags
@@ -212,7 +212,7 @@ func runningAt(ctx context.Context, client *admin.Client, names []string) (runni
 	for i := range list.Backends {
 		if b := &list.Backends[i]; slices.Contains(names, b.Name) {
 			if !b.Drained {
-				return 0, fmt.Errorf("%s is not drained any more: somebody has resumed it", b.Name)
+				return 0, fmt.Errorf("%s is no longer drained: an operator has resumed it", b.Name)
 			}
 			running += b.FleetActive
 		}

@@ -83,7 +83,7 @@ func (c *keysListCmd) Run(s *streams) error {
 }
 
 type keysInstallCmd struct {
-	File string `arg:"" placeholder:"FILE" help:"File with the key, as generate writes it; - is stdin. The first one in it counts."`
+	File string `arg:"" placeholder:"FILE" help:"File with the key, as generate writes it; - is stdin. The first key in the file is used."`
 	adminFlags
 }
 

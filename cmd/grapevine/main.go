@@ -29,10 +29,10 @@ type cli struct {
 	Backends backendsCmd `cmd:"" help:"List, add, drain and remove the engines of a fleet."`
 	Rules    rulesCmd    `cmd:"" help:"Show and replace the routing rules of a fleet."`
 	Prefixes prefixesCmd `cmd:"" help:"Show the prefixes that several engines hold on purpose."`
-	Raft     raftCmd     `cmd:"" help:"Show and mend the group of nodes that agree."`
+	Raft     raftCmd     `cmd:"" help:"Show and repair the Raft group."`
 	Nodes    nodesCmd    `cmd:"" help:"List the routers of a fleet, as one of them sees it."`
 	Status   statusCmd   `cmd:"" help:"Show the state of a running router."`
-	Keys     keysCmd     `cmd:"" help:"Make, list and change the keys that admit to a fleet."`
+	Keys     keysCmd     `cmd:"" help:"Generate, list and change the gossip keys, which admit nodes to a fleet."`
 	Version  versionCmd  `cmd:"" help:"Print the version, as --version does."`
 }
 

@@ -144,7 +144,7 @@ func TestExitCodes(t *testing.T) {
 		{"no such file", []string{"serve", "--config", filepath.Join(dir, "none.yaml")}, 2, "", "none.yaml"},
 		{"no secret file", []string{"serve", "--check-config", "--secret-file", filepath.Join(dir, "none")}, 2, "", "secret_file"},
 		{"address in use", []string{"serve", "--listen", "203.0.113.1:1", "--admin", "127.0.0.1:0", "--log-level", "error"}, 1, "", "listen: "},
-		{"nobody there", []string{"status", "--admin", "127.0.0.1:1"}, 1, "", "is the router running"},
+		{"no router", []string{"status", "--admin", "127.0.0.1:1"}, 1, "", "is the router running"},
 		{"no such body", []string{"explain", filepath.Join(dir, "none.json")}, 2, "", "none.json"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

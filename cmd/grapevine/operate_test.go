@@ -218,7 +218,7 @@ func TestAwaitIdle(t *testing.T) {
 		want   string
 	}{
 		"busy":    {func(w http.ResponseWriter, _ *http.Request, _ func()) { _, _ = io.WriteString(w, backend(true, 3)) }, "3 requests still run"},
-		"resumed": {func(w http.ResponseWriter, _ *http.Request, _ func()) { _, _ = io.WriteString(w, backend(false, 0)) }, "somebody has resumed it"},
+		"resumed": {func(w http.ResponseWriter, _ *http.Request, _ func()) { _, _ = io.WriteString(w, backend(false, 0)) }, "an operator has resumed it"},
 		"silent": {func(_ http.ResponseWriter, r *http.Request, over func()) {
 			over()
 			<-r.Context().Done()

@@ -15,8 +15,8 @@ type prefixesCmd struct {
 }
 
 type prefixesHotCmd struct {
-	Enable  bool `name:"enable" xor:"switch" help:"Replicate hot prefixes, on the whole fleet."`
-	Disable bool `name:"disable" xor:"switch" help:"Do not, on the whole fleet."`
+	Enable  bool `name:"enable" xor:"switch" help:"Replicate hot prefixes in the whole fleet."`
+	Disable bool `name:"disable" xor:"switch" help:"Stop replicating hot prefixes in the whole fleet."`
 	adminFlags
 }
 

@@ -52,7 +52,7 @@ func printRules(out io.Writer, set *admin.RuleSet) error {
 type rulesApplyCmd struct {
 	Path      string  `arg:"" name:"file" placeholder:"FILE" help:"YAML with a list under the key rules; - is stdin."`
 	DryRun    bool    `name:"dry-run" help:"Only show what would change."`
-	IfVersion *uint64 `name:"if-version" placeholder:"N" help:"Only replace rules of this version, as show tells it."`
+	IfVersion *uint64 `name:"if-version" placeholder:"N" help:"Replace the rules only if they have this version (grapevine rules show)."`
 	adminFlags
 }
 

@@ -19,8 +19,8 @@ import (
 )
 
 type serveCmd struct {
-	ConfigFile  string `name:"config" env:"GRAPEVINE_CONFIG" type:"existingfile" placeholder:"FILE" help:"YAML file. Variables stand above it, flags above both."`
-	CheckConfig bool   `name:"check-config" help:"Validate the configuration and leave."`
+	ConfigFile  string `name:"config" env:"GRAPEVINE_CONFIG" type:"existingfile" placeholder:"FILE" help:"YAML file. Variables override it, flags override both."`
+	CheckConfig bool   `name:"check-config" help:"Validate the configuration and exit."`
 
 	Settings config.Config `embed:""`
 }

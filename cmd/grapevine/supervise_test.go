@@ -92,7 +92,7 @@ func TestServiceManager(t *testing.T) {
 	p.signal(t, syscall.SIGHUP)
 	m.await(t, "RELOADING=1")
 	m.await(t, "READY=1")
-	eventually(t, "the mistake is told", func() bool {
+	eventually(t, "the mistake is reported", func() bool {
 		return strings.Contains(p.log.String(), "strategyy: unknown key") && strings.Contains(p.log.String(), "not reloaded")
 	})
 	for _, event := range []string{"started", "ready", "engine_probes_fail", "config_reloaded", "config_refused"} {
