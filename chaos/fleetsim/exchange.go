@@ -100,10 +100,10 @@ func newExchange(cfg *Config, pt point, nodes []node, span time.Duration) *excha
 
 // acted makes a node send its news at the next flush.
 func (x *exchange) acted(node int, now time.Duration) {
-	s := &x.senders[node]
-	if s.pending {
+	if x == nil || x.senders[node].pending {
 		return
 	}
+	s := &x.senders[node]
 	s.pending, s.since = true, now
 	if x.flush == 0 {
 		x.send(node, now)
@@ -114,6 +114,9 @@ func (x *exchange) acted(node int, now time.Duration) {
 
 // pass does what is due by now.
 func (x *exchange) pass(now time.Duration) {
+	if x == nil {
+		return
+	}
 	if now >= x.nextState {
 		// No event happened since it was due, so one state serves for all that were.
 		at := now / stateEvery * stateEvery
@@ -250,6 +253,9 @@ func (x *exchange) cut(now time.Duration) {
 
 // deliver gives a node what has arrived by now.
 func (x *exchange) deliver(node int, now time.Duration) {
+	if x == nil {
+		return
+	}
 	news := x.advance(node, now, x.near, false)
 	if !x.none() && x.advance(node, now, x.far, true) || news {
 		x.acted(node, now) // it may know more than a sender

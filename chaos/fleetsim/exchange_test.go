@@ -69,7 +69,7 @@ func rehearse(t *testing.T, pt point, change func(*Config)) (*fleet, *watched) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.feed = &reel{tape: newTape(src, c)}
+	f.feed = feed{Source: src, chainer: c}
 	return f, w
 }
 
@@ -81,7 +81,7 @@ func play(t *testing.T, f *fleet) {
 }
 
 func digest(f *fleet, node int) string {
-	f.hear(node)
+	f.deliver(node, f.now)
 	now := clock(f.now)
 	n, x := f.nodes[node].tree.FactDigest(now, epoch, now+1, nil)
 	return fmt.Sprintf("%d facts %x", n, x)
@@ -313,7 +313,7 @@ func TestLossLoses(t *testing.T) {
 		f, _ := rehearse(t, point{nodes: 5, share: SharePrefix}, func(c *Config) { c.Loss = loss })
 		play(t, f)
 		for i := range f.nodes {
-			f.hear(i)
+			f.deliver(i, f.now)
 			facts, _ := f.nodes[i].tree.FactDigest(clock(f.now), epoch, clock(f.now)+1, nil)
 			n += float64(facts)
 		}

@@ -190,9 +190,7 @@ func (f *fleet) run(ctx context.Context) error {
 // pass advances the clock and samples the engines' busy time at the start of measurement and the
 // end of arrivals.
 func (f *fleet) pass(now time.Duration) {
-	if f.exchange != nil {
-		f.exchange.pass(now)
-	}
+	f.exchange.pass(now)
 	f.hot.pass(now, f.nodes, f.exchange)
 	if f.atWarm == nil && now >= f.cfg.Warmup {
 		f.atWarm, f.warmedAt = f.busy(), now
@@ -212,11 +210,12 @@ func (f *fleet) busy() []time.Duration {
 }
 
 func (f *fleet) arrive() {
-	fl := f.take()
-	r, hashes := f.feed.Next(fl.hashes)
-	if _, shared := f.feed.(*reel); !shared {
-		fl.hashes = hashes
+	fl := new(flight)
+	if n := len(f.free); n > 0 {
+		fl, f.free = f.free[n-1], f.free[:n-1]
 	}
+	var r *workload.Request
+	r, fl.hashes = f.feed.next(fl.hashes)
 	f.started++
 	f.open++
 	if f.started == f.cfg.Options.Requests {
@@ -225,13 +224,13 @@ func (f *fleet) arrive() {
 	fl.node = f.enter(r)
 	n := &f.nodes[fl.node]
 	fl.request = r
-	fl.query = policy.Request{Hashes: hashes, PromptBytes: r.PromptTokens * workload.BytesPerToken}
+	fl.query = policy.Request{Hashes: fl.hashes, PromptBytes: r.PromptTokens * workload.BytesPerToken}
 	if r.Session >= 0 {
 		fl.session = strconv.AppendInt(fl.session[:0], int64(r.Session), 10)
 		fl.query.Session = fl.session
 	}
 	now := clock(r.At)
-	f.hear(fl.node)
+	f.deliver(fl.node, f.now)
 	if err := n.router.Pick(&fl.query, now, &fl.attempt); err != nil {
 		f.err = fmt.Errorf("fleetsim: request %d: %w", r.Index, err)
 		return
@@ -242,26 +241,13 @@ func (f *fleet) arrive() {
 		fl.predicted = -1
 	}
 	fl.attempt.Dispatched(now)
-	f.acted(fl.node)
+	f.acted(fl.node, f.now)
 	fl.job = engine.Job{
 		Keys: r.Keys, OutKeys: r.OutKeys, KeyTokens: r.KeyTokens,
 		PromptTokens: r.PromptTokens, OutputTokens: r.OutputTokens, User: fl,
 	}
 	f.engines.models[fl.backend].Submit(&fl.job, r.At)
 	f.engines.update(fl.backend)
-}
-
-// hear gives a node, before it acts, what has arrived from others.
-func (f *fleet) hear(node int) {
-	if f.exchange != nil {
-		f.deliver(node, f.now)
-	}
-}
-
-func (f *fleet) acted(node int) {
-	if f.exchange != nil {
-		f.exchange.acted(node, f.now)
-	}
 }
 
 func (f *fleet) enter(r *workload.Request) int {
@@ -279,7 +265,7 @@ func (f *fleet) event(e engine.Event) {
 	switch e.Kind {
 	case engine.FirstToken:
 		fl.attempt.FirstToken(clock(e.At))
-		f.acted(fl.node)
+		f.acted(fl.node, f.now)
 	case engine.Finished:
 		f.end(fl, e.At, policy.None)
 	case engine.Refused:
@@ -288,7 +274,7 @@ func (f *fleet) event(e engine.Event) {
 }
 
 func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
-	f.hear(fl.node)
+	f.deliver(fl.node, f.now)
 	r, j := fl.request, &fl.job
 	s := report.Sample{
 		At: r.At, End: at, Session: r.Session, Turn: r.Turn, Backend: fl.backend,
@@ -302,7 +288,7 @@ func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
 	}
 	f.rec.Add(s)
 	fl.attempt.End(o, clock(at))
-	f.acted(fl.node)
+	f.acted(fl.node, f.now)
 	f.feed.Done(r, at)
 	f.open--
 	f.ended++
@@ -311,13 +297,4 @@ func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
 	}
 	fl.request = nil
 	f.free = append(f.free, fl)
-}
-
-func (f *fleet) take() *flight {
-	if n := len(f.free); n > 0 {
-		fl := f.free[n-1]
-		f.free = f.free[:n-1]
-		return fl
-	}
-	return new(flight)
 }

@@ -2,6 +2,7 @@ package fleetsim
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"grapevine/chaos/report"
@@ -41,10 +42,8 @@ func (b *hotBoard) pass(now time.Duration, nodes []node, x *exchange) {
 	b.next = at + hotEvery
 	sum, leader := hot.Sum{}, &nodes[0]
 	sum.Add(leader.router.OwnWork(hot.MaxPools, clock(at)))
-	if x != nil {
-		x.deliver(0, at)
-		leader.shared.PeerWork(sum.Add)
-	}
+	x.deliver(0, at)
+	leader.shared.PeerWork(sum.Add)
 	changes := b.sizer.Decide(clock(at), b.pools, sum, b.agreed)
 	if len(changes) == 0 {
 		return
@@ -62,25 +61,21 @@ func (b *hotBoard) pass(now time.Duration, nodes []node, x *exchange) {
 func (b *hotBoard) agree(at time.Duration, changes []hot.Change) {
 	now := clock(at)
 	for _, c := range changes {
-		i := 0
-		for i < len(b.agreed) && b.agreed[i].Anchor != c.Anchor {
-			i++
+		i := slices.IndexFunc(b.agreed, func(p hot.Prefix) bool { return p.Anchor == c.Anchor })
+		if i < 0 {
+			i = len(b.agreed)
+			b.agreed = append(b.agreed, hot.Prefix{Since: now})
 		}
-		before := 0
-		switch {
-		case i < len(b.agreed) && c.Remove:
-			before = b.agreed[i].Replicas
-			b.agreed = append(b.agreed[:i], b.agreed[i+1:]...)
+		p := &b.agreed[i]
+		before := p.Replicas
+		if c.Remove {
+			b.agreed = slices.Delete(b.agreed, i, i+1)
 			c.Replicas = 0
-		case i < len(b.agreed):
-			p := &b.agreed[i]
-			before = p.Replicas
-			if p.Replicas != c.Replicas {
+		} else {
+			p.HotPrefix, p.Expires = c.HotPrefix, c.Expires
+			if before != c.Replicas {
 				p.Changed = now
 			}
-			p.HotPrefix, p.Expires = c.HotPrefix, c.Expires
-		case !c.Remove:
-			b.agreed = append(b.agreed, hot.Prefix{HotPrefix: c.HotPrefix, Since: now, Changed: now, Expires: c.Expires})
 		}
 		if before != c.Replicas {
 			b.made.Changes = append(b.made.Changes, report.HotChange{

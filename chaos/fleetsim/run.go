@@ -2,7 +2,6 @@ package fleetsim
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"grapevine/chaos/report"
-	"grapevine/chaos/workload"
 )
 
 // Run plays the workload for every combination of policy, nodes, share and staleness and returns
@@ -38,7 +36,6 @@ type batch struct {
 	chainer *chainer
 	points  []point
 	runs    []point
-	tape    *tape
 	span    time.Duration
 	total   int
 	mu      sync.Mutex
@@ -55,9 +52,6 @@ func (b *batch) prepare() error {
 	if b.cfg.Warmup >= b.span && b.cfg.Warmup > 0 {
 		return fmt.Errorf("%w: warm-up of %v leaves nothing of a run of %v", ErrConfig, b.cfg.Warmup, b.span)
 	}
-	if _, ok := b.cfg.Workload.(*workload.Trace); ok {
-		b.tape = newTape(src, b.chainer)
-	}
 	for _, p := range b.cfg.Policies {
 		if _, err := newFleet(b.cfg, point{policy: p, nodes: 1}, b.chainer, b.span); err != nil {
 			return err
@@ -73,10 +67,10 @@ func (b *batch) prepare() error {
 }
 
 func (b *batch) play(ctx context.Context) ([]report.Report, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	runs := len(b.runs)
-	reports, errs := make([]report.Report, runs), make([]error, runs)
+	reports := make([]report.Report, runs)
 	workers := b.cfg.Parallel
 	if workers == 0 {
 		workers = runtime.GOMAXPROCS(0)
@@ -86,23 +80,16 @@ func (b *batch) play(ctx context.Context) ([]report.Report, error) {
 	for range min(workers, runs) {
 		wg.Go(func() {
 			for i := int(next.Add(1)) - 1; i < runs; i = int(next.Add(1)) - 1 {
-				if reports[i], errs[i] = b.one(ctx, i); errs[i] != nil {
-					cancel()
+				var err error
+				if reports[i], err = b.one(ctx, i); err != nil {
+					cancel(err)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	// Prefers the cause to the cancellations that followed from it.
-	for _, err := range errs {
-		if err != nil && !errors.Is(err, context.Canceled) {
-			return nil, err
-		}
-	}
-	for _, err := range errs {
-		if err != nil {
-			return nil, err
-		}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
 	}
 	out := make([]report.Report, len(b.points))
 	for i, p := range b.points {
@@ -130,14 +117,9 @@ func (b *batch) one(ctx context.Context, i int) (report.Report, error) {
 	if err != nil {
 		return report.Report{}, err
 	}
-	if b.tape != nil {
-		f.feed = &reel{tape: b.tape}
-	} else {
-		src, err := b.cfg.Workload.Source(b.cfg.Options)
-		if err != nil {
-			return report.Report{}, fmt.Errorf("%w: %w", ErrConfig, err)
-		}
-		f.feed = &live{Source: src, chainer: b.chainer}
+	f.feed = feed{chainer: b.chainer}
+	if f.feed.Source, err = b.cfg.Workload.Source(b.cfg.Options); err != nil {
+		return report.Report{}, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	tell := func(ended int, at time.Duration, done bool) {
 		if b.cfg.Progress == nil {
