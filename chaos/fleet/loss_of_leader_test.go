@@ -79,7 +79,7 @@ func compare(t *testing.T, full bool, before, after *calm) {
 		if !full {
 			shown(t, name+", after", is(after), fmt.Sprintf("us (of %g)", after.overhead[math.Inf(1)]))
 		} else {
-			// Histogram buckets are a factor of two wide, and another program on this machine costs
+			// Buckets are a factor of two wide, and other programs on this machine cost
 			// milliseconds.
 			atMost(t, name+", after", is(after), 2*is(before)+whenFull(q < 0.9, 100.0, 5000), "us")
 		}
@@ -126,7 +126,6 @@ func loseLeader(ctx context.Context, t *testing.T, leader *fleet.Node, led *admi
 			took := time.Since(killed)
 			mu.Lock()
 			defer mu.Unlock()
-			// The leader itself knows first.
 			loss.elected, loss.known = min(loss.elected, took), max(loss.known, took)
 		})
 	}

@@ -17,7 +17,7 @@ var pageText string
 
 var page = template.Must(template.New("report").Parse(pageText))
 
-// WriteHTML writes one self-contained page with the table and the pictures.
+// WriteHTML writes a self-contained page with the table and the pictures.
 func WriteHTML(w io.Writer, runs ...Report) error {
 	var svg bytes.Buffer
 	if err := WriteSVG(&svg, runs...); err != nil {
@@ -40,7 +40,7 @@ func WriteHTML(w io.Writer, runs ...Report) error {
 	return page.Execute(w, data)
 }
 
-// WritePlot writes the runs to a file atomically, as .svg or .html by the path's ending.
+// WritePlot writes .svg or .html by the path's ending, atomically, and makes the directory.
 func WritePlot(path string, runs ...Report) error {
 	var write func(io.Writer, ...Report) error
 	switch ext := strings.ToLower(filepath.Ext(path)); ext {
@@ -61,7 +61,7 @@ func WritePlot(path string, runs ...Report) error {
 	return nil
 }
 
-// WriteFile replaces a world-readable file atomically, also for concurrent readers.
+// WriteFile replaces a world-readable file atomically and makes its directory.
 func WriteFile(path string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".report-*")
 	if err != nil {

@@ -13,7 +13,6 @@ import (
 // ErrPlot is wrapped by every error of drawing.
 var ErrPlot = errors.New("plot")
 
-// Sizes of the picture, in its own units.
 const (
 	plotWidth   = 960
 	plotLeft    = 62
@@ -22,15 +21,15 @@ const (
 	panelHeight = 172
 	panelStep   = 230
 	plotTop     = 56
-	// maxBarred bounds the bars of load, one per engine.
+	// maxBarred bounds the bars of load.
 	maxBarred = 64
-	// maxNamed bounds the columns of dots with names below; beyond it only colours identify them.
+	// maxNamed bounds the named columns of dots; beyond it only colours identify them.
 	maxNamed = 7
 )
 
 var dashes = []string{"", "6 2", "2 2", "8 2 2 2"}
 
-// WriteSVG draws hit rate and TTFT over the run and the engines' load, or fails with [ErrPlot].
+// WriteSVG draws hit rate, TTFT and the engines' load.
 func WriteSVG(w io.Writer, runs ...Report) error {
 	if len(runs) == 0 {
 		return fmt.Errorf("%w: no runs", ErrPlot)
@@ -152,7 +151,7 @@ func seconds(s float64) string {
 	return strconv.FormatFloat(s, 'f', 0, 64) + " s"
 }
 
-// loads draws the requests of each engine: bars if they are few, else a column of dots per run.
+// loads draws bars if engines are few, else a column of dots per run.
 func loads(f plot.Panel, runs []Report) {
 	n, most := 0, 0
 	for i := range runs {
@@ -172,7 +171,6 @@ func loads(f plot.Panel, runs []Report) {
 		bs := runs[i].Backends
 		mean := float64(runs[i].Requests) / float64(max(1, len(bs)))
 		for j, b := range bs {
-			// Spreads the dots in order of the engines' ids.
 			at := plot.Point{X: float64(i) + 0.5*(float64(j)+0.5)/float64(len(bs)) - 0.25, Y: 100 * float64(b.Requests) / max(1, mean)}
 			dots[i] = append(dots[i], at)
 			top = max(top, at.Y*1.08)

@@ -1,5 +1,5 @@
 // Command teller prints for every input line its wall clock in Unix nanoseconds, its running time
-// by monotonic time, twice, and the result of a write and sync to the file of its argument.
+// twice, and the result of a write and sync to the file of its argument.
 package main
 
 import (
