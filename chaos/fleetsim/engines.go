@@ -10,8 +10,7 @@ import (
 
 const never = time.Duration(math.MaxInt64)
 
-// engines is a heap of the backends by next event, with positions, so that one change costs
-// O(log n).
+// engines is a heap of the backends by next event, with positions.
 type engines struct {
 	models []*engine.Model
 	due    []time.Duration

@@ -14,8 +14,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// watched is a strategy that chooses by the prompt alone, so that fleets of any size make the same
-// choices; look sees every choice.
+// watched chooses by the prompt alone, so that fleets of any size make the same choices; look sees
+// each.
 type watched struct {
 	look func(*policy.Scene)
 }
@@ -146,8 +146,7 @@ func TestDelay(t *testing.T) {
 			past = append(past, now)
 			return
 		}
-		// The other node's count between the choices around what the node may know: it is as old as the
-		// delay, or younger by up to the interval of flushes.
+		// The node's knowledge is as old as the delay, or younger by up to the interval of flushes.
 		lo, hi := int64(math.MaxInt64), int64(-1)
 		for i := range past {
 			last := i+1 == len(past)
@@ -178,8 +177,7 @@ func TestDelay(t *testing.T) {
 	}
 }
 
-// TestLateTakingIsExact: nodes that take messages when they act behave like nodes that take each on
-// its arrival.
+// TestLateTakingIsExact: taking messages when a node acts equals taking each on its arrival.
 func TestLateTakingIsExact(t *testing.T) {
 	for _, delay := range []time.Duration{0, 700 * time.Millisecond} {
 		pt := point{nodes: 6, share: ShareBoth, staleness: delay}
@@ -261,7 +259,6 @@ func TestPartition(t *testing.T) {
 		if phase == 0 {
 			return
 		}
-		// The other half's load is gone.
 		for i := range s.Candidates {
 			var sides [2]int64
 			for n := range f.nodes {

@@ -7,11 +7,11 @@ import (
 	"grapevine/prefixtree"
 )
 
-// treeBlockTokens is the least size of a tree block, as in live routers. Keys of fewer tokens are
-// grouped into a block; keys of more make larger blocks, because a key cannot be divided.
+// treeBlockTokens is the least size of a tree block, as in live routers. Shorter keys are grouped;
+// longer ones make larger blocks, because a key cannot be divided.
 const treeBlockTokens = prefixtree.DefaultBlockBytes / workload.BytesPerToken
 
-// chainer turns a request's keys into the tree's block hashes. Immutable, safe for concurrent use.
+// chainer turns keys into the tree's block hashes. Safe for concurrent use.
 type chainer struct {
 	hasher *prefixtree.Hasher
 	keys   int
@@ -31,7 +31,7 @@ func newChainer(keyTokens int, seed uint64) (*chainer, error) {
 }
 
 // hashes appends the hashes of r's full blocks. A key names its whole prefix, so the last key of a
-// block names the block. scratch is working memory.
+// block names the block.
 func (c *chainer) hashes(dst []prefixtree.Hash, scratch *[]uint64, r *workload.Request) []prefixtree.Hash {
 	keys := r.Keys
 	if c.keys > 1 {
@@ -44,14 +44,13 @@ func (c *chainer) hashes(dst []prefixtree.Hash, scratch *[]uint64, r *workload.R
 	return prefixtree.FromKeys(dst, c.hasher, nil, keys)
 }
 
-// feed is a source of requests with their hashes.
 type feed struct {
 	workload.Source
 	*chainer
 	scratch []uint64
 }
 
-// next returns the next request and its block hashes, which use buf.
+// next uses buf for the block hashes.
 func (f *feed) next(buf []prefixtree.Hash) (*workload.Request, []prefixtree.Hash) {
 	r := f.Source.Next()
 	return r, f.hashes(buf[:0], &f.scratch, r)

@@ -15,8 +15,7 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// epoch is the routers' clock at the start of a run, in ms, so that times are never negative and an
-// unset time is long ago.
+// epoch is the routers' clock at the start, in ms, so that an unset time is long ago.
 const epoch = prefixtree.Time(1_700_000_000_000)
 
 func clock(at time.Duration) prefixtree.Time { return epoch + prefixtree.Time(at.Milliseconds()) }

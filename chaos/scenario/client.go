@@ -22,7 +22,7 @@ type departure struct {
 
 var stays = departure{bytes: -1}
 
-// patience is how long a client waits for the end of an answer: longer than any timeout here.
+// patience exceeds any timeout here.
 const patience = 40 * time.Second
 
 // maxBody bounds an answer that is not a stream, maxEvent a line of a stream.
@@ -215,7 +215,7 @@ func (x *exchange) whole(body io.Reader) error {
 	return x.take(&c)
 }
 
-// events reads server-sent events; nothing but the end of the body may follow the end mark.
+// events reads server-sent events; only the end of the body may follow the end mark.
 func (x *exchange) events(body io.Reader) error {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(make([]byte, 0, 4<<10), maxEvent)

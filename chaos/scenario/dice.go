@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// dice draws a schedule from the seed, the size of the fleet and the length of the run alone.
+// dice draws a schedule from the seed, the size of the fleet and the length of the run.
 type dice struct {
 	*rand.Rand
 	nodes, engines []string
@@ -37,11 +37,10 @@ func (d *dice) part(from, to int) (at, length time.Duration) {
 	return round(d.from + (d.to-d.from)*time.Duration(from)/100 + jitter), round(whole - whole/10 - jitter)
 }
 
-// drawn are the words that fill replaces.
 var drawn = regexp.MustCompile(`\$\w+|\{[^}]*\}`)
 
-// fill replaces the words of a fault: $node and other groups of nodes in an order drawn for this
-// fault, $engine1 and so on in the given order, {a|b} by a choice and {from-to} by a whole number.
+// fill replaces $node and other groups of nodes in random order, $engine1 and so on in the given
+// order, {a|b} by a choice and {from-to} by a whole number.
 func (d *dice) fill(what string, engines []string) string {
 	n := d.some(d.nodes, len(d.nodes))
 	cut := 1 + d.IntN(len(n)-1)
@@ -65,9 +64,9 @@ func (d *dice) fill(what string, engines []string) string {
 	})
 }
 
-// script makes a schedule of events separated by semicolons, in the words of fill. Each begins with
-// its part of the time in percent, as in 0-50, and may end with "for all", the length of that part,
-// or "for all-1s". Engines have one order in all of it.
+// script parses events, separated by semicolons, in the words of fill. Each begins with its part of
+// the time in percent, as in 0-50, and may end with "for all", the length of that part, or "for
+// all-1s".
 func (d *dice) script(text string) (s Schedule) {
 	engines := d.some(d.engines, len(d.engines))
 	for line := range strings.SplitSeq(text, "; ") {

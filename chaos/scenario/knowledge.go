@@ -9,8 +9,6 @@ import (
 	"time"
 )
 
-// Invariants about the nodes' knowledge and the cache hits that it brings.
-
 // convergeBound is how soon after the last request all trees must be equal.
 const convergeBound = 5 * time.Second
 
@@ -57,8 +55,8 @@ var treesConverge = Invariant{
 	},
 }
 
-// endings reports whether a router was killed, so that some peers may lack its last batch, and
-// whether one ended in a run in which peers could not hear it for a while, so that they may lack many.
+// endings reports whether a router was killed, so that peers may lack its last batch, and whether
+// one ended while peers could not hear it, so that they may lack many.
 func (e *evidence) endings() (killed, unheard bool) {
 	ended, apart := false, false
 	for i := range e.marks {
@@ -111,7 +109,7 @@ const (
 	byChance = 0.005
 	// leastLook is the shortest window after one of many faults: two seconds give no variance.
 	leastLook = 4 * time.Second
-	// worthless is the chance above which a comparison tells nothing.
+	// worthless is the chance above which a comparison shows nothing.
 	worthless = 0.05
 	// fewTurns are too few to detect a point of hit rate.
 	fewTurns = 60
@@ -127,14 +125,13 @@ var hitRateRecovers = Invariant{
 	judge: judgeHits,
 }
 
-// share is a mean of shares, weighted by prompt, with its standard error, that of a mean of
-// seconds: events within a second often share a cause.
+// share is a mean weighted by prompt, with the standard error of a mean of seconds: events within a
+// second often share a cause.
 type share struct {
 	turns      int
 	mean, wide float64
 }
 
-// hits is the share of folded turns that were sent in a span.
 func (p *past) hits(from, to time.Duration) (s share) {
 	type second struct{ hit, weight float64 }
 	seconds := make(map[time.Duration]*second)
@@ -247,7 +244,7 @@ type look struct {
 	after    share
 }
 
-// shownLooks bounds the comparisons that a report lists when none failed.
+// shownLooks bounds the reported comparisons when none failed.
 const shownLooks = 4
 
 func standardErrors(p float64) float64 { return math.Sqrt2 * math.Erfinv(1-2*p) }

@@ -35,8 +35,8 @@ func judgeOutcomes(e *evidence) (f finding) {
 }
 
 // served checks that the named engine computed a complete answer to its end, and that any answer
-// was computed at most once. Engines that broke meanwhile do not count, nor does a first engine
-// whose router asked another after its first-byte timeout.
+// was computed at most once. It excuses engines that broke meanwhile, and a first engine whose
+// router asked another after its first-byte timeout.
 func (e *evidence) served(f *finding, a *Attempt) {
 	var whole []visit
 	for _, v := range e.visits[a.ID] {

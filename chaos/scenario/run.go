@@ -141,7 +141,7 @@ func (r *run) traffic(ctx context.Context, e *evidence, l *ledger, t *traffic, o
 	return errors.Join(err, failed)
 }
 
-// readWithin bounds the final reads, when the whole fleet runs and has a leader.
+// readWithin bounds the final reads of a whole fleet with a leader.
 const readWithin = 20 * time.Second
 
 func readAll(ctx context.Context, f *fleet.Fleet, op *operator) {

@@ -31,7 +31,7 @@ type world struct {
 	links atomic.Int32 // link faults in effect
 }
 
-// carryOut does one event, waits for its end and undoes it. A failed event is recorded in its mark.
+// carryOut does one event, waits for its end and undoes it; its mark has a failure.
 func (w *world) carryOut(ctx context.Context, e Event, end <-chan struct{}) {
 	m := w.log.begin(e)
 	members, err := w.resolve(ctx, e)
