@@ -24,9 +24,8 @@ const (
 // One byte of an address numbers the members.
 const maxMembers = 200
 
-// loopback leases addresses on this machine: a /24 of 127.0.0.0/8 on Linux, elsewhere a block of
-// ports. A listener on the first address keeps other fleets out until Close. All ports lie below
-// the kernel's ephemeral range.
+// loopback leases a /24 of 127.0.0.0/8 on Linux, elsewhere a block of ports, below the kernel's
+// ephemeral range. A listener on the first address keeps other fleets out until Close.
 type loopback struct {
 	guard net.Listener
 	net   [3]byte

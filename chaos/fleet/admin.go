@@ -78,7 +78,7 @@ func (n *Node) get(ctx context.Context, addr, path string) ([]byte, error) {
 	return text, n.named(err)
 }
 
-// Call sends a JSON body, unless nil, to the admin API and returns status and answer.
+// Call sends a JSON body, unless nil, to the admin API.
 func (n *Node) Call(ctx context.Context, method, path string, body any) (int, []byte, error) {
 	return n.call(ctx, method, n.admin, path, body)
 }

@@ -94,7 +94,6 @@ func agreementOf(ctx context.Context, f *fleet.Fleet, voters int) (a agreement, 
 	return a, nil
 }
 
-// writes adds backends of a model without traffic one at a time. Safe for concurrent use.
 type writes struct {
 	url string
 

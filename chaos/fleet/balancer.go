@@ -20,7 +20,7 @@ type BalancerConfig struct {
 	Seed uint64 // of the random choice of a target per connection
 
 	// Every Interval (default 250 ms) a target must answer GET /readyz with 200 within Timeout
-	// (default 1 s). Two failures in a row take it out, two successes bring it back.
+	// (default 1 s). Two failures take it out, two successes bring it back.
 	Interval, Timeout time.Duration
 
 	Log zerolog.Logger
@@ -35,8 +35,8 @@ type Target struct {
 	Name, Addr string
 }
 
-// Balancer is a layer-4 balancer: a new connection goes to a random healthy target, or to any if
-// none is, as in a cloud. It passes on ends and resets. Safe for concurrent use.
+// Balancer is a layer-4 balancer: a connection goes to a random healthy target, or to any if none
+// is. It passes on ends and resets. Safe for concurrent use.
 type Balancer struct {
 	cfg  BalancerConfig
 	at   where
@@ -247,8 +247,7 @@ func (b *Balancer) carry(ctx context.Context, client net.Conn, t *target) {
 	up.Wait()
 }
 
-// pass copies between connections. An error resets both, so that neither side takes a broken
-// message for a complete one.
+// pass copies between connections. An error resets both, lest a broken message looks complete.
 func pass(to, from net.Conn) {
 	_, err := io.Copy(to, from)
 	if err == nil {

@@ -94,8 +94,8 @@ func writePEM(path, kind string, der []byte) error {
 	return os.Rename(path+".new", path)
 }
 
-// IssueCertificate replaces the node's certificate; a negative valid makes it expired. Nodes check
-// new connections only. Needs Config.Certificates.
+// IssueCertificate replaces the node's certificate, by an expired one if valid is negative. Nodes
+// check new connections only. Needs Config.Certificates.
 func (n *Node) IssueCertificate(valid time.Duration) error {
 	if n.cert == nil {
 		return n.named(errors.New("has no certificate of its own"))

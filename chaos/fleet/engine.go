@@ -47,7 +47,7 @@ func (e *Engine) Start() error {
 	return nil
 }
 
-// Stop ends it as a crash would: connections break, jobs and cache are lost. Idempotent.
+// Stop ends it as a crash would. Idempotent.
 func (e *Engine) Stop() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -26,8 +26,7 @@ func (f *Fleet) Key() []byte { return f.key }
 
 func (f *Fleet) Guest(i int) string { return f.net.of(f.cfg.Nodes+f.cfg.Engines+1+i, gossipPort) }
 
-// InNetwork runs a short f on the thread that starts the node's processes; sockets and processes
-// that f itself opens are in the node's network.
+// InNetwork runs a short f in the node's network.
 func (n *Node) InNetwork(f func() error) error { return n.thread.do(f) }
 
 func (n *Node) DataDir() string { return n.dataDir }
@@ -52,8 +51,8 @@ func usageOf(pid int) (Usage, error) {
 	if err != nil {
 		return Usage{}, err
 	}
-	// The command is in parentheses and may contain any. Fields after it, from 0: 11 user time, 12
-	// system time, 21 resident pages.
+	// The command in parentheses may contain any. Fields after it, from 0: 11 user time, 12 system
+	// time, 21 resident pages.
 	f := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')')+1:]))
 	if len(f) < 22 {
 		return Usage{}, fmt.Errorf("short stat of process %d", pid)

@@ -27,9 +27,8 @@ func (n *Node) UseBinary(path string) {
 	n.binary = path
 }
 
-// Supports returns why a fault does not work on this machine with that program, or nil, and where
-// possible the remedy. Links need a process of Isolate. Callers must report faults that they leave
-// out.
+// Supports returns why a fault does not work here with that program, or nil. Links need a process
+// of Isolate. Callers must report faults that they leave out.
 func Supports(fault, program string) error {
 	switch fault {
 	case FaultLinks:

@@ -1,9 +1,6 @@
-// Package fleet starts a fleet of routers on one machine: processes of the grapevine binary,
-// emulated engines and a layer-4 balancer. Callers break members by name. Close, or the death of
-// the calling process, removes everything.
-//
-// Members have addresses on loopback or, with Config.Switched, network namespaces whose links can
-// be broken.
+// Package fleet starts a fleet on one machine: router processes, emulated engines and a layer-4
+// balancer, on loopback or in network namespaces. Callers break members by name. Close, or the
+// death of the calling process, removes everything.
 package fleet
 
 import (
@@ -39,17 +36,16 @@ type Config struct {
 	Alone bool
 	// Guests is the number of gossip addresses reserved for members in this process.
 	Guests int
-	// Founders is how many first nodes found the raft group: 3 or 5; default 3, and none in a
-	// smaller fleet, where every node uses its own list. Spares is how many last nodes also have a
-	// data directory and may replace a voter.
+	// Founders is how many first nodes found the raft group: 3 or 5; default 3, none in a smaller
+	// fleet. Spares is how many last nodes also have a data directory and may replace a voter.
 	Founders, Spares int
 	// Later is how many last nodes Start leaves to the caller.
 	Later int
 	// Settings override every node's, by key of the configuration file.
 	Settings map[string]any
 
-	// Switched gives all members and the clients network namespaces, joined by a switch whose links
-	// SetLink breaks. Needs a process started by Isolate.
+	// Switched gives all members network namespaces with links that SetLink breaks. Needs a process
+	// started by Isolate.
 	Switched bool
 	// HAProxy replaces this package's balancer by HAProxy, configured as in deploy/example.
 	HAProxy bool
@@ -85,8 +81,8 @@ type Fleet struct {
 	closeErr error
 }
 
-// Start starts all, waits until the nodes are ready, and starts the balancer. ctx bounds the start
-// only. An error includes the nodes' logs and leaves nothing running.
+// Start starts all and waits until the nodes are ready; ctx bounds the start only. An error
+// includes the nodes' logs and leaves nothing running.
 func Start(ctx context.Context, cfg Config) (*Fleet, error) {
 	f := &Fleet{cfg: cfg, http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 	if err := f.start(ctx); err != nil {
@@ -382,7 +378,7 @@ func (f *Fleet) Check() error {
 	return errors.Join(errs...)
 }
 
-// WaitMesh waits until every running node receives the gossip of every other; no wait if alone.
+// WaitMesh waits until every running node receives the gossip of every other.
 func (f *Fleet) WaitMesh(ctx context.Context) error {
 	if f.cfg.Alone {
 		return nil
@@ -424,8 +420,7 @@ func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
 	return nil
 }
 
-// Partition drops all packets between two groups of members, in addition to existing faults. Needs
-// Config.Switched.
+// Partition drops all packets between two groups of members. Needs Config.Switched.
 func (f *Fleet) Partition(a, b []string) (err error) {
 	for _, x := range a {
 		for _, y := range b {
@@ -435,8 +430,7 @@ func (f *Fleet) Partition(a, b []string) (err error) {
 	return err
 }
 
-// Close kills the processes with SIGKILL and removes the rest. The error includes nodes that died
-// before. Idempotent.
+// Close kills and removes everything. The error includes nodes that died before. Idempotent.
 func (f *Fleet) Close() error {
 	f.once.Do(func() { f.closeErr = f.close() })
 	return f.closeErr

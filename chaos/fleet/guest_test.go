@@ -18,8 +18,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// guest is a gossip member with a real prefix tree and synthetic placements. Safe for concurrent
-// use.
+// guest is a gossip member with synthetic placements. Safe for concurrent use.
 type guest struct {
 	fleet  *gossip.Exchange
 	tree   *prefixtree.Tree

@@ -18,9 +18,8 @@ import (
 	"time"
 )
 
-// haproxyFile is deploy/example/haproxy.cfg with a fleet's addresses, without the log, the user,
-// the large limits, and the PROXY header, which would block readiness checks. A test compares the
-// rest.
+// haproxyFile is deploy/example/haproxy.cfg (a test compares them) with a fleet's addresses,
+// without log, user, large limits, and PROXY header, which would block readiness checks.
 //
 //go:embed haproxy.cfg.tmpl
 var haproxyFile string
@@ -83,7 +82,7 @@ func (h *haproxy) died() error {
 	return nil
 }
 
-// healthy reads the table of "show stat": a line of names, then one per proxy and server.
+// healthy reads the table of "show stat", which begins with a line of names.
 func (h *haproxy) healthy(ctx context.Context, name string) (bool, error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", h.socket)

@@ -72,14 +72,14 @@ func (c control) looked() error {
 	return err
 }
 
-// StepClock moves the node's wall clock by d, in addition to earlier steps, also after restarts;
-// monotonic time does not change. Needs FaultInstrumented.
+// StepClock moves the node's wall clock by d, in addition to earlier steps, also after restarts.
+// Needs FaultInstrumented.
 func (n *Node) StepClock(d time.Duration) error {
 	return n.instruct(stepWord, func(was int64) int64 { return was + int64(d) })
 }
 
-// FillDisk makes the node's file writes fail with ENOSPC until HealDisk, overwrites included, as on
-// a copy-on-write file system. Like HangDisk and SlowDisk it survives restarts and needs
+// FillDisk makes file writes fail with ENOSPC until HealDisk, overwrites included, as on a
+// copy-on-write file system. Like HangDisk and SlowDisk it survives restarts and needs
 // FaultInstrumented.
 func (n *Node) FillDisk() error { return n.setDisk(diskFull) }
 
@@ -114,8 +114,8 @@ func (n *Node) instruct(word int, change func(was int64) int64) error {
 	return n.named(err)
 }
 
-// instrumented returns why a program does not support clock and disk faults, or nil. It runs the
-// program with the argument version, except a test program, which would run its tests.
+// instrumented runs the program with the argument version, except a test program, which would run
+// its tests.
 func instrumented(program string) (err error) {
 	if info, err := buildinfo.ReadFile(program); err == nil && strings.HasSuffix(info.Path, ".test") {
 		return fmt.Errorf("%s is a test: %w", program, errNotInstrumented)

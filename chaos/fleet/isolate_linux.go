@@ -18,9 +18,8 @@ const isolatedEnv = "GRAPEVINE_CHAOS_ISOLATED_FROM"
 func ownNetwork() (string, error) { return os.Readlink("/proc/self/ns/net") }
 
 // Isolate prepares cmd to run in an empty network namespace, as root of a new user namespace if the
-// caller is not root; it or cmd's start fails where that is forbidden. The kernel ends the process
-// with the thread that starts it, so the caller stays locked to its thread until it has waited for
-// the process.
+// caller is not root. The kernel ends the process with the thread that starts it, so the caller
+// stays locked to its thread until it has waited for the process.
 func Isolate(cmd *exec.Cmd) error {
 	here, err := ownNetwork()
 	if err != nil {
@@ -68,8 +67,8 @@ func memberHost(m int) string { return hostOf(10 + m) }
 
 var errNotIsolated = errors.New("fleet: this process was not started by Isolate")
 
-// tie makes the kernel kill the process when the thread that starts it ends. Its own process group
-// leaves Ctrl-C to the harness.
+// tie makes the kernel kill the process with the thread that starts it. Its process group leaves
+// Ctrl-C to the harness.
 func tie(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 }

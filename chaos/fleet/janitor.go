@@ -14,8 +14,7 @@ type janitor struct {
 	life io.Closer // its standard input: the end of it is the signal
 }
 
-// sweep removes the directory for up to a minute after the end of its input, because killed
-// processes may still write.
+// sweep removes the directory for up to a minute, because killed processes may still write.
 const sweep = `cat >/dev/null; n=0; while [ -e "$1" ] && [ $n -lt 600 ]; do rm -rf -- "$1"; [ -e "$1" ] && sleep 0.1; n=$((n+1)); done 2>/dev/null`
 
 func newJanitor(dir string) (*janitor, error) {

@@ -11,7 +11,7 @@ import (
 // Link is the faults of packets from one member to another.
 type Link = netswitch.Link
 
-// Members of a switched fleet other than nodes and engines, and the wildcard for all.
+// Members other than nodes and engines, and the wildcard for all.
 const (
 	BalancerName = "balancer"
 	ClientsName  = "clients"
@@ -19,8 +19,7 @@ const (
 )
 
 type network interface {
-	// of is the address of a member's service, reserved until Close, so that a killed member can
-	// bind it again.
+	// of is a member's address, reserved until Close, so that a killed member can bind it again.
 	of(member int, s service) string
 	at(name string) where
 	thread(name string) *thread
@@ -48,8 +47,7 @@ func (here) listen(address string) (net.Listener, error) { return net.Listen("tc
 
 var errNotSwitched = errors.New("fleet: only a switched fleet has links")
 
-// SetLink sets the faults of packets from one member to another. The harness's own requests always
-// pass.
+// SetLink sets the faults from one member to another. The harness's own requests always pass.
 func (f *Fleet) SetLink(from, to string, l Link) error {
 	sw, err := f.net.links()
 	if err == nil {

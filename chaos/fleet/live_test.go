@@ -145,8 +145,8 @@ func (c *conversation) body() []byte {
 	return raw
 }
 
-// placeHeader makes routers with placeRule place a request without regard to their knowledge, so
-// that no other router can predict the engine.
+// placeHeader makes routers with placeRule ignore their knowledge, so that no other router can
+// predict the engine.
 const placeHeader = "X-Place"
 
 func placeRule() []map[string]any {

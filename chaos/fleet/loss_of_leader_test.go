@@ -79,8 +79,7 @@ func compare(t *testing.T, full bool, before, after *calm) {
 		if !full {
 			shown(t, name+", after", is(after), fmt.Sprintf("us (of %g)", after.overhead[math.Inf(1)]))
 		} else {
-			// Buckets are a factor of two wide, and other programs on this machine cost
-			// milliseconds.
+			// Buckets are a factor of two wide, and other programs cost milliseconds.
 			atMost(t, name+", after", is(after), 2*is(before)+whenFull(q < 0.9, 100.0, 5000), "us")
 		}
 		shown(t, fmt.Sprintf("p%g of their first tokens, before", 100*q), 1e3*quantile(before.first, q).Seconds(), "ms")

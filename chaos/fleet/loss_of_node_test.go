@@ -94,7 +94,7 @@ func (a *absence) end(at time.Duration) {
 }
 
 // excuse reports whether a failed answer had begun at this router and broke off at its death, which
-// may be a while after the absence began, because the kill takes time.
+// may follow the begin of the absence after a while.
 func (a *absence) excuse(e replay.Ended) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

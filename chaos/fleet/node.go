@@ -18,7 +18,7 @@ import (
 )
 
 // Node is a router process that can be ended and started again with the same name, addresses and
-// files. The client calls its admin API with all rights. Safe for concurrent use.
+// files. Safe for concurrent use.
 type Node struct {
 	*admin.Client
 
@@ -97,7 +97,7 @@ func (n *Node) PID() int { return n.process().pid() }
 func (n *Node) Kill() error { return n.named(n.process().kill()) }
 
 // Terminate drains the node with SIGTERM and waits; if ctx ends first, it kills it. A nonzero exit
-// code is an error, no process none.
+// code is an error.
 func (n *Node) Terminate(ctx context.Context) error { return n.named(n.process().terminate(ctx)) }
 
 func (n *Node) signal(sig os.Signal) error { return n.named(n.process().signal(sig)) }

@@ -24,7 +24,7 @@ type process struct {
 	reaped bool
 }
 
-// startProcess appends both outputs to the file at log. The environment is this process's without
+// startProcess appends outputs to the file at log. The environment is this process's without
 // grapevine settings, plus env.
 func startProcess(t *thread, log, path string, args, env []string) (*process, error) {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -101,8 +101,7 @@ func (p *process) kill() error {
 	return nil
 }
 
-// terminate asks the process to end and waits; if ctx ends first, it kills the process and returns
-// ctx's error.
+// terminate waits; if ctx ends first, it kills the process and returns ctx's error.
 func (p *process) terminate(ctx context.Context) error {
 	if p == nil {
 		return nil
@@ -133,7 +132,7 @@ func (p *process) died() error {
 	return fmt.Errorf("ended by itself: %w", p.err)
 }
 
-// tail returns the last max bytes of the file from the start of a line, or the read error.
+// tail returns at most max bytes from the start of a line, or the read error.
 func tail(path string, max int) string {
 	text, err := os.ReadFile(path)
 	if err != nil {

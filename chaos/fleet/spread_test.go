@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// TestLiveSpread measures how long one router's placement takes to steer the seven others, amid
-// other traffic: the first turn goes to a random engine; the test asks the others where the second
-// would go until all choose that engine for its cache.
+// TestLiveSpread measures how long one router's placement takes to steer the seven others: the
+// first turn goes to a random engine, and the test asks the others where the second would go until
+// all choose that engine for its cache.
 func TestLiveSpread(t *testing.T) {
 	full := live(t)
 	f := liveFleet(t, rulesOf)

@@ -138,7 +138,6 @@ func openNetwork() (int, error) {
 	return fd, nil
 }
 
-// enter runs f on a thread in the place; sockets that f itself opens belong to it.
 func (p *place) enter(f func() error) error {
 	return p.visit(func(func()) error { return f() })
 }
@@ -167,11 +166,10 @@ func (p *place) visit(f func(leave func()) error) error {
 	return <-result
 }
 
-// errOneSocket refuses a second socket for a connection, which would open outside of the place.
+// errOneSocket refuses a second socket, which would open outside of the place.
 var errOneSocket = errors.New("fleet: dial from a place: no address to connect from")
 
-// dial needs a literal address, because a name would be resolved on another thread. It is in the
-// place only to open the socket.
+// dial needs a literal address, because a name would be resolved on another thread.
 func (p *place) dial(ctx context.Context, network, address string) (c net.Conn, err error) {
 	if _, perr := netip.ParseAddrPort(address); perr != nil {
 		return nil, fmt.Errorf("fleet: dial from a place: %w", perr)

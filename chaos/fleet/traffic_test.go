@@ -123,7 +123,7 @@ func (tr *traffic) noErrors(t *testing.T) {
 }
 
 // followed returns the share of cacheable tokens that were cached, over later turns in [from, to)
-// that keep accepts, and their number. It stays below 1, because engines cache whole blocks.
+// that keep accepts, and their number. Engines cache whole blocks only.
 func (tr *traffic) followed(from, to time.Duration, keep func(*turnEnd) bool) (share float64, turns int) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()

@@ -7,8 +7,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// Baselines returns the compared rules of the literature and other routers. Every router needs its
-// own set, because some keep counts.
+// Baselines returns rules of the literature and other routers, one set per router, because some
+// keep counts.
 func Baselines() map[string]policy.Strategy {
 	return map[string]policy.Strategy{
 		"argmin":     argmin{},
@@ -24,8 +24,8 @@ func (argmin) Choose(s *policy.Scene) (int, policy.Rung) {
 	return cheapest(s, func(c *policy.Candidate) float64 { return c.Queued + c.Uncached })
 }
 
-// lmetric takes the least product of new prefill tokens, the queue's included, and batch size with
-// the request (LMetric, OSDI 2026, arXiv 2603.15202).
+// lmetric takes the least product of new prefill tokens, the queue's included, and batch size
+// (LMetric, OSDI 2026, arXiv 2603.15202).
 type lmetric struct{}
 
 func (lmetric) Choose(s *policy.Scene) (int, policy.Rung) {
@@ -61,9 +61,9 @@ func rungOf(s *policy.Scene, chosen int) policy.Rung {
 
 const twoChoiceTarget = 5.0
 
-// twoChoice maps the prompt's branch to two backends by independent hashes and takes the one with
-// affinity unless it would miss the target, else the sooner one (DualMap, ICLR 2026, arXiv
-// 2602.06502, without migration of queued requests).
+// twoChoice maps the branch to two backends and takes the one with affinity unless it would miss
+// the target, else the sooner one (DualMap, ICLR 2026, arXiv 2602.06502, without migration of
+// queued requests).
 type twoChoice struct {
 	target float64
 }
@@ -115,9 +115,9 @@ const (
 	sglangRelThreshold   = 1.5
 )
 
-// sglang is the cache-aware rule of the SGLang family: if the spread of this router's requests
-// exceeds both thresholds, the shortest queue; else, if the longest match exceeds the cache
-// threshold, that worker; else the least loaded, ties to the fewest processed.
+// sglang is the rule of the SGLang family: if the spread of this router's requests exceeds both
+// thresholds, the shortest queue; else the longest match, if above the cache threshold; else the
+// least loaded, ties to the fewest processed.
 type sglang struct {
 	processed []atomic.Int64
 }

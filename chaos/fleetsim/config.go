@@ -1,6 +1,6 @@
-// Package fleetsim runs a fleet in virtual time: a workload, routers with the real policy and
-// prefix tree, and engines of chaos/engine's model. Equal seeds give byte-identical reports.
-// DESIGN.md lists what is modelled.
+// Package fleetsim runs a fleet in virtual time: routers with the real policy and prefix tree, and
+// engines of chaos/engine's model. Equal seeds give byte-identical reports. DESIGN.md lists what is
+// modelled.
 package fleetsim
 
 import (
@@ -45,8 +45,8 @@ type Config struct {
 	// [DefaultStaleness].
 	Share     []Share
 	Staleness []time.Duration
-	// Loss is the probability that a node's placements of one flush never reach a given peer. There
-	// is no repair, unlike in live nodes.
+	// Loss is the probability that a node's placements of one flush never reach a given peer,
+	// without the repair of live nodes.
 	Loss      float64
 	Partition Partition
 	Backends  int // 0: the workload's, else DefaultBackends
@@ -84,8 +84,8 @@ type Progress struct {
 
 var ErrConfig = errors.New("simulation settings")
 
-// EngineFor returns the engine for generated sessions, ten times faster than a real one, as is
-// their load; or for traces, about one current accelerator with a mid-size model (docs/design.md,
+// EngineFor returns, for generated sessions, an engine ten times faster than a real one, as is
+// their load; for traces, about one current accelerator with a mid-size model (docs/design.md,
 // section 10).
 func EngineFor(w workload.Workload) engine.Config {
 	if _, ok := w.(*workload.Sessions); ok {

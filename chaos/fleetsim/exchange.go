@@ -37,10 +37,9 @@ type message struct {
 	state  *share.State
 }
 
-// exchange carries what nodes share, as gossip does: one log in the order of sending with two
-// cursors per node, because the other half of a partition may lag. A node takes what has arrived
-// just before it acts, which equals delivery at each message's time and keeps its tree in the
-// processor's cache.
+// exchange carries what nodes share: one log in the order of sending with two cursors per node,
+// because the other half of a partition may lag. Taking what has arrived just before a node acts
+// equals delivery at each message's time and keeps its tree in the processor's cache.
 type exchange struct {
 	link
 	point     point
@@ -183,8 +182,8 @@ func (x *exchange) send(node int, at time.Duration) {
 	}
 }
 
-// changedLoads returns the node's load where it differs from the last sent, and on all busy
-// backends. No load is lost, so changes are enough.
+// changedLoads returns the load where it changed, and on all busy backends. No load is lost, so
+// changes are enough.
 func (s *sender) changedLoads(shared *share.Knowledge, at time.Duration) (changed, busy []wire.Load) {
 	for b := range s.next {
 		s.next[b] = wire.Load{Backend: uint32(b)}

@@ -14,8 +14,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// watched chooses by the prompt alone, so that fleets of any size make the same choices; look sees
-// each.
+// watched chooses by the prompt alone, so that fleets of any size choose alike; look sees each
+// choice.
 type watched struct {
 	look func(*policy.Scene)
 }

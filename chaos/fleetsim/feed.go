@@ -7,8 +7,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// treeBlockTokens is the least size of a tree block, as in live routers. Shorter keys are grouped;
-// longer ones make larger blocks, because a key cannot be divided.
+// treeBlockTokens is the live routers'. Shorter keys are grouped; longer ones make larger blocks.
 const treeBlockTokens = prefixtree.DefaultBlockBytes / workload.BytesPerToken
 
 // chainer turns keys into the tree's block hashes. Safe for concurrent use.
@@ -30,8 +29,8 @@ func newChainer(keyTokens int, seed uint64) (*chainer, error) {
 	return c, nil
 }
 
-// hashes appends the hashes of r's full blocks. A key names its whole prefix, so the last key of a
-// block names the block.
+// hashes appends the hashes of r's full blocks. A key names its whole prefix, so a block's last key
+// names the block.
 func (c *chainer) hashes(dst []prefixtree.Hash, scratch *[]uint64, r *workload.Request) []prefixtree.Hash {
 	keys := r.Keys
 	if c.keys > 1 {

@@ -116,7 +116,7 @@ func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, er
 }
 
 // All trees share the machine's memory. The least budget holds about 600,000 facts, several times
-// the live facts of the real traces; the most is the live default.
+// the traces' live facts; the most is the live default.
 const (
 	treesBudget = 4 << 30
 	leastBudget = 16 << 20
@@ -155,8 +155,8 @@ func (f *fleet) newNode(number int, c *chainer) (n node, err error) {
 	return n, nil
 }
 
-// run plays the feed until the last request has ended. Simultaneous events have a fixed order:
-// engines by id, then arrivals.
+// run plays the feed to the end. Simultaneous events have a fixed order: engines by id, then
+// arrivals.
 func (f *fleet) run(ctx context.Context) error {
 	emit := f.event
 	for turn := 0; ; turn++ {
@@ -186,8 +186,7 @@ func (f *fleet) run(ctx context.Context) error {
 	}
 }
 
-// pass advances the clock and samples the engines' busy time at the start of measurement and the
-// end of arrivals.
+// pass advances the clock and samples the engines' busy time.
 func (f *fleet) pass(now time.Duration) {
 	f.exchange.pass(now)
 	f.hot.pass(now, f.nodes, f.exchange)

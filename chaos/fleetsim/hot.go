@@ -10,8 +10,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// hotBoard is the decision about hot prefixes, made by the first node half-way between the nodes'
-// reports. All nodes apply it at once, because it does not travel by gossip.
+// hotBoard is the first node's decision about hot prefixes, half-way between the nodes' reports.
+// All nodes apply it at once, because it does not travel by gossip.
 type hotBoard struct {
 	sizer  hot.Sizer
 	pools  []hot.Pool
@@ -22,7 +22,7 @@ type hotBoard struct {
 
 const hotEvery = hot.Every * time.Millisecond
 
-// newHotBoard returns nil if hot prefixes are off, the policy ignores them, or nodes share nothing.
+// newHotBoard returns nil if hot prefixes are off, ignored, or not shared.
 func newHotBoard(cfg *Config, pt point, kvTokens int) *hotBoard {
 	if cfg.NoHot || pt.policy != policy.Prefix || pt.nodes > 1 && !pt.shares() {
 		return nil

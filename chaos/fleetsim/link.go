@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Partition separates the nodes into two halves between two moments of virtual time; zero is none.
+// Partition separates the nodes into two halves for a time; zero is none.
 type Partition struct {
 	From, To time.Duration
 }
@@ -32,8 +32,7 @@ func ParsePartition(s string) (Partition, error) {
 func (p Partition) valid() bool { return p.none() || 0 <= p.From && p.From < p.To }
 
 const (
-	// detection is how long nodes keep the load of silent peers: the upper end of two to five
-	// seconds.
+	// detection is the longest time for which nodes keep the load of silent peers.
 	detection = 5 * time.Second
 	// reunion is how long after a partition the halves have repaired: lost members are dialled
 	// about every five seconds.
@@ -59,8 +58,8 @@ func (l *link) far(a, b int) bool { return !l.none() && l.half(a) != l.half(b) }
 
 func (l *link) up(sent time.Duration) bool { return l.none() || sent < l.From || sent >= l.To+reunion }
 
-// known returns when the other half receives what was sent: after a partition, because nodes
-// request missed batches.
+// known returns when the other half receives a message: after a partition, because nodes request
+// missed batches.
 func (l *link) known(sent time.Duration) time.Duration {
 	if l.up(sent) {
 		return sent + l.delay
@@ -68,8 +67,8 @@ func (l *link) known(sent time.Duration) time.Duration {
 	return l.To + reunion + l.delay
 }
 
-// lost reports whether one flush of tree changes never reaches a node, independently for every
-// pair. Loads are never lost, because a stream delivers the latest.
+// lost reports whether one flush of tree changes never reaches a node. Loads are never lost,
+// because a stream delivers the latest.
 func (l *link) lost(origin, node int, sent time.Duration) bool {
 	if l.loss == 0 {
 		return false

@@ -13,8 +13,7 @@ import (
 )
 
 // Run returns the reports of every combination of policy, nodes, share and staleness in this order,
-// the last varying fastest. Equivalent combinations are played once. It returns early with the
-// first error, or ctx's.
+// the last varying fastest; it plays equivalent ones once. It returns the first error, or ctx's.
 func Run(ctx context.Context, cfg Config) ([]report.Report, error) {
 	cfg, err := cfg.completed()
 	if err != nil {
@@ -41,7 +40,7 @@ type batch struct {
 	mu      sync.Mutex
 }
 
-// prepare makes every fleet once, so that an invalid setting fails before hours of virtual time.
+// prepare makes every fleet once, so that an invalid setting fails early.
 func (b *batch) prepare() error {
 	src, err := b.cfg.Workload.Source(b.cfg.Options)
 	if err != nil {
@@ -136,8 +135,8 @@ func (b *batch) one(ctx context.Context, i int) (report.Report, error) {
 	return f.report(), nil
 }
 
-// warmShare is the share of the arrivals' time excluded from prediction errors: empty caches are
-// easily predicted.
+// warmShare of the arrivals' time is excluded from prediction errors: empty caches are easily
+// predicted.
 const warmShare = 0.1
 
 func (f *fleet) report() report.Report {

@@ -70,7 +70,7 @@ func Policies() []string {
 }
 
 // blind strategies ignore cache contents. Their routers have no tree, which would take most of the
-// run's time, and make no predictions.
+// run's time.
 var blind = map[string]bool{
 	policy.PrefixHash: true, policy.LeastRequest: true, policy.Session: true, policy.RoundRobin: true, policy.Random: true,
 }
@@ -86,8 +86,7 @@ type point struct {
 	staleness time.Duration
 }
 
-// effective maps points that cannot differ to one: knowledge that is never received or used, and
-// fleets of one node.
+// effective maps points that cannot differ to one.
 func (p point) effective() point {
 	if p.nodes == 1 || p.staleness == Never || deaf[p.policy] {
 		p.share = ShareNone

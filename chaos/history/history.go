@@ -1,5 +1,5 @@
-// Package history records clients' operations on a fleet's membership, in raftstore's tests and the
-// chaos harness, and judges with porcupine whether they are linearizable.
+// Package history records clients' operations on a fleet's membership and judges with porcupine
+// whether they are linearizable.
 package history
 
 import (

@@ -102,8 +102,8 @@ func (f flows) forget(now time.Time) {
 	}
 }
 
-// doom returns resets for both sides, with both numbers that a side may expect: its latest
-// acknowledgement, and the end of what was sent to it since.
+// doom returns resets with both numbers that a side may expect: its latest acknowledgement, and the
+// end of what was sent to it since.
 func (c *flow) doom(key flowKey, now time.Time) (packets [2][2]packet) {
 	c.doomed = now
 	packets[0] = [2]packet{newReset(key.b, key.a, c.ack[0], c.end[0]), newReset(key.b, key.a, c.end[1], c.end[0])}

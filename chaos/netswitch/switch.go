@@ -1,5 +1,5 @@
-// Package netswitch joins network namespaces by a user-space switch for IPv4 whose links lose,
-// delay, duplicate, reorder, slow down and reset packets, per direction and decided by a seed.
+// Package netswitch joins network namespaces by a user-space IPv4 switch whose links have faults
+// per direction, decided by a seed.
 package netswitch
 
 import (
@@ -47,7 +47,7 @@ type port struct {
 	queue []queued // guarded by Switch.mu
 }
 
-// New returns a switch without ports; seed, order of ports, and packets decide its faults.
+// New returns a switch; seed, order of ports, and packets decide its faults.
 func New(seed uint64) *Switch {
 	return &Switch{seed: seed, addrs: map[netip.Addr]*port{}, lines: map[[2]*port]*line{}, flows: flows{}}
 }
@@ -158,7 +158,7 @@ func (s *Switch) Reset(a, b string) (int, error) {
 	return n, nil
 }
 
-// Close closes all devices, waits for all goroutines, and returns which ports had failed before.
+// Close closes all devices, waits for all goroutines, and returns which ports had failed.
 // Idempotent.
 func (s *Switch) Close() error {
 	s.mu.Lock()
@@ -271,7 +271,6 @@ func (s *Switch) deliver(p *port) {
 	}
 }
 
-// due removes a port's first packet if its time has come, or returns the time to wait.
 func (s *Switch) due(p *port) (q queued, wait time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

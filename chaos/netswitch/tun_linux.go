@@ -15,8 +15,8 @@ const tunPath = "/dev/net/tun"
 
 const (
 	portMTU = 1500
-	// portQueue is in packets. The default of 500, 0.75 MB, is less than one TCP connection may
-	// have in flight.
+	// portQueue is in packets. The default of 500 is less than one TCP connection may have in
+	// flight.
 	portQueue = 10_000
 )
 
@@ -29,8 +29,8 @@ func Available() error {
 	return f.Close()
 }
 
-// OpenTUN makes a network interface with an address and prefix in the calling thread's network
-// namespace, brings it and loopback up, and returns the switch's end, whose Close removes it.
+// OpenTUN makes a network interface in the calling thread's network namespace, brings it and
+// loopback up, and returns the switch's end, whose Close removes it.
 func OpenTUN(name string, addr netip.Prefix) (_ *os.File, err error) {
 	fd, err := unix.Open(tunPath, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {

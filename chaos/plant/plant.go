@@ -1,5 +1,5 @@
-// Package plant holds planted defects, at least one realistic mistake per promise of the fleet, so
-// that tests can show that the chaos harness finds them.
+// Package plant holds planted defects, at least one per promise of the fleet, so that tests can
+// show that the chaos harness finds them.
 //
 // The build of bin/grapevine-chaos (make build-chaos, chaos/instrument) replaces source text by all
 // of them; GRAPEVINE_PLANT activates one. The build and a test fail if a replaced text does not

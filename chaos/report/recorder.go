@@ -28,7 +28,7 @@ type Sample struct {
 	Overhead time.Duration // time in the router; negative: not measured
 	Rung     string        // "": unknown
 	Failed   bool
-	// Cut is a failure that no router could prevent, such as an answer on a killed node; no error.
+	// Cut is a failure that no router could prevent; no error.
 	Cut bool
 }
 
@@ -50,8 +50,7 @@ type Setting struct {
 	Backends                int // number of backends, busy or not
 	Seed                    uint64
 	Speed                   float64
-	// Warmup excludes earlier requests; WarmPrediction does so for prediction errors, because an
-	// empty cache is easy to predict.
+	// WarmPrediction is Warmup for prediction errors, because an empty cache is easy to predict.
 	Warmup, WarmPrediction time.Duration
 	// Busy is each backend's share of time with prompt tokens to compute; may be nil.
 	Busy   []float64

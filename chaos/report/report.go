@@ -1,5 +1,5 @@
 // Package report records the requests of live runs, simulations and the demo, and writes them as
-// JSON, a table, and plots. It judges nothing and reads no clock.
+// JSON, a table, and plots.
 package report
 
 import (
@@ -18,8 +18,8 @@ type Report struct {
 	CachedTokens int64   `json:"cached_tokens"`
 	// HitRate is cached / prompt tokens as counted by the engines.
 	HitRate float64 `json:"hit_rate"`
-	// FollowupCached is the hit rate of second and later turns, FollowupSameBackend the share of
-	// them at the previous turn's engine.
+	// FollowupCached is the hit rate of later turns, FollowupSameBackend the share of them at the
+	// previous turn's engine.
 	FollowupCached      float64 `json:"followup_cached"`
 	FollowupSameBackend float64 `json:"followup_same_backend"`
 	// LoadCov is the standard deviation of requests per backend (idle too) over their mean.
@@ -105,7 +105,7 @@ type Sharing struct {
 	Share string `json:"share"` // both, prefix, load, none
 	// StalenessMS is the time until all nodes know an event; null: never.
 	StalenessMS *float64 `json:"staleness_ms"`
-	// Loss is the share of lost placement updates, PartitionS the begin and end of the partition.
+	// Loss is the share of lost placement updates, PartitionS a partition's begin and end.
 	Loss       float64   `json:"loss"`
 	PartitionS []float64 `json:"partition_s,omitempty"`
 }

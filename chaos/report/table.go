@@ -73,7 +73,7 @@ func (r *Report) staleness() string {
 
 func hasFollowups(r *Report) bool { return r.FollowupRequests > 0 }
 
-// cells returns a row of headings and one per run, without columns that no run has.
+// cells returns a row of headings and one per run, without empty columns.
 func cells(runs []Report) [][]string {
 	rows := make([][]string, len(runs)+1)
 	for _, c := range columns {

@@ -13,7 +13,7 @@ import (
 type Scenario struct {
 	Name   string
 	Proves string
-	// Must names the invariants that a run must exercise to pass, beyond those of answered.
+	// Must names invariants that a run must exercise to pass, beyond answered.
 	Must       []string
 	Nodes      int
 	LeastNodes int
@@ -180,8 +180,7 @@ func endurance(d *dice) Schedule {
 	return append(d.engineRows(s, engineFaults), d.once("flood rate={10-39}")...)
 }
 
-// swarm harms at most one node and two engines at a time, so that the fleet can recover. It draws
-// which kinds occur, so that some runs have many of few kinds.
+// swarm harms at most one node and two engines at a time, so that the fleet can recover.
 func swarm(d *dice) Schedule {
 	s := d.row(nil, d.some(nodeFaults, 3+d.IntN(4)), d.engines, 3*time.Second)
 	s = d.engineRows(s, d.some(engineFaults, 3+d.IntN(4)))

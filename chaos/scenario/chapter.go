@@ -14,8 +14,7 @@ import (
 	"time"
 )
 
-// A long run makes millions of attempts. Old ones are judged and folded during the run, so that
-// memory depends on the load and hardly on the length.
+// Old attempts are judged and folded during the run, so that memory hardly depends on its length.
 
 const (
 	// foldAfter is longer than any attempt with its work.
@@ -105,7 +104,6 @@ func (f *folder) fold(before time.Duration) error {
 	return f.write(&part)
 }
 
-// foldInto adds the attempts up to a time, at which a slice of the timeline ends.
 func (e *evidence) foldInto(p *past, before time.Duration) {
 	slices.SortStableFunc(e.attempts, func(a, b *Attempt) int { return cmp.Compare(a.Sent, b.Sent) })
 	for _, i := range Invariants() {

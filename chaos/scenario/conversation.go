@@ -16,7 +16,7 @@ const (
 
 var shapes = []string{chatStream, chatStream, chatStream, chatStream, chatWhole, completionStream}
 
-// withoutUsage is the share of conversations that do not ask for token counts in streams.
+// withoutUsage is the share of conversations without token counts in streams.
 const withoutUsage = 0.15
 
 type message struct {

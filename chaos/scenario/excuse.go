@@ -8,18 +8,17 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// settle is how long after its end a fault can still show, by delayed packets or late detection.
+// settle is how long after its end a fault can show, by delayed packets or late detection.
 const settle = 500 * time.Millisecond
 
 var (
 	losesNode    = []string{"kill", "pause"}
 	breaksEngine = []string{"crash", "hang", "overload", "break"}
 	losesCache   = []string{"amnesia", "crash", "lie"}
-	// forgets are faults after which an engine has lost its cache or may not be used.
+	// After these faults an engine has lost its cache or may not be used.
 	forgets = append([]string{"amnesia", "drain", "remove", "slow"}, breaksEngine...)
 )
 
-// harmed reports whether a member, or Everybody for any, suffered such a fault in a span.
 func (e *evidence) harmed(name string, kinds []string, from, to time.Duration) bool {
 	return slices.ContainsFunc(e.marks, func(m Mark) bool {
 		return slices.Contains(kinds, m.Kind) && (name == fleet.Everybody || m.touches(name)) && m.during(from, to, settle)

@@ -56,7 +56,7 @@ var treesConverge = Invariant{
 }
 
 // endings reports whether a router was killed, so that peers may lack its last batch, and whether
-// one ended while peers could not hear it, so that they may lack many.
+// one ended unheard, so that they may lack many.
 func (e *evidence) endings() (killed, unheard bool) {
 	ended, apart := false, false
 	for i := range e.marks {
@@ -72,7 +72,7 @@ func (e *evidence) endings() (killed, unheard bool) {
 	return killed, ended && apart
 }
 
-// unlearned returns the engines about which nodes may differ: they lost their cache or lied.
+// unlearned are engines that lost their cache or lied, about which nodes may differ.
 func (e *evidence) unlearned() []string {
 	return slices.DeleteFunc(slices.Clone(e.engines), func(name string) bool { return !e.harmed(name, losesCache, 0, math.MaxInt64) })
 }
@@ -125,8 +125,8 @@ var hitRateRecovers = Invariant{
 	judge: judgeHits,
 }
 
-// share is a mean weighted by prompt, with the standard error of a mean of seconds: events within a
-// second often share a cause.
+// share is a mean weighted by prompt, with the error of a mean of seconds, whose events often share
+// a cause.
 type share struct {
 	turns      int
 	mean, wide float64
@@ -171,7 +171,6 @@ func (e *evidence) turnOf(a *Attempt) (t turn, ok bool) {
 	return turn{a.Sent, min(float64(a.Cached)/float64(a.Possible), 1), float64(a.Possible)}, true
 }
 
-// forgot reports whether the last turn's engine lost the conversation, failed, or lied about it.
 func (e *evidence) forgot(a *Attempt) bool {
 	lie := []string{"lie"}
 	return e.harmed(a.By, lie, a.Kept, a.End) || e.harmed(a.Backend, lie, a.Kept, a.End) || e.harmed(a.By, forgets, a.Kept, a.Sent)
@@ -237,7 +236,6 @@ func judgeHits(e *evidence) (f finding) {
 	return f
 }
 
-// look is a window after a fault in which the hit rate must be as before.
 type look struct {
 	what     string
 	from, to time.Duration

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Mark is an event as carried out. Times count from the begin of traffic; negative: never.
+// Mark times count from the begin of traffic; negative: never.
 type Mark struct {
 	Event
 	// Members are the event's resolved names by group.

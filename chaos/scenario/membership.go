@@ -44,8 +44,8 @@ var membershipKept = Invariant{
 }
 
 // judged adds the nodes' own operations: a starting node adds the engines of its configuration that
-// the fleet lacks (docs/operate.md), and the harness leaves removed engines there. So every node
-// that starts about the time of a removal makes an addition of unknown outcome.
+// the fleet lacks (docs/operate.md), also removed ones. So every node that starts about a removal
+// makes an addition of unknown outcome.
 func (e *evidence) judged() []history.Operation {
 	out := slices.Clone(e.history)
 	client := starterClient

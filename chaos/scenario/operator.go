@@ -35,8 +35,7 @@ const (
 	starterClient   = 300
 )
 
-// operator changes the membership through random nodes, by schedule and continuously on idle
-// backends. Safe for concurrent use.
+// operator changes the membership through random nodes. Safe for concurrent use.
 type operator struct {
 	f      *fleet.Fleet
 	models []string
@@ -134,7 +133,7 @@ var (
 	errUnknown = errors.New("outcome unknown")
 )
 
-// do makes one operation through a node and records it, unless it had no effect.
+// do records an operation, unless it had no effect.
 func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history.Input, spec func(string) admin.NewBackend) error {
 	called, began := o.log.Now(), o.l.now()
 	status, text, err := o.send(ctx, n, in, spec)

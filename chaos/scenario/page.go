@@ -98,7 +98,7 @@ func (c *chart) x(s float64) float64 {
 	return leftMargin + (pictureWidth-leftMargin-rightMargin)*s/c.length
 }
 
-// maxRows is the most rows of single events; beyond it, events of one kind share a row.
+// Beyond maxRows events, those of one kind share a row.
 const maxRows = 30
 
 type lane struct {

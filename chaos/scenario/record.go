@@ -47,8 +47,8 @@ type Attempt struct {
 	Text, Want    int // bytes of the reply: received, expected
 
 	Prompt, Cached, Output int // tokens by the answer's usage; -1 without
-	// Possible is how many prompt tokens an engine with the whole conversation could have had
-	// cached, 0 if unknown. Kept is when engine By computed them.
+	// Possible is how many prompt tokens an engine with the whole conversation could have cached, 0
+	// if unknown; Kept is when engine By computed them.
 	Possible int
 	Kept     time.Duration
 	By       string

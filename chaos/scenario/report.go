@@ -53,7 +53,7 @@ type Happened struct {
 	Failed  string   `json:"failed,omitempty"`
 }
 
-// Slice is a second of a run, or several, by time of sending. Figures without requests are null.
+// Slice is one or more seconds by time of sending. Figures without requests are null.
 type Slice struct {
 	FromS    float64  `json:"from_s"`
 	Sent     int      `json:"sent"`

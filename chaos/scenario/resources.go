@@ -59,12 +59,10 @@ func judgeResources(e *evidence) (f finding) {
 	return f
 }
 
-// Only a long life shows growth with served requests: tables and pools grow for a while.
-
 const longLife = 3 * time.Minute
 
-// How much more a process may have than before the faults (a share and a slack), and the last
-// quarter of a long life than the second.
+// How much more a process may have than before the faults (a share and a slack), and in the last
+// quarter of a long life than in the second: tables and pools grow for a while.
 const (
 	slackShare  = 0.25
 	growthShare = 0.1

@@ -107,7 +107,6 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 	return fleet.Start(starting, cfg)
 }
 
-// traffic plays clients, operators and the schedule until the last request and event have ended.
 func (r *run) traffic(ctx context.Context, e *evidence, l *ledger, t *traffic, op *operator, w *world) error {
 	running, stop := context.WithCancel(ctx)
 	defer stop()

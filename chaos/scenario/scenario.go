@@ -1,7 +1,6 @@
 // Package scenario breaks a fleet of real processes by a schedule that follows from a seed, while
-// clients hold conversations, and checks the fleet's promises. For every promise it reports whether
-// the run could have broken it, and it names the faults that this machine cannot produce.
-// chaos/fleet makes and harms the fleet.
+// clients hold conversations, and checks the fleet's promises. It reports which promises a run
+// could not have broken, and which faults this machine cannot produce.
 package scenario
 
 import (
@@ -29,11 +28,11 @@ type Config struct {
 	Nodes    int           // default: the scenario's
 	Duration time.Duration // of the traffic; default: the scenario's
 	Schedule Schedule      // replaces the seed's schedule; its last event must end before the traffic does
-	// Soak makes one run of that length, which repeats the schedule with the next seed each time.
+	// Soak makes one run of that length, repeating the schedule with the next seed each time.
 	Soak time.Duration
 	Rate float64 // conversations begun per second; default: the scenario's
-	// Loopback runs all members in this machine's network, where links cannot be broken. Otherwise
-	// every member has a network namespace if the machine allows it.
+	// Loopback runs all members in this machine's network, where links cannot be broken, instead of
+	// network namespaces.
 	Loopback bool
 	// LeaveOut names invariants that a busy machine cannot measure.
 	LeaveOut []string
@@ -70,8 +69,6 @@ const (
 	tailTime = 11 * time.Second // least time from the end of the last event to the end of traffic
 )
 
-// startWithin bounds the start of a fleet, readyWithin that of a node within a run, both on a busy
-// machine.
 const (
 	startWithin = 60 * time.Second
 	readyWithin = 30 * time.Second
@@ -220,8 +217,8 @@ func needs(s *Scenario, c *Config) []string {
 	return slices.Compact(words)
 }
 
-// Run starts the fleet, plays traffic and schedule, waits for quiet, stops the fleet and judges.
-// Violations are in the report; an error, also that of ctx, means that there is no result.
+// Run plays and judges a scenario. Violations are in the report; an error, also ctx's, means that
+// there is no result.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	cfg, s, err := cfg.checked()
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 type Event struct {
 	At   time.Duration // since the traffic began
 	Kind string        // name of a fault
-	// Groups are the affected members: two groups for link faults, at most one otherwise.
-	// LeaderName and FollowerName are resolved when the event is due.
+	// Groups are the members: two for link faults, at most one otherwise. LeaderName and
+	// FollowerName are resolved when the event is due.
 	Groups [][]string
 	Params []Param
 	For    time.Duration // until it is undone; 0: no end of its own
@@ -73,8 +73,8 @@ func (s Schedule) sorted() Schedule {
 	return out
 }
 
-// Parse reads lines TIME FAULT [MEMBER,... [|or> MEMBER,...]] [NAME=VALUE...] [for DURATION], in
-// any order, with comments (#). An error names its line and a correction.
+// Parse reads lines TIME FAULT [MEMBER,... [|or> MEMBER,...]] [NAME=VALUE...] [for DURATION], with
+// comments (#). An error names its line and a correction.
 func Parse(text string) (Schedule, error) {
 	var out Schedule
 	for i, line := range strings.Split(text, "\n") {

@@ -108,7 +108,7 @@ func (t *traffic) begin(id int, hold func(*conversation), head, shape string) {
 	})
 }
 
-// flood sends one-turn requests with one long common prefix at that rate until ctx ends.
+// flood sends one-turn requests with one long common prefix.
 func (t *traffic) flood(ctx context.Context, rate float64, tokens int) {
 	t.mu.Lock()
 	t.floods++

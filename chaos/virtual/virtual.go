@@ -19,7 +19,7 @@ const (
 )
 
 // Seeds runs a subtest for each seed from 1 to quick, or for the environment's number divided by
-// weight, the test's cost in units of the cheapest test's.
+// weight, the test's relative cost.
 func Seeds(t *testing.T, quick, weight int, run func(t *testing.T, seed uint64)) {
 	t.Helper()
 	only, from, count := number(t, seedVariable), number(t, fromVariable), number(t, seedsVariable)
@@ -72,7 +72,7 @@ func number(t *testing.T, variable string) uint64 {
 	return n
 }
 
-// Swarm draws weights for kinds of events, some of them 0, so that runs differ in kind.
+// Swarm draws weights for kinds of events, some 0, so that runs differ in kind.
 type Swarm struct {
 	weights []int
 	sum     int
