@@ -18,8 +18,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// guest is a gossip member in this process: real gossip and prefix tree, synthetic placements. Safe
-// for concurrent use.
+// guest is a gossip member with synthetic placements. Safe for concurrent use.
 type guest struct {
 	fleet  *gossip.Exchange
 	tree   *prefixtree.Tree
@@ -275,8 +274,7 @@ func (g *guest) Apply(_ string, payload []byte, shift time.Duration) (gossip.App
 	return gossip.Applied{Records: a.Records, News: a.News, Unknown: a.Unknown}, err
 }
 
-// Snapshot yields the guest's tree; a deaf guest yields nothing, so that joiners choose another
-// source.
+// Snapshot yields nothing of a deaf guest, so that joiners choose another source.
 func (g *guest) Snapshot(limit int, yield func(page []byte, records int) bool) {
 	if !g.deaf {
 		g.tree.Snapshot(now(), g.names, limit, yield)

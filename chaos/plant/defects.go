@@ -1,6 +1,6 @@
 package plant
 
-// defects is the list. Two defects of one file must not change each other's Old text.
+// Two defects of one file must not change each other's Old text.
 var defects = []Defect{
 	{
 		Name: "broken-answer-is-whole", Breaks: "one-outcome",
