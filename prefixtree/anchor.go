@@ -9,15 +9,6 @@ const (
 	maxSpan      = anchorStride
 )
 
-// IsAnchor reports whether nodes share the block at depth (from 1) of a prompt of total full
-// blocks: every block to 16, then every 4th, and the last, which a next turn shares.
-func IsAnchor(depth, total int) bool {
-	if depth < 1 || depth > total {
-		return false
-	}
-	return depth <= denseDepth || depth%anchorStride == 0 || depth == total
-}
-
 // anchorSpan returns how many blocks the anchor at depth stands for. It depends on depth alone, so
 // all nodes agree.
 func anchorSpan(depth int) uint8 {

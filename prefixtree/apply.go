@@ -19,25 +19,16 @@ type Applied struct {
 // which wraps ErrDelta, the records before the fault stay merged. It does not retain payload or
 // allocate. Safe for concurrent use.
 func (t *Tree) ApplyDelta(payload []byte, names Names, shift time.Duration, now Time) (Applied, error) {
-	m := merge{t: t, now: clampTime(now)}
+	m := merge{t: t, now: clampTime(now), news: t.buffer()}
+	defer t.publish(m.news)
 	return m.payload(payload, names, shift)
-}
-
-// ApplyDeltaNews is ApplyDelta that appends to news what only this tree knows: if a peer's older
-// fact turns a block into an anchor, no peer has this node's later time. That happens once per fact
-// and node.
-func (t *Tree) ApplyDeltaNews(payload []byte, names Names, shift time.Duration, now Time, news []Fact) (Applied, []Fact, error) {
-	m := merge{t: t, now: clampTime(now), tells: true, news: news}
-	applied, err := m.payload(payload, names, shift)
-	return applied, m.news, err
 }
 
 // merge applies facts in runs of lookahead blocks, whatever their records.
 type merge struct {
-	t     *Tree
-	now   Time
-	tells bool
-	news  []Fact
+	t    *Tree
+	now  Time
+	news *[]Fact
 
 	changed int
 	runs    [lookahead]run
@@ -210,8 +201,8 @@ func (m *merge) place(f *Fact, blocks []Hash, places []place) {
 				n++
 			}
 			left[n-1].blocks += span
-		case at > f.Time && m.tells: // prior was no anchor
-			m.t.append(&m.news, Touch, h, mergeEntries(prior, e), at, 0)
+		case at > f.Time && m.news != nil: // prior was no anchor, so no peer has this time
+			m.t.append(m.news, Touch, h, mergeEntries(prior, e), at, 0)
 		}
 	}
 	if touched > 0 {

@@ -183,20 +183,6 @@ func (t *Tree) useAgain(b Backend, left []use, touched use) {
 	t.limits[b].span.Store(l.usage.span())
 }
 
-// Forget clears b up to now in O(1); late facts stay behind the fence. Safe for concurrent use.
-func (t *Tree) Forget(b Backend, now Time) {
-	if int(b) >= len(t.limits) {
-		return
-	}
-	now = clampTime(now)
-	t.advance(now)
-	t.limits[b].raiseFloor(now)
-	l := &t.ledgers[b]
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.usage.clear()
-}
-
 // SetGeneration sets b's generation, from 1; 0 is unknown. A newer one clears b and makes Apply
 // refuse facts of older ones; facts that peers placed in it stay. The first clears nothing, unless
 // facts of an older one were applied. Safe for concurrent use.

@@ -1,26 +1,5 @@
 package prefixtree
 
-// FactDigest returns the number and XOR of the mixed values of live anchor facts last touched in
-// [from, to); equal trees have equal digests. With names, backends count by key, without by id. It
-// reads the whole tree, about 30 ns a fact. Safe for concurrent use.
-func (t *Tree) FactDigest(now, from, to Time, names Names) (count, xor uint64) {
-	t.Range(now, func(f Fact) bool {
-		if f.Time < from || f.Time >= to {
-			return true
-		}
-		key, ok := uint32(f.Backend), true
-		if names != nil {
-			key, ok = names.Key(f.Backend)
-		}
-		if ok {
-			count++
-			xor ^= f.digest(key)
-		}
-		return true
-	})
-	return count, xor
-}
-
 // FactSum is the digest of some facts.
 type FactSum struct{ Count, XOR uint64 }
 

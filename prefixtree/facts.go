@@ -24,45 +24,6 @@ type Fact struct {
 	Kind Kind
 }
 
-// AppendFacts appends the anchor facts, root first, that Record of this chain adds to a tree
-// without them. Safe for concurrent use.
-func (t *Tree) AppendFacts(dst []Fact, b Backend, chain []Hash, at Time) []Fact {
-	if int(b) >= len(t.ledgers) {
-		return dst
-	}
-	gen := t.ledgers[b].generation.Load()
-	for i := range anchorCount(len(chain)) {
-		depth := anchorDepth(i, len(chain))
-		dst = append(dst, Fact{
-			Hash: chain[depth-1], Backend: b, Generation: gen, Time: at, Span: anchorSpan(depth),
-		})
-	}
-	return dst
-}
-
-// Apply merges a fact of another node by maximum time and reports whether it changed the tree.
-// Except for Drop and Revert the merge is idempotent, commutative and associative. Facts of an
-// older generation, behind the fence or past retention have no effect. Safe for concurrent use.
-func (t *Tree) Apply(f Fact) (changed bool) {
-	if int(f.Backend) >= len(t.limits) || f.Hash == 0 && f.Kind != Fence {
-		t.refused.Add(1)
-		return false
-	}
-	f.Time = clampTime(f.Time)
-	now := max(1, Time(t.clock.Load()))
-	if t.late(&f, now) {
-		return false
-	}
-	if f.Kind == Fence {
-		return t.applyFence(&f, now)
-	}
-	m := merge{t: t, now: now}
-	m.blocks[0], m.filled = f.Hash, 1
-	m.runs[0], m.waiting = run{f, 0, 1}, 1
-	m.flush()
-	return m.changed > 0
-}
-
 // Range yields every live anchor fact, in no order, until yield returns false. It holds no lock
 // while yield runs; facts that change meanwhile may appear in either state. Safe for concurrent
 // use.

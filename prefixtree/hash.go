@@ -152,17 +152,6 @@ func (c *Chain) Write(p []byte) {
 // WriteString is Write for a string, without a copy.
 func (c *Chain) WriteString(s string) { c.Write(unsafe.Slice(unsafe.StringData(s), len(s))) }
 
-// WriteByte1 appends one prompt byte. vet requires an error result from WriteByte.
-func (c *Chain) WriteByte1(b byte) {
-	if c.started && len(c.buf)+1 < c.h.blockBytes {
-		c.buf = append(c.buf, b)
-		c.length++
-		return
-	}
-	one := [1]byte{b}
-	c.Write(one[:])
-}
-
 func (c *Chain) block(content uint64) {
 	c.state.absorb(content)
 	c.hashes = append(c.hashes, c.state.sum())

@@ -27,14 +27,11 @@ type Lesson struct {
 // is the number of leading blocks reported as cached at the start, -1 if unknown.
 //
 // The request's own facts are touched again. The count contradicts only earlier facts: it moves the
-// horizon and removes older facts on [cached:], and never creates one. With tr nil it removes every
-// fact on [cached:]. Three surprises in a row, or three misses that no eviction explains, clear the
+// horizon and removes older facts on [cached:], and never creates one. Three surprises in a row, or three misses that no eviction explains, clear the
 // backend up to the first of them. Safe for concurrent use.
 func (t *Tree) Learn(b Backend, chain []Hash, tr *TouchHistory, cached int, now Time) Lesson {
-	return t.learn(b, chain, tr, cached, now, nil)
-}
-
-func (t *Tree) learn(b Backend, chain []Hash, tr *TouchHistory, cached int, now Time, news *[]Fact) Lesson {
+	news := t.buffer()
+	defer t.publish(news)
 	if int(b) >= len(t.limits) {
 		t.refused.Add(1)
 		return Lesson{Cached: -1}
@@ -42,10 +39,6 @@ func (t *Tree) learn(b Backend, chain []Hash, tr *TouchHistory, cached int, now 
 	now = clampTime(now)
 	t.advance(now)
 	lesson := Lesson{Cached: max(-1, min(cached, len(chain)))}
-	if tr == nil {
-		lesson.Predicted, lesson.Retracted = t.contradict(b, chain, lesson.Cached, now, news)
-		return lesson
-	}
 	if tr.recorded == 0 {
 		return lesson
 	}
@@ -56,7 +49,6 @@ func (t *Tree) learn(b Backend, chain []Hash, tr *TouchHistory, cached int, now 
 		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, now-1, now, news)
 	case tr.recorded <= due || short(lesson.Cached, lesson.Predicted):
 		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, due, now, news)
-	default:
 	}
 	if lesson.Cached >= 0 {
 		lesson.CacheLost = t.learnAges(b, chain, tr, lesson.Cached, now)
@@ -72,26 +64,6 @@ func short(cached, predicted int) bool {
 		return cached == 0 && predicted > 0
 	}
 	return float64(predicted-cached) > 1+countSlack*float64(predicted)
-}
-
-// contradict removes every fact on [cached:] of the chain. held is the depth of the deepest live
-// fact before.
-func (t *Tree) contradict(b Backend, chain []Hash, cached int, now Time, news *[]Fact) (held, retracted int) {
-	for i, h := range chain {
-		was, _, removed := t.edit(&place{shard: t.shard(uint64(h))}, b, uint64(h), func(e entry) (entry, bool) {
-			return e, cached >= 0 && i >= cached && entryTime(e) <= now
-		})
-		if was != 0 && !t.dead(was, now) {
-			held = i + 1
-		}
-		if removed {
-			retracted++
-			if news != nil {
-				t.tellGone(news, Drop, h, was, now, 0)
-			}
-		}
-	}
-	return held, retracted
 }
 
 // conclude touches the chain's facts up to due. Facts up to placed precede the placement and are

@@ -18,10 +18,13 @@ type Outbox struct {
 	adds    queue
 	touches queue
 	stats   OutboxStats
+	added   [len(kindNames)]uint64
 }
 
-// defaultOutbox is 2 MiB of facts, half a megabyte on the wire.
-const defaultOutbox = 1 << 16
+var kindNames = [...]string{Add: "add", Touch: "touch", Drop: "drop", Revert: "revert", Fence: "fence"}
+
+// defaultOutbox is more facts than a node places in its worst second: 4 MiB, one on the wire.
+const defaultOutbox = 1 << 17
 
 // OutboxStats are totals since NewOutbox, except Pending.
 type OutboxStats struct {
@@ -33,7 +36,7 @@ type OutboxStats struct {
 	Unnamed     uint64 // records of backends without a key
 }
 
-// NewOutbox returns an outbox for limit facts of 32 bytes; 0 means 65536. It also holds one fence
+// NewOutbox returns an outbox for limit facts of 32 bytes; 0 means 131072. It also holds one fence
 // per backend.
 func NewOutbox(limit int) *Outbox {
 	if limit <= 0 {
@@ -51,6 +54,7 @@ func (o *Outbox) Add(news []Fact) {
 	defer o.mu.Unlock()
 	for i := range news {
 		f := &news[i]
+		o.added[f.Kind]++
 		if f.Kind == Fence {
 			if old := o.fences[f.Backend]; f.Generation > old.Generation || f.Generation == old.Generation && f.Time > old.Time {
 				o.fences[f.Backend] = *f
@@ -180,6 +184,17 @@ func (o *Outbox) Stats() OutboxStats {
 	st := o.stats
 	st.Pending = len(o.fences) + o.adds.n + o.touches.n
 	return st
+}
+
+// Added returns the number of added facts by kind: add, touch, drop, revert and fence.
+func (o *Outbox) Added() map[string]uint64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := make(map[string]uint64, len(kindNames))
+	for kind, name := range kindNames {
+		out[name] = o.added[kind]
+	}
+	return out
 }
 
 // queue is a ring that doubles when full and frees a large ring when empty.

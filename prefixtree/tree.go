@@ -43,6 +43,9 @@ type Config struct {
 	Horizon time.Duration
 	// MaxBackends is the exclusive bound of backend ids. Default 4096, at most 65535.
 	MaxBackends int
+	// Changed, if not nil, receives what each call changed in this tree at anchors, root first. It
+	// runs on the calling goroutine and must not keep the slice.
+	Changed func(changes []Fact)
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -79,6 +82,8 @@ type Tree struct {
 	limits  []limits
 	ledgers []ledger
 	newest  []atomic.Int64
+	changed func([]Fact)
+	buffers sync.Pool // of *[]Fact, for changed
 
 	clock      atomic.Int64 // latest time seen, for Apply
 	highest    atomic.Int64 // highest backend id with a fact
@@ -102,9 +107,11 @@ func New(cfg Config) (*Tree, error) {
 		limits:  make([]limits, cfg.MaxBackends),
 		ledgers: make([]ledger, cfg.MaxBackends),
 		newest:  make([]atomic.Int64, cfg.MaxBackends),
+		changed: cfg.Changed,
 	}
 	t.highest.Store(-1)
 	t.workspaces.New = func() any { return new(workspace) }
+	t.buffers.New = func() any { return new([]Fact) }
 	for i := range t.shards {
 		tb := newTable(minSlots, 0)
 		t.shards[i].tab.Store(tb)
@@ -142,10 +149,8 @@ func (t *Tree) noteBackend(b Backend, at Time) {
 // tr, if not nil, receives the earlier belief, for Learn. Ids out of range are refused and counted.
 // Safe for concurrent use.
 func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *TouchHistory) {
-	t.record(b, chain, now, tr, nil)
-}
-
-func (t *Tree) record(b Backend, chain []Hash, now Time, tr *TouchHistory, news *[]Fact) {
+	news := t.buffer()
+	defer t.publish(news)
 	if tr == nil {
 		tr = new(TouchHistory)
 	}
@@ -189,7 +194,6 @@ func (t *Tree) record(b Backend, chain []Hash, now Time, tr *TouchHistory, news 
 			}
 		}
 	}
-	tr.finish(now, lim.horizon(now))
 	t.use(b, tr, len(chain), now)
 }
 
@@ -211,33 +215,14 @@ func (t *Tree) put(p *place, key uint64, e entry, now Time) (prior entry) {
 	return prior
 }
 
-// Drop removes the blocks [from:] of the chain on b, whichever requests placed them. Safe for
-// concurrent use.
-func (t *Tree) Drop(b Backend, chain []Hash, from int) {
-	t.drop(b, chain, from, maxTime, nil)
-}
-
-func (t *Tree) drop(b Backend, chain []Hash, from int, upTo Time, news *[]Fact) {
-	for i := max(0, from); i < len(chain); i++ {
-		was, _, removed := t.edit(&place{shard: t.shard(uint64(chain[i]))}, b, uint64(chain[i]), func(e entry) (entry, bool) {
-			return e, entryTime(e) <= upTo
-		})
-		if removed && news != nil {
-			t.tellGone(news, Drop, chain[i], was, upTo, 0)
-		}
-	}
-}
-
 // Revert undoes the Record that filled tr, for a request that failed before prefill, and returns
 // the number of removed blocks. A block touched since stays. Safe for concurrent use.
 func (t *Tree) Revert(b Backend, chain []Hash, tr *TouchHistory) (retracted int) {
-	return t.revert(b, chain, tr, nil)
-}
-
-func (t *Tree) revert(b Backend, chain []Hash, tr *TouchHistory, news *[]Fact) (retracted int) {
 	if tr.recorded == 0 {
 		return 0
 	}
+	news := t.buffer()
+	defer t.publish(news)
 	floor := Time(t.limits[b].floor.Load())
 	for i, h := range chain {
 		before := tr.at(i + 1)
