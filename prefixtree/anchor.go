@@ -1,16 +1,14 @@
 package prefixtree
 
 const (
-	// denseDepth: down to here every block is an anchor, so that prompts up to about 2k tokens
-	// match exactly from remote facts.
+	// denseDepth: prompts up to about 2k tokens match exactly from remote facts.
 	denseDepth = 16
-	// anchorStride: deeper, every 4th block (about 512 tokens) is an anchor.
+	// anchorStride blocks are about 512 tokens.
 	anchorStride = 4
 	maxSpan      = anchorStride
 )
 
-// anchorSpan returns how many blocks the anchor at depth stands for. It depends on depth alone, so
-// all nodes agree.
+// anchorSpan returns how many blocks the anchor at depth stands for, the same on all nodes.
 func anchorSpan(depth int) uint8 {
 	if depth <= denseDepth {
 		return 1

@@ -1,12 +1,12 @@
 package prefixtree
 
-// Each call collects exactly what it changed in this tree at anchors: more could echo between trees
-// for ever, less would keep them from converging.
+// Each call collects exactly what it changed at anchors: more could echo for ever, less would keep
+// trees from converging.
 
-// maxKeptFacts, enough for a prompt of 500k tokens, bounds the buffers that are reused.
+// maxKeptFacts, a prompt of 500k tokens, bounds the buffers that are reused.
 const maxKeptFacts = 1024
 
-// buffer returns an empty buffer for a call's changes, nil if the tree publishes none.
+// buffer returns nil if the tree publishes no changes.
 func (t *Tree) buffer() *[]Fact {
 	if t.changed == nil {
 		return nil
@@ -42,7 +42,7 @@ func (t *Tree) tell(news *[]Fact, h Hash, prior, e entry, now Time) {
 	t.append(news, kind, h, e, entryTime(e), 0)
 }
 
-// tellGone appends the retraction of a fact as of at; before is its earlier time, 0 if none.
+// tellGone: before is the fact's earlier time, 0 if none.
 func (t *Tree) tellGone(news *[]Fact, kind Kind, h Hash, was entry, at, before Time) {
 	if was&entryAnchor != 0 {
 		t.append(news, kind, h, was, at, before)

@@ -1,12 +1,11 @@
 package prefixtree
 
-// maxTouchSteps bounds a TouchHistory; most have one step per turn of the conversation.
+// maxTouchSteps: most histories have one step per turn of the conversation.
 const maxTouchSteps = 16
 
-// TouchHistory is what was believed about a chain on one backend before Record: the time of last touch as
-// a falling step function of depth. A missing block gets the time of the next known block below.
-// Beyond 16 steps it is coarsened towards older times. The zero value is empty. Not safe for
-// concurrent use.
+// TouchHistory is what was believed about a chain on one backend before Record: the time of last
+// touch as a falling step function of depth, coarsened beyond 16 steps. A missing block gets the
+// time of the next known one below. Not safe for concurrent use.
 type TouchHistory struct {
 	recorded Time
 	settled  Time // later facts were left as they were
