@@ -112,7 +112,7 @@ func (s *Store) transport(inst *raftInstance) transport {
 		_, t := raft.NewInmemTransport(raft.ServerAddress(s.addr))
 		return t
 	}
-	inst.link = newLink(s.port, s.group)
+	inst.link = newLink(s.port)
 	return raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		ServerAddressProvider: inst,
 		Logger:                newRaftLog(s.log),
@@ -125,13 +125,13 @@ func (s *Store) transport(inst *raftInstance) transport {
 	})
 }
 
-func (inst *raftInstance) find(id raft.ServerID) (raft.ServerAddress, bool) {
+func (inst *raftInstance) find(id raft.ServerID) (raft.Server, bool) {
 	for _, server := range inst.servers() {
 		if server.ID == id {
-			return server.Address, true
+			return server, true
 		}
 	}
-	return "", false
+	return raft.Server{}, false
 }
 
 func (inst *raftInstance) servers() []raft.Server {

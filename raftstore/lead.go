@@ -304,8 +304,8 @@ func (s *Store) changeVoters(inst *raftInstance) {
 	server := raft.ServerID(id)
 	switch c {
 	case changePromote:
-		if addr, ok := inst.find(server); ok {
-			s.changed(inst.raft.AddVoter(server, addr, 0, s.cfg.Timers.Call))
+		if to, ok := inst.find(server); ok {
+			s.changed(inst.raft.AddVoter(server, to.Address, 0, s.cfg.Timers.Call))
 		}
 	case changeDemote:
 		s.changed(inst.raft.DemoteVoter(server, 0, s.cfg.Timers.Call))

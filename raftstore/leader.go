@@ -156,12 +156,11 @@ func transfer(inst *raftInstance, to string) answer {
 	if to == "" {
 		f = inst.raft.LeadershipTransfer()
 	} else {
-		servers := inst.servers()
-		i := slices.IndexFunc(servers, func(s raft.Server) bool { return string(s.ID) == to && s.Suffrage == raft.Voter })
-		if i < 0 {
+		server, ok := inst.find(raft.ServerID(to))
+		if !ok || server.Suffrage != raft.Voter {
 			return failedAnswer(answerRefused, fmt.Errorf("%s is no voter of this group", to))
 		}
-		f = inst.raft.LeadershipTransferToServer(servers[i].ID, servers[i].Address)
+		f = inst.raft.LeadershipTransferToServer(server.ID, server.Address)
 	}
 	if err := f.Error(); err != nil {
 		return failedAnswer(answerFailed, err)
@@ -170,17 +169,10 @@ func transfer(inst *raftInstance, to string) answer {
 }
 
 func (s *Store) removeServer(inst *raftInstance, id string, wait time.Duration) answer {
-	voters, known := 0, false
-	for _, server := range inst.servers() {
-		if server.Suffrage == raft.Voter {
-			voters++
-		}
-		known = known || string(server.ID) == id
-	}
-	switch {
-	case !known:
+	if _, known := inst.find(raft.ServerID(id)); !known {
 		return failedAnswer(answerRefused, fmt.Errorf("%s is no server of this group", id))
-	case id == s.id && voters == 1:
+	}
+	if id == s.id && !s.otherVoter(inst) {
 		return failedAnswer(answerRefused, errors.New("the only voter cannot be removed"))
 	}
 	if err := inst.raft.RemoveServer(raft.ServerID(id), 0, wait).Error(); err != nil {
@@ -189,12 +181,14 @@ func (s *Store) removeServer(inst *raftInstance, id string, wait time.Duration) 
 	return answer{status: answerDone}
 }
 
+func (s *Store) otherVoter(inst *raftInstance) bool {
+	return slices.ContainsFunc(inst.servers(), func(server raft.Server) bool {
+		return server.Suffrage == raft.Voter && string(server.ID) != s.id
+	})
+}
+
 func (s *Store) handOn(ctx context.Context, inst *raftInstance) {
-	if !s.isLeader(inst) {
-		return
-	}
-	other := func(server raft.Server) bool { return server.Suffrage == raft.Voter && string(server.ID) != s.id }
-	if !slices.ContainsFunc(inst.servers(), other) {
+	if !s.isLeader(inst) || !s.otherVoter(inst) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Call)

@@ -173,12 +173,8 @@ func (s *Store) Start(ctx context.Context) error {
 		return errors.New("raftstore: started already, or stopped")
 	}
 	if s.cfg.Streams != nil {
-		s.port = &port{
-			streams: s.cfg.Streams, addr: s.addr, id: s.id,
-			admits: s.admits, raft: s.takeRaft, requests: s.serve,
-			onError: func(err error) { s.log.Warn().Err(err).Msg("raft accepts no connections") },
-		}
-		s.caller = &caller{port: s.port, idle: make(map[string]idleConn)}
+		s.port = &port{store: s, conns: make(map[*conn]struct{})}
+		s.caller = &caller{port: s.port, idle: make(map[string]*conn)}
 	}
 	d := s.first
 	if d == nil || d.failure() == nil {
@@ -191,7 +187,7 @@ func (s *Store) Start(ctx context.Context) error {
 	s.first = nil
 	s.started = true
 	if s.port != nil {
-		s.port.start()
+		s.port.wg.Go(s.port.accept)
 	}
 	go s.run(s.instance, d)
 	return nil
