@@ -160,13 +160,10 @@ func (c *caller) put(addr string, conn *conn) {
 	keep := !c.closed && (had || len(c.idle) < maxIdle)
 	if keep {
 		conn.idle = time.Now()
-		c.idle[addr] = conn
+		c.idle[addr], conn = conn, old
 	}
 	c.mu.Unlock()
-	if had && keep {
-		old.Close()
-	}
-	if !keep {
+	if conn != nil {
 		conn.Close()
 	}
 }

@@ -48,15 +48,9 @@ func (s *Store) begin(d *disk) (*raftInstance, error) {
 		inst.applied.Store(index)
 	}
 	inst.trans = s.transport(inst)
-	var (
-		logs   raft.LogStore
-		stable raft.StableStore
-		snaps  raft.SnapshotStore
-	)
-	if d == nil {
-		memory := raft.NewInmemStore()
-		logs, stable, snaps = memory, memory, raft.NewInmemSnapshotStore()
-	} else {
+	memory := raft.NewInmemStore()
+	logs, stable, snaps := raft.LogStore(memory), raft.StableStore(memory), raft.SnapshotStore(raft.NewInmemSnapshotStore())
+	if d != nil {
 		store := &logStore{disk: d, cut: inst.cut.Done()}
 		cache, err := raft.NewLogCache(cachedLogs, store)
 		if err != nil {
@@ -241,7 +235,7 @@ func replay(d *disk) (*State, error) {
 		var l raft.Log
 		err := logs.GetLog(next, &l)
 		if errors.Is(err, raft.ErrLogNotFound) {
-			return nil, fmt.Errorf("the log is damaged: entry %d is missing, and %d is noted as committed", next, applied)
+			return nil, fmt.Errorf("the log is damaged: entry %d is missing, although entry %d is committed", next, applied)
 		}
 		if err != nil {
 			return nil, err
@@ -254,9 +248,6 @@ func replay(d *disk) (*State, error) {
 			break // the state machine reports it
 		}
 		m.apply(next, e)
-	}
-	if m.version == 0 {
-		return nil, nil
 	}
 	return m.state(), nil
 }

@@ -10,7 +10,7 @@ type joinRequest struct {
 	Leader    string    `json:"leader"`
 	Format    int       `json:"format"`
 	Constants Constants `json:"constants"`
-	Given     []groupID `json:"given,omitempty"` // see info
+	Given     []groupID `json:"given,omitempty"` // see identity
 	Size      int       `json:"size,omitempty"`
 }
 

@@ -267,7 +267,7 @@ func (s *Store) lookAbroad(ctx context.Context) {
 		switch {
 		case a.err != nil || a.info.Group == groupID{} || a.info.Group == own.Group:
 			continue
-		case a.info.Proven && own.relationTo(a.info) == heir:
+		case a.info.proven() && own.relationTo(a.info) == heir:
 			s.foreign(fmt.Sprintf("this node's group (%s) was given up and recovered as %s: %s is in it; %s", own.Group, a.info.Group, a.where(), remedy))
 		case a.info.Leader != "":
 			s.foreign(fmt.Sprintf("this node's group (%s) has no leader, and %s is in another group that has one (%s); if it was given up: %s", own.Group, a.where(), a.info.Group, remedy))

@@ -65,11 +65,7 @@ func failedAnswer(status answerStatus, err error) answer {
 func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) answer {
 	inst := s.current()
 	if !s.isLeader(inst) {
-		body, err := json.Marshal(s.leader(inst))
-		if err != nil {
-			return failedAnswer(answerFailed, err)
-		}
-		return answer{answerNotLeader, body}
+		return jsonAnswer(answerNotLeader, s.leader(inst))
 	}
 	if why := s.barred(); why != "" && (kind == askApply || kind == askRead) {
 		return answer{answerBarred, []byte(why)}
@@ -140,9 +136,7 @@ func (s *Store) propose(inst *raftInstance, raw []byte, wait time.Duration) answ
 
 // afterRaft says whether an error leaves the outcome unknown.
 func afterRaft(err error) answer {
-	switch {
-	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrEnqueueTimeout),
-		errors.Is(err, raft.ErrLeadershipTransferInProgress):
+	if errors.Is(err, raft.ErrNotLeader) || errors.Is(err, raft.ErrEnqueueTimeout) || errors.Is(err, raft.ErrLeadershipTransferInProgress) {
 		return failedAnswer(answerFailed, err)
 	}
 	return failedAnswer(answerUncertain, err)
@@ -227,25 +221,24 @@ func (s *Store) answer(kind requestKind, body []byte) answer {
 		defer cancel()
 		return s.execute(ctx, kind, d.b)
 	case askInfo:
-		return jsonAnswer(s.info(), nil)
+		return jsonAnswer(answerDone, s.info())
 	case askJoin:
-		return handle(body, func(req joinRequest) answer { return jsonAnswer(nil, s.join(req)) })
+		return handle(body, func(req joinRequest) answer {
+			if err := s.join(req); err != nil {
+				return failedAnswer(answerRefused, err)
+			}
+			return answer{status: answerDone}
+		})
 	case askState:
 		return handle(body, func(req stateRequest) answer { return s.stateAfter(ctx, req) })
 	}
 	return failedAnswer(answerRefused, fmt.Errorf("request of the unknown kind %d", kind))
 }
 
-func jsonAnswer(v any, err error) answer {
-	if err != nil {
-		return failedAnswer(answerRefused, err)
-	}
-	if v == nil {
-		return answer{status: answerDone}
-	}
+func jsonAnswer(status answerStatus, v any) answer {
 	body, err := json.Marshal(v)
 	if err != nil {
 		return failedAnswer(answerFailed, err)
 	}
-	return answer{answerDone, body}
+	return answer{status, body}
 }

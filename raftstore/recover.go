@@ -40,19 +40,17 @@ func Inspect(dir string) (sv Survivor, err error) {
 		return Survivor{}, err
 	}
 	defer d.close(recoverDeadline)
-	sv = Survivor{ID: id.ID, Group: id.Group.String(), Servers: []Server{}}
 	state, err := replay(d)
 	if err != nil {
 		return Survivor{}, err
-	}
-	if state != nil {
-		sv.Version, sv.Backends = state.Version, len(state.Backends)
 	}
 	conf, last, err := newestConfiguration(d)
 	if err != nil {
 		return Survivor{}, err
 	}
-	sv.LastIndex = last
+	sv = Survivor{
+		ID: id.ID, Group: id.Group.String(), LastIndex: last, Version: state.Version, Backends: len(state.Backends), Servers: []Server{},
+	}
 	for _, s := range conf.Servers {
 		sv.Servers = append(sv.Servers, Server{string(s.ID), string(s.Address), s.Suffrage == raft.Voter})
 	}
@@ -116,7 +114,7 @@ func Recover(dir string, servers []Server) (err error) {
 	}
 	snaps := snapshotStore{d}
 	if there, err := raft.HasExistingState(logs, logs, snaps); err != nil || !there {
-		return cmp.Or(err, errors.New("no initial state: it has never been in a group"))
+		return cmp.Or(err, errors.New("the data has never been in a group"))
 	}
 	// The identity comes first: the new servers must not appear under the old group.
 	if err := saveIdentity(d, recoveredIdentity(id, conf)); err != nil {
@@ -166,7 +164,7 @@ func configurationOf(servers []Server) (raft.Configuration, error) {
 		})
 	}
 	if voters == 0 {
-		return conf, errors.New("servers: none of them may vote")
+		return conf, errors.New("servers: no voter is given")
 	}
 	return conf, nil
 }

@@ -132,33 +132,25 @@ func (s *Store) openData() (*disk, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = func() error {
-		ident, err := loadIdentity(d)
-		if err != nil {
-			return err
-		}
-		if s.id != "" && s.id != ident.ID {
-			return fmt.Errorf("the data is of another node: %s, not %s", ident.ID, s.id)
-		}
-		state, err := replay(d)
-		if err != nil {
-			return err
-		}
-		if state != nil {
-			s.publish(state)
-		}
-		if s.id == "" { // once, because ID reads it without a lock
-			s.id = ident.ID
-		}
-		s.mu.Lock()
-		s.ident = ident
-		s.mu.Unlock()
-		return nil
-	}()
+	ident, err := loadIdentity(d)
+	if err == nil && s.id != "" && s.id != ident.ID {
+		err = fmt.Errorf("the data is of another node: %s, not %s", ident.ID, s.id)
+	}
+	var state *State
+	if err == nil {
+		state, err = replay(d)
+	}
 	if err != nil {
 		d.close(endWait)
 		return nil, fmt.Errorf("%s: %w", s.cfg.Dir, err)
 	}
+	s.publish(state)
+	if s.id == "" { // once, because ID reads it without a lock
+		s.id = ident.ID
+	}
+	s.mu.Lock()
+	s.ident = ident
+	s.mu.Unlock()
 	return d, nil
 }
 
