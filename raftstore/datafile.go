@@ -256,7 +256,6 @@ func (c *pageCheck) page(id uint64) (b []byte, flags uint16, err error) {
 	return b, order.Uint16(head[8:]), nil
 }
 
-// keyOrder checks that leaf keys rise from their branch's key.
 type keyOrder struct{ last, least []byte }
 
 func (o *keyOrder) branch(key []byte) bool {

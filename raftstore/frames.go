@@ -71,7 +71,6 @@ func readFrame(r io.Reader, limit int) (what byte, body []byte, err error) {
 	return head[0], body, err
 }
 
-// readBody allocates as bytes arrive, not as announced.
 func readBody(r io.Reader, n int) ([]byte, error) {
 	const step = 64 << 10
 	body := make([]byte, 0, min(n, step))
@@ -179,7 +178,6 @@ func (c *caller) close() {
 	}
 }
 
-// ask exchanges JSON; in and out may be nil. Any status but answerDone is an error.
 func (c *caller) ask(ctx context.Context, addr string, kind requestKind, in, out any) error {
 	var body []byte
 	if in != nil {

@@ -59,7 +59,6 @@ type identity struct {
 	Rival string `json:"rival,omitempty"`
 }
 
-// proven says whether the data is of a group and in service.
 func (i identity) proven() bool { return i.Group != groupID{} && !i.Unproven }
 
 func newID() string {

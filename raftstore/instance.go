@@ -135,7 +135,6 @@ func (inst *raftInstance) servers() []raft.Server {
 	return inst.raft.GetConfiguration().Configuration().Servers
 }
 
-// enter registers a call that waits for raft; false means that raft is ending.
 func (inst *raftInstance) enter() bool {
 	inst.mu.Lock()
 	defer inst.mu.Unlock()
@@ -161,7 +160,6 @@ func (inst *raftInstance) end() bool {
 	return over
 }
 
-// within reports whether f ended in time.
 func within(limit time.Duration, f func()) bool {
 	done := make(chan struct{})
 	go func() {

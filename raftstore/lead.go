@@ -68,7 +68,6 @@ func (s *Store) commitConstants(ctx context.Context) {
 	}
 }
 
-// toAsk returns all peers, and servers unknown to gossip.
 func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
 	var list []Peer
 	known := map[string]bool{s.id: true}
@@ -173,7 +172,6 @@ func (s *Store) moveServers(inst *raftInstance, servers []raft.Server, answers [
 	return false
 }
 
-// canLose says whether a quorum is healthy without this server.
 func (s *Store) canLose(servers []raft.Server, id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -201,7 +199,6 @@ func (s *Store) changed(f raft.IndexFuture) bool {
 	return true
 }
 
-// takeIn adds live nodes without a group.
 func (s *Store) takeIn(ctx context.Context, inst *raftInstance, servers []raft.Server, answers []answered) {
 	maps.DeleteFunc(s.unwilling, func(addr, _ string) bool {
 		return !slices.ContainsFunc(answers, func(a answered) bool { return a.Addr == addr })
@@ -278,7 +275,6 @@ func (s *Store) lookAbroad(ctx context.Context) {
 	}
 }
 
-// changeVoters makes at most one change.
 func (s *Store) changeVoters(inst *raftInstance) {
 	var list []standing
 	s.mu.Lock()

@@ -51,7 +51,6 @@ func readHello(r io.Reader) (h hello, err error) {
 	return h, err
 }
 
-// port accepts and dials the connections of a store.
 type port struct {
 	store *Store
 

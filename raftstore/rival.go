@@ -50,7 +50,6 @@ const (
 	giveUpOther = "to give up the other group instead: do the same with its nodes, then run grapevine raft recover here once more"
 )
 
-// rivalOf says why recovered data must stay out of service.
 func rivalOf(id identity, answers []answered) string {
 	for _, a := range answers {
 		if a.err != nil {
@@ -114,7 +113,6 @@ func (s *Store) Proven() (bool, error) {
 	return !id.Unproven, nil
 }
 
-// prove reports whether recovered data may be used.
 func (s *Store) prove(ctx context.Context, inst *raftInstance) bool {
 	id := s.identity()
 	if !id.Unproven {

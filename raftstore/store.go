@@ -266,7 +266,6 @@ func (s *Store) await(ctx context.Context, version uint64) (*State, error) {
 	}
 }
 
-// note sets a text and reports whether it is a new one.
 func (s *Store) note(field *string, text string) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
