@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	mrand "math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -55,10 +56,9 @@ func (s *Store) Apply(ctx context.Context, c Command) (Result, error) {
 func normalCommand(c Command) Command {
 	switch c := c.(type) {
 	case AddBackends:
-		list := make([]Backend, len(c.Backends))
-		for i, b := range c.Backends {
-			b.URL, _ = NormalURL(b.URL)
-			list[i] = b
+		list := slices.Clone(c.Backends)
+		for i := range list {
+			list[i].URL, _ = NormalURL(list[i].URL)
 		}
 		return AddBackends{list}
 	case UpdateBackend:
@@ -108,7 +108,7 @@ func (s *Store) administer(ctx context.Context, kind requestKind, req any) error
 	return err
 }
 
-var errNotYet = errors.New("no leader is known")
+var errNotYet = errors.New("this node knows no leader")
 
 // atLeader retries until ctx, which needs a deadline, ends.
 func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) ([]byte, error) {

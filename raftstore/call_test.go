@@ -14,8 +14,8 @@ func TestNoAttemptWithoutTime(t *testing.T) {
 	defer far.Close()
 	p := &port{conns: make(map[*conn]struct{})}
 	const addr = "127.0.0.1:7"
-	s := &Store{port: p, caller: &caller{port: p, idle: map[string]idleConn{
-		addr: {conn: &conn{Conn: near, port: p}, since: time.Now()},
+	s := &Store{port: p, caller: &caller{port: p, idle: map[string]*conn{
+		addr: {Conn: near, port: p, idle: time.Now()},
 	}}}
 	ctx, cancel := context.WithTimeout(t.Context(), leastAttempt/2)
 	defer cancel()

@@ -37,10 +37,8 @@ func (s *Store) originalOf(h hello) (Peer, bool) {
 	if h.ID == s.id {
 		return Peer{ID: s.id, Name: "this node", Addr: s.addr}, true
 	}
-	if inst := s.current(); inst != nil {
-		if addr, ok := inst.find(raft.ServerID(h.ID)); ok && string(addr) == h.Addr {
-			return Peer{}, false
-		}
+	if server, ok := s.current().find(raft.ServerID(h.ID)); ok && string(server.Address) == h.Addr {
+		return Peer{}, false
 	}
 	for _, p := range s.peers() {
 		if p.ID == h.ID && p.Alive && p.Addr != h.Addr {

@@ -123,7 +123,12 @@ func syncDir(dir string) error {
 
 // checkData finds the damaged pages over which bbolt would fault or loop forever.
 func checkData(path string) error {
-	if info, err := os.Stat(path); err == nil && info.Size() == 0 {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	if info, err := f.Stat(); err == nil && info.Size() == 0 {
 		return damaged(path, errors.New("it is empty"))
 	}
 	db, err := openBolt(path, true) // holds the lock meanwhile
@@ -131,11 +136,6 @@ func checkData(path string) error {
 		return err
 	}
 	defer func() { _ = db.Close() }()
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }()
 	info, err := f.Stat()
 	if err != nil {
 		return err
@@ -256,7 +256,6 @@ func (c *pageCheck) page(id uint64) (b []byte, flags uint16, err error) {
 	return b, order.Uint16(head[8:]), nil
 }
 
-// keyOrder checks that leaf keys rise from their branch's key.
 type keyOrder struct{ last, least []byte }
 
 func (o *keyOrder) branch(key []byte) bool {

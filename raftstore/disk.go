@@ -27,7 +27,6 @@ type disk struct {
 	before   func() error // runs before each write; may be nil
 
 	ops    chan diskOp
-	done   chan struct{}
 	closed chan struct{}
 	failed chan struct{} // closed after cause is set
 	gone   chan struct{} // closed with the file
@@ -72,7 +71,7 @@ func openDisk(dir string, deadline time.Duration, before func() error, counts *w
 	}
 	d := &disk{
 		db: db, deadline: deadline, before: before, counts: counts,
-		ops: make(chan diskOp), done: make(chan struct{}), closed: make(chan struct{}),
+		ops: make(chan diskOp), closed: make(chan struct{}),
 		failed: make(chan struct{}), gone: make(chan struct{}),
 	}
 	d.ended.Store(time.Now().UnixNano())
@@ -123,7 +122,8 @@ func (d *disk) write(size int, f func(*bbolt.Tx) error) error {
 func (d *disk) read(f func(*bbolt.Tx) error) error { return d.db.View(f) }
 
 func (d *disk) run() {
-	defer close(d.done)
+	defer close(d.gone)
+	defer d.db.Close()
 	for {
 		select {
 		case op := <-d.ops:
@@ -143,7 +143,13 @@ func (d *disk) execute(op diskOp) error {
 		d.fail(fmt.Errorf("%w (%v)", errDiskHung, op.deadline))
 	})
 	defer alarm.Stop()
-	err := d.transact(op.write)
+	var err error
+	if d.before != nil {
+		err = d.before()
+	}
+	if err == nil {
+		err = d.db.Update(op.write)
+	}
 	took := time.Since(start)
 	d.ended.Store(time.Now().UnixNano())
 	d.counts.mu.Lock()
@@ -155,15 +161,6 @@ func (d *disk) execute(op diskOp) error {
 		return err
 	}
 	return d.failure()
-}
-
-func (d *disk) transact(f func(*bbolt.Tx) error) error {
-	if d.before != nil {
-		if err := d.before(); err != nil {
-			return err
-		}
-	}
-	return d.db.Update(f)
 }
 
 // fail keeps the first cause, unless a later one rules out reopening.
@@ -190,14 +187,7 @@ func (d *disk) failure() error {
 
 // close reports whether the file closed in time; otherwise it closes when the disk answers.
 func (d *disk) close(wait time.Duration) bool {
-	d.shut.Do(func() {
-		close(d.closed)
-		go func() {
-			defer close(d.gone)
-			<-d.done
-			d.db.Close()
-		}()
-	})
+	d.shut.Do(func() { close(d.closed) })
 	return within(wait, func() { <-d.gone })
 }
 

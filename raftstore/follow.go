@@ -20,12 +20,8 @@ const stateTimeout = 5 * time.Second
 func (s *Store) follow(ctx context.Context) {
 	for ctx.Err() == nil {
 		member := s.randomPeer()
-		if member.Addr != "" && s.followOnce(ctx, member.Addr) {
-			continue
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(s.cfg.Timers.Poll):
+		if member.Addr == "" || !s.followOnce(ctx, member.Addr) {
+			s.pause(ctx, s.cfg.Timers.Poll)
 		}
 	}
 }

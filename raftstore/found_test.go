@@ -300,7 +300,7 @@ func (m *foundingModel) next(losses int) (list []foundingModel) {
 			default: // node j answers node i now
 				s, o := *m, &m.nodes[j]
 				s.nodes[i].answers[j] = &answered{Peer: Peer{Addr: modelAddr(j)}, info: info{
-					ID: m.id(j), Addr: modelAddr(j), Group: o.group, Founding: serversOf(o.founding), Founders: founders,
+					identity: identity{ID: m.id(j), Group: o.group, Founding: serversOf(o.founding)}, Addr: modelAddr(j), Founders: founders,
 				}}
 				list = append(list, s)
 			}

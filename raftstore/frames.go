@@ -71,7 +71,6 @@ func readFrame(r io.Reader, limit int) (what byte, body []byte, err error) {
 	return head[0], body, err
 }
 
-// readBody allocates as bytes arrive, not as announced.
 func readBody(r io.Reader, n int) ([]byte, error) {
 	const step = 64 << 10
 	body := make([]byte, 0, min(n, step))
@@ -94,13 +93,8 @@ type caller struct {
 	port *port
 
 	mu     sync.Mutex
-	idle   map[string]idleConn
+	idle   map[string]*conn // by address
 	closed bool
-}
-
-type idleConn struct {
-	conn  *conn
-	since time.Time
 }
 
 const maxIdle = 256
@@ -139,14 +133,14 @@ func (c *caller) call(ctx context.Context, addr string, kind requestKind, body [
 
 func (c *caller) get(ctx context.Context, addr string) (*conn, error) {
 	c.mu.Lock()
-	ic, found := c.idle[addr]
+	conn, found := c.idle[addr]
 	delete(c.idle, addr)
 	c.mu.Unlock()
 	if found {
-		if time.Since(ic.since) < idleTimeout/2 && alive(ic.conn) {
-			return ic.conn, nil
+		if time.Since(conn.idle) < idleTimeout/2 && alive(conn) {
+			return conn, nil
 		}
-		ic.conn.Close()
+		conn.Close()
 	}
 	return c.port.dial(ctx, addr, hello{Use: useRequests})
 }
@@ -164,13 +158,11 @@ func (c *caller) put(addr string, conn *conn) {
 	old, had := c.idle[addr]
 	keep := !c.closed && (had || len(c.idle) < maxIdle)
 	if keep {
-		c.idle[addr] = idleConn{conn, time.Now()}
+		conn.idle = time.Now()
+		c.idle[addr], conn = conn, old
 	}
 	c.mu.Unlock()
-	if had && keep {
-		old.conn.Close()
-	}
-	if !keep {
+	if conn != nil {
 		conn.Close()
 	}
 }
@@ -181,12 +173,11 @@ func (c *caller) close() {
 	idle := c.idle
 	c.idle = nil
 	c.mu.Unlock()
-	for _, ic := range idle {
-		ic.conn.Close()
+	for _, conn := range idle {
+		conn.Close()
 	}
 }
 
-// ask exchanges JSON; in and out may be nil. Any status but answerDone is an error.
 func (c *caller) ask(ctx context.Context, addr string, kind requestKind, in, out any) error {
 	var body []byte
 	if in != nil {

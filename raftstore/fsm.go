@@ -105,12 +105,10 @@ func (f *fsm) stopped() error {
 
 type encodedSnapshot []byte
 
+// Persist leaves Close and Cancel to raft.
 func (s encodedSnapshot) Persist(sink raft.SnapshotSink) error {
-	if _, err := sink.Write(s); err != nil {
-		_ = sink.Cancel()
-		return err
-	}
-	return sink.Close()
+	_, err := sink.Write(s)
+	return err
 }
 
 func (encodedSnapshot) Release() {}

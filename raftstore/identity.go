@@ -59,6 +59,8 @@ type identity struct {
 	Rival string `json:"rival,omitempty"`
 }
 
+func (i identity) proven() bool { return i.Group != groupID{} && !i.Unproven }
+
 func newID() string {
 	var b [8]byte
 	rand.Read(b[:]) // never fails

@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -9,13 +10,8 @@ import (
 const askTimeout = 500 * time.Millisecond
 
 type info struct {
-	ID        string    `json:"id"`
+	identity
 	Addr      string    `json:"addr"`
-	Group     groupID   `json:"group"`
-	Founding  []Server  `json:"founding,omitempty"` // Group began with these, if this node founded it
-	Given     []groupID `json:"given,omitempty"`    // Group was recovered from these
-	Size      int       `json:"size,omitempty"`     // servers of the recovery
-	Proven    bool      `json:"proven"`             // in a group, and in service
 	Founders  []string  `json:"founders,omitempty"` // Config.Founders, sorted
 	Server    bool      `json:"server"`
 	Constants Constants `json:"constants"`
@@ -28,12 +24,8 @@ func (s *Store) info() info {
 	inst := s.current()
 	s.mu.Lock()
 	i := info{
-		ID: s.id, Addr: s.addr, Group: s.ident.Group, Founding: s.ident.Founding,
-		Given: s.ident.Given, Size: s.ident.Size, Proven: s.ident.Group != groupID{} && !s.ident.Unproven,
-		Founders: s.cfg.Founders, Server: s.cfg.Server, Constants: s.cfg.Constants, Failed: s.problem.disk,
-	}
-	if i.Failed == "" {
-		i.Failed = s.problem.halted
+		identity: s.ident, Addr: s.addr, Founders: s.cfg.Founders, Server: s.cfg.Server,
+		Constants: s.cfg.Constants, Failed: cmp.Or(s.problem.disk, s.problem.halted),
 	}
 	s.mu.Unlock()
 	if inst != nil {

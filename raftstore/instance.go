@@ -48,15 +48,9 @@ func (s *Store) begin(d *disk) (*raftInstance, error) {
 		inst.applied.Store(index)
 	}
 	inst.trans = s.transport(inst)
-	var (
-		logs   raft.LogStore
-		stable raft.StableStore
-		snaps  raft.SnapshotStore
-	)
-	if d == nil {
-		memory := raft.NewInmemStore()
-		logs, stable, snaps = memory, memory, raft.NewInmemSnapshotStore()
-	} else {
+	memory := raft.NewInmemStore()
+	logs, stable, snaps := raft.LogStore(memory), raft.StableStore(memory), raft.SnapshotStore(raft.NewInmemSnapshotStore())
+	if d != nil {
 		store := &logStore{disk: d, cut: inst.cut.Done()}
 		cache, err := raft.NewLogCache(cachedLogs, store)
 		if err != nil {
@@ -112,7 +106,7 @@ func (s *Store) transport(inst *raftInstance) transport {
 		_, t := raft.NewInmemTransport(raft.ServerAddress(s.addr))
 		return t
 	}
-	inst.link = newLink(s.port, s.group)
+	inst.link = newLink(s.port)
 	return raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		ServerAddressProvider: inst,
 		Logger:                newRaftLog(s.log),
@@ -125,13 +119,13 @@ func (s *Store) transport(inst *raftInstance) transport {
 	})
 }
 
-func (inst *raftInstance) find(id raft.ServerID) (raft.ServerAddress, bool) {
+func (inst *raftInstance) find(id raft.ServerID) (raft.Server, bool) {
 	for _, server := range inst.servers() {
 		if server.ID == id {
-			return server.Address, true
+			return server, true
 		}
 	}
-	return "", false
+	return raft.Server{}, false
 }
 
 func (inst *raftInstance) servers() []raft.Server {
@@ -141,7 +135,6 @@ func (inst *raftInstance) servers() []raft.Server {
 	return inst.raft.GetConfiguration().Configuration().Servers
 }
 
-// enter registers a call that waits for raft; false means that raft is ending.
 func (inst *raftInstance) enter() bool {
 	inst.mu.Lock()
 	defer inst.mu.Unlock()
@@ -167,7 +160,6 @@ func (inst *raftInstance) end() bool {
 	return over
 }
 
-// within reports whether f ended in time.
 func within(limit time.Duration, f func()) bool {
 	done := make(chan struct{})
 	go func() {
@@ -241,7 +233,7 @@ func replay(d *disk) (*State, error) {
 		var l raft.Log
 		err := logs.GetLog(next, &l)
 		if errors.Is(err, raft.ErrLogNotFound) {
-			return nil, fmt.Errorf("the log is damaged: entry %d is missing, and %d is noted as committed", next, applied)
+			return nil, fmt.Errorf("the log is damaged: entry %d is missing, although entry %d is committed", next, applied)
 		}
 		if err != nil {
 			return nil, err
@@ -254,9 +246,6 @@ func replay(d *disk) (*State, error) {
 			break // the state machine reports it
 		}
 		m.apply(next, e)
-	}
-	if m.version == 0 {
-		return nil, nil
 	}
 	return m.state(), nil
 }

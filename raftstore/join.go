@@ -10,11 +10,10 @@ type joinRequest struct {
 	Leader    string    `json:"leader"`
 	Format    int       `json:"format"`
 	Constants Constants `json:"constants"`
-	Given     []groupID `json:"given,omitempty"` // see info
+	Given     []groupID `json:"given,omitempty"` // see identity
 	Size      int       `json:"size,omitempty"`
 }
 
-// join takes this node into the leader's group, unless it has another one.
 func (s *Store) join(req joinRequest) error {
 	switch {
 	case req.Group == groupID{}:
@@ -42,7 +41,6 @@ func (s *Store) join(req joinRequest) error {
 	return nil
 }
 
-// admits returns why it refuses another node's raft.
 func (s *Store) admits(h hello) error {
 	if original, ok := s.originalOf(h); ok {
 		s.noteClone(h, original)

@@ -68,7 +68,6 @@ func (s *Store) commitConstants(ctx context.Context) {
 	}
 }
 
-// toAsk returns all peers, and servers unknown to gossip.
 func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
 	var list []Peer
 	known := map[string]bool{s.id: true}
@@ -173,7 +172,6 @@ func (s *Store) moveServers(inst *raftInstance, servers []raft.Server, answers [
 	return false
 }
 
-// canLose says whether a quorum is healthy without this server.
 func (s *Store) canLose(servers []raft.Server, id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -201,7 +199,6 @@ func (s *Store) changed(f raft.IndexFuture) bool {
 	return true
 }
 
-// takeIn adds live nodes without a group.
 func (s *Store) takeIn(ctx context.Context, inst *raftInstance, servers []raft.Server, answers []answered) {
 	maps.DeleteFunc(s.unwilling, func(addr, _ string) bool {
 		return !slices.ContainsFunc(answers, func(a answered) bool { return a.Addr == addr })
@@ -267,7 +264,7 @@ func (s *Store) lookAbroad(ctx context.Context) {
 		switch {
 		case a.err != nil || a.info.Group == groupID{} || a.info.Group == own.Group:
 			continue
-		case a.info.Proven && own.relationTo(a.info) == heir:
+		case a.info.proven() && own.relationTo(a.info) == heir:
 			s.foreign(fmt.Sprintf("this node's group (%s) was given up and recovered as %s: %s is in it; %s", own.Group, a.info.Group, a.where(), remedy))
 		case a.info.Leader != "":
 			s.foreign(fmt.Sprintf("this node's group (%s) has no leader, and %s is in another group that has one (%s); if it was given up: %s", own.Group, a.where(), a.info.Group, remedy))
@@ -278,7 +275,6 @@ func (s *Store) lookAbroad(ctx context.Context) {
 	}
 }
 
-// changeVoters makes at most one change.
 func (s *Store) changeVoters(inst *raftInstance) {
 	var list []standing
 	s.mu.Lock()
@@ -304,8 +300,8 @@ func (s *Store) changeVoters(inst *raftInstance) {
 	server := raft.ServerID(id)
 	switch c {
 	case changePromote:
-		if addr, ok := inst.find(server); ok {
-			s.changed(inst.raft.AddVoter(server, addr, 0, s.cfg.Timers.Call))
+		if to, ok := inst.find(server); ok {
+			s.changed(inst.raft.AddVoter(server, to.Address, 0, s.cfg.Timers.Call))
 		}
 	case changeDemote:
 		s.changed(inst.raft.DemoteVoter(server, 0, s.cfg.Timers.Call))

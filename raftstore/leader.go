@@ -65,11 +65,7 @@ func failedAnswer(status answerStatus, err error) answer {
 func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) answer {
 	inst := s.current()
 	if !s.isLeader(inst) {
-		body, err := json.Marshal(s.leader(inst))
-		if err != nil {
-			return failedAnswer(answerFailed, err)
-		}
-		return answer{answerNotLeader, body}
+		return jsonAnswer(answerNotLeader, s.leader(inst))
 	}
 	if why := s.barred(); why != "" && (kind == askApply || kind == askRead) {
 		return answer{answerBarred, []byte(why)}
@@ -140,9 +136,7 @@ func (s *Store) propose(inst *raftInstance, raw []byte, wait time.Duration) answ
 
 // afterRaft says whether an error leaves the outcome unknown.
 func afterRaft(err error) answer {
-	switch {
-	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrEnqueueTimeout),
-		errors.Is(err, raft.ErrLeadershipTransferInProgress):
+	if errors.Is(err, raft.ErrNotLeader) || errors.Is(err, raft.ErrEnqueueTimeout) || errors.Is(err, raft.ErrLeadershipTransferInProgress) {
 		return failedAnswer(answerFailed, err)
 	}
 	return failedAnswer(answerUncertain, err)
@@ -156,12 +150,11 @@ func transfer(inst *raftInstance, to string) answer {
 	if to == "" {
 		f = inst.raft.LeadershipTransfer()
 	} else {
-		servers := inst.servers()
-		i := slices.IndexFunc(servers, func(s raft.Server) bool { return string(s.ID) == to && s.Suffrage == raft.Voter })
-		if i < 0 {
+		server, ok := inst.find(raft.ServerID(to))
+		if !ok || server.Suffrage != raft.Voter {
 			return failedAnswer(answerRefused, fmt.Errorf("%s is no voter of this group", to))
 		}
-		f = inst.raft.LeadershipTransferToServer(servers[i].ID, servers[i].Address)
+		f = inst.raft.LeadershipTransferToServer(server.ID, server.Address)
 	}
 	if err := f.Error(); err != nil {
 		return failedAnswer(answerFailed, err)
@@ -170,17 +163,10 @@ func transfer(inst *raftInstance, to string) answer {
 }
 
 func (s *Store) removeServer(inst *raftInstance, id string, wait time.Duration) answer {
-	voters, known := 0, false
-	for _, server := range inst.servers() {
-		if server.Suffrage == raft.Voter {
-			voters++
-		}
-		known = known || string(server.ID) == id
-	}
-	switch {
-	case !known:
+	if _, known := inst.find(raft.ServerID(id)); !known {
 		return failedAnswer(answerRefused, fmt.Errorf("%s is no server of this group", id))
-	case id == s.id && voters == 1:
+	}
+	if id == s.id && !s.otherVoter(inst) {
 		return failedAnswer(answerRefused, errors.New("the only voter cannot be removed"))
 	}
 	if err := inst.raft.RemoveServer(raft.ServerID(id), 0, wait).Error(); err != nil {
@@ -189,12 +175,14 @@ func (s *Store) removeServer(inst *raftInstance, id string, wait time.Duration) 
 	return answer{status: answerDone}
 }
 
+func (s *Store) otherVoter(inst *raftInstance) bool {
+	return slices.ContainsFunc(inst.servers(), func(server raft.Server) bool {
+		return server.Suffrage == raft.Voter && string(server.ID) != s.id
+	})
+}
+
 func (s *Store) handOn(ctx context.Context, inst *raftInstance) {
-	if !s.isLeader(inst) {
-		return
-	}
-	other := func(server raft.Server) bool { return server.Suffrage == raft.Voter && string(server.ID) != s.id }
-	if !slices.ContainsFunc(inst.servers(), other) {
+	if !s.isLeader(inst) || !s.otherVoter(inst) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Call)
@@ -233,25 +221,24 @@ func (s *Store) answer(kind requestKind, body []byte) answer {
 		defer cancel()
 		return s.execute(ctx, kind, d.b)
 	case askInfo:
-		return jsonAnswer(s.info(), nil)
+		return jsonAnswer(answerDone, s.info())
 	case askJoin:
-		return handle(body, func(req joinRequest) answer { return jsonAnswer(nil, s.join(req)) })
+		return handle(body, func(req joinRequest) answer {
+			if err := s.join(req); err != nil {
+				return failedAnswer(answerRefused, err)
+			}
+			return answer{status: answerDone}
+		})
 	case askState:
 		return handle(body, func(req stateRequest) answer { return s.stateAfter(ctx, req) })
 	}
 	return failedAnswer(answerRefused, fmt.Errorf("request of the unknown kind %d", kind))
 }
 
-func jsonAnswer(v any, err error) answer {
-	if err != nil {
-		return failedAnswer(answerRefused, err)
-	}
-	if v == nil {
-		return answer{status: answerDone}
-	}
+func jsonAnswer(status answerStatus, v any) answer {
 	body, err := json.Marshal(v)
 	if err != nil {
 		return failedAnswer(answerFailed, err)
 	}
-	return answer{answerDone, body}
+	return answer{status, body}
 }

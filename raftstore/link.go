@@ -14,17 +14,15 @@ var errLinkClosed = errors.New("raft is not running")
 
 // link gives one raft its connections on the port.
 type link struct {
-	port  *port
-	group func() groupID
-
+	port     *port
 	incoming chan *conn
 	ctx      context.Context // until Close
 	cancel   context.CancelFunc
 }
 
-func newLink(p *port, group func() groupID) *link {
+func newLink(p *port) *link {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &link{port: p, group: group, incoming: make(chan *conn), ctx: ctx, cancel: cancel}
+	return &link{port: p, incoming: make(chan *conn), ctx: ctx, cancel: cancel}
 }
 
 func (l *link) take(c *conn) error {
@@ -45,7 +43,7 @@ func (l *link) Accept() (net.Conn, error) {
 	}
 }
 
-func (l *link) Addr() net.Addr { return address(l.port.addr) }
+func (l *link) Addr() net.Addr { return l.port.store.cfg.Streams.Addr() }
 
 func (l *link) Close() error {
 	l.cancel()
@@ -69,7 +67,7 @@ func (l *link) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, err
 	}
 	ctx, cancel := context.WithTimeout(l.ctx, timeout)
 	defer cancel()
-	c, err := l.port.dial(ctx, addr, hello{Use: useRaft, Group: l.group(), To: id})
+	c, err := l.port.dial(ctx, addr, hello{Use: useRaft, Group: l.port.store.group(), To: id})
 	if err != nil {
 		return nil, err
 	}
@@ -79,18 +77,12 @@ func (l *link) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, err
 // ServerAddr makes raft dial "id@host:port", so that the hello names the server. The own address
 // stays plain, because raft sends it to other nodes.
 func (inst *raftInstance) ServerAddr(id raft.ServerID) (raft.ServerAddress, error) {
-	if string(id) == inst.link.port.id {
-		return raft.ServerAddress(inst.link.port.addr), nil
+	if own := inst.link.port.store; string(id) == own.id {
+		return raft.ServerAddress(own.addr), nil
 	}
-	addr, ok := inst.find(id)
+	server, ok := inst.find(id)
 	if !ok {
 		return "", errors.New("server " + string(id) + " is not in the configuration")
 	}
-	return raft.ServerAddress(string(id) + "@" + string(addr)), nil
+	return raft.ServerAddress(string(id) + "@" + string(server.Address)), nil
 }
-
-type address string
-
-func (address) Network() string { return "tcp" }
-
-func (a address) String() string { return string(a) }

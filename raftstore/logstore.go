@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -70,20 +71,24 @@ func decodeLog(key, record []byte, l *raft.Log) error {
 
 // check reads everything, because raft panics over an unreadable entry.
 func (s *logStore) check() error {
-	return s.disk.read(func(tx *bbolt.Tx) error {
+	err := s.disk.read(func(tx *bbolt.Tx) error {
 		stable := tx.Bucket(bucketStable)
-		err := stable.ForEach(func(k, _ []byte) error {
+		return stable.ForEach(func(k, _ []byte) error {
 			_, err := unseal(stable, k)
 			return err
 		})
-		if err != nil {
-			return err
-		}
+	})
+	return cmp.Or(err, s.each(func(*raft.Log) {}))
+}
+
+func (s *logStore) each(visit func(*raft.Log)) error {
+	return s.disk.read(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketLog).ForEach(func(k, v []byte) error {
 			var l raft.Log
 			if err := decodeLog(k, v, &l); err != nil {
 				return fmt.Errorf("log entry %x is damaged: %w", k, err)
 			}
+			visit(&l)
 			return nil
 		})
 	})

@@ -91,11 +91,7 @@ func (m *machine) execute(index uint64, e entry) (changed bool, refused *refusal
 	panic(fmt.Sprintf("raftstore: command %T has no implementation", e.command))
 }
 
-func (m *machine) find(name string) (int, bool) {
-	return slices.BinarySearchFunc(m.backends, name, func(b Backend, name string) int {
-		return strings.Compare(b.Name, name)
-	})
-}
+func (m *machine) find(name string) (int, bool) { return findBackend(m.backends, name) }
 
 func (m *machine) addBackends(index uint64, at int64, c AddBackends) (bool, *refusal) {
 	if len(m.backends)+len(c.Backends) > MaxBackends {

@@ -13,7 +13,6 @@ import (
 
 const countTimeout = 500 * time.Millisecond
 
-// rollCall lists missing voters, for the error of a call without a leader.
 type rollCall struct {
 	voters  int
 	missing []string
@@ -54,7 +53,6 @@ func (s *Store) roll(ctx context.Context) (r rollCall) {
 	return r
 }
 
-// voters returns all peers that may vote if there is no configuration.
 func (s *Store) voters() (list []Peer) {
 	peers, servers := s.peers(), s.current().servers()
 	names := make(map[string]string)

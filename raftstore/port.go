@@ -2,7 +2,6 @@ package raftstore
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -27,56 +26,33 @@ const (
 	useRequests = 'Q' // see frames.go
 )
 
-// hello begins every connection: its length (2 bytes, big-endian), then the fields as in codec.go.
-// For raft the answer is a byte 0, or 1 and a reason. To keeps a node that took over an address
+// hello begins every connection: a frame (see frames.go) of helloFormat. For raft the answer is an
+// empty frame, or one of answerRefused with the reason. To keeps a node that took over an address
 // from voting for its predecessor.
 type hello struct {
-	Use    uint8
-	Format uint8
-	Group  groupID // zero with requests
-	To     string  // id of the node that is dialed; empty with requests
-	ID     string  // the dialer
-	Addr   string  // the dialer's address
-}
-
-func (h hello) encode() []byte {
-	h.Format = helloFormat
-	dst := encode([]byte{0, 0}, h)
-	binary.BigEndian.PutUint16(dst, uint16(len(dst)-2))
-	return dst
+	Use   uint8
+	Group groupID // zero with requests
+	To    string  // id of the node that is dialed; empty with requests
+	ID    string  // the dialer
+	Addr  string  // the dialer's address
 }
 
 func readHello(r io.Reader) (h hello, err error) {
-	var head [2]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return h, err
-	}
-	n := int(binary.BigEndian.Uint16(head[:]))
-	if n < 2 || n > maxHelloBytes {
-		return h, fmt.Errorf("hello of %d bytes", n)
-	}
-	body := make([]byte, n)
-	if _, err := io.ReadFull(r, body); err != nil {
-		return h, err
-	}
+	format, body, err := readFrame(r, maxHelloBytes)
 	switch {
-	case body[0] != useRaft && body[0] != useRequests:
-		return h, fmt.Errorf("%q is no use of a connection", body[0])
-	case body[1] != helloFormat:
-		return h, fmt.Errorf("hello of the unknown format %d", body[1])
+	case err != nil:
+		return h, err
+	case format != helloFormat:
+		return h, fmt.Errorf("hello of the unknown format %d", format)
 	}
-	return h, decode(body, &h)
+	if err = decode(body, &h); err == nil && h.Use != useRaft && h.Use != useRequests {
+		err = fmt.Errorf("%q is no use of a connection", h.Use)
+	}
+	return h, err
 }
 
 type port struct {
-	streams Streams
-	addr    string
-	id      string
-	// admits returns why it refuses a connection for raft.
-	admits   func(hello) error
-	raft     func(*conn) error
-	requests func(*conn)
-	onError  func(error)
+	store *Store
 
 	mu     sync.Mutex
 	conns  map[*conn]struct{}
@@ -88,6 +64,7 @@ type conn struct {
 	net.Conn
 	port  *port
 	hello hello
+	idle  time.Time // since when the caller keeps it
 	once  sync.Once
 }
 
@@ -106,18 +83,11 @@ func (c *conn) limit(t time.Time) { _ = c.Conn.SetDeadline(t) }
 
 func (c *conn) interrupt() { c.limit(time.Now().Add(-time.Second)) }
 
-func (c *conn) turnAway(why string) { _, _ = c.Write(append([]byte{1}, why...)) }
-
-func (p *port) start() {
-	p.conns = make(map[*conn]struct{})
-	p.wg.Go(p.accept)
-}
-
 func (p *port) close() {
 	p.mu.Lock()
 	p.closed = true
 	p.mu.Unlock()
-	p.streams.Close()
+	p.store.cfg.Streams.Close()
 	p.closeConns(func(*conn) bool { return true })
 	p.wg.Wait()
 }
@@ -134,7 +104,7 @@ func (p *port) closeConns(which func(*conn) bool) {
 func (p *port) accept() {
 	wait := 5 * time.Millisecond
 	for {
-		raw, err := p.streams.Accept()
+		raw, err := p.store.cfg.Streams.Accept()
 		p.mu.Lock()
 		closed, full := p.closed, len(p.conns) >= maxConns
 		p.mu.Unlock()
@@ -145,11 +115,11 @@ func (p *port) accept() {
 			}
 			return
 		case errors.Is(err, net.ErrClosed):
-			p.onError(fmt.Errorf("accept: %w", err))
+			p.store.log.Warn().Err(err).Msg("raft accepts no more connections")
 			return
 		case err != nil:
 			// Probably no file descriptor is free.
-			p.onError(fmt.Errorf("accept: %w", err))
+			p.store.log.Warn().Err(err).Msg("raft accepts no connections")
 			time.Sleep(wait)
 			wait = min(2*wait, time.Second)
 			continue
@@ -179,49 +149,41 @@ func (p *port) track(c *conn) bool {
 }
 
 func (p *port) greet(c *conn) {
-	keep := false
-	defer func() {
-		if !keep {
-			c.Close()
-		}
-	}()
 	c.limit(time.Now().Add(greetTimeout))
 	h, err := readHello(c.Conn)
-	if err != nil {
-		return
-	}
 	p.mu.Lock() // for closeConns
 	c.hello = h
 	p.mu.Unlock()
-	c.limit(time.Time{})
-	if h.Use == useRequests {
-		p.requests(c)
-		return
+	switch {
+	case err != nil:
+	case h.Use == useRequests:
+		p.store.serve(c)
+	case p.admit(c):
+		return // raft owns the connection
 	}
-	keep = p.admit(c)
+	c.Close()
 }
 
 func (p *port) admit(c *conn) bool {
-	c.limit(time.Now().Add(greetTimeout))
-	if c.hello.To != p.id {
-		c.turnAway("here is " + p.id)
-		return false
+	err := p.store.admits(c.hello)
+	if c.hello.To != p.store.id {
+		err = errors.New("this is node " + p.store.id)
 	}
-	if err := p.admits(c.hello); err != nil {
-		c.turnAway(err.Error())
+	if err != nil {
+		_ = writeFrame(c, byte(answerRefused), []byte(err.Error()))
 		return false
 	}
 	// Answer before raft writes.
-	if _, err := c.Write([]byte{0}); err != nil {
+	if err := writeFrame(c, byte(answerDone), nil); err != nil {
 		return false
 	}
 	c.limit(time.Time{})
-	return p.raft(c) == nil
+	return p.store.takeRaft(c) == nil
 }
 
 func (p *port) dial(ctx context.Context, addr string, h hello) (*conn, error) {
-	h.ID, h.Addr = p.id, p.addr
-	raw, err := p.streams.Dial(ctx, addr)
+	h.ID, h.Addr = p.store.id, p.store.addr
+	raw, err := p.store.cfg.Streams.Dial(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
@@ -229,14 +191,14 @@ func (p *port) dial(ctx context.Context, addr string, h hello) (*conn, error) {
 	if !p.track(c) {
 		return nil, net.ErrClosed
 	}
-	if err := p.introduce(ctx, c); err != nil {
+	if err := c.introduce(ctx); err != nil {
 		c.Close()
 		return nil, fmt.Errorf("dial %s: %w", addr, err)
 	}
 	return c, nil
 }
 
-func (p *port) introduce(ctx context.Context, c *conn) error {
+func (c *conn) introduce(ctx context.Context) error {
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		deadline = time.Now().Add(greetTimeout)
@@ -248,23 +210,13 @@ func (p *port) introduce(ctx context.Context, c *conn) error {
 			c.limit(time.Time{})
 		}
 	}()
-	if _, err := c.Write(c.hello.encode()); err != nil {
+	err := writeFrame(c, helloFormat, encode(nil, c.hello))
+	if err != nil || c.hello.Use == useRequests {
 		return err
 	}
-	if c.hello.Use == useRequests {
-		return nil
+	status, why, err := readFrame(c, maxHelloBytes)
+	if err == nil && answerStatus(status) != answerDone {
+		err = fmt.Errorf("refused: %s", why)
 	}
-	return readAdmission(c.Conn)
-}
-
-func readAdmission(r io.Reader) error {
-	var b [3]byte
-	if _, err := io.ReadFull(r, b[:1]); err != nil || b[0] == 0 {
-		return err
-	}
-	text, err := io.ReadAll(io.LimitReader(r, maxHelloBytes))
-	if err != nil {
-		return err
-	}
-	return fmt.Errorf("refused: %s", text)
+	return err
 }

@@ -16,24 +16,24 @@ func TestNonsenseOnThePort(t *testing.T) {
 	s := n.store.Load()
 	apply(t, s, add("one"))
 	request := func(body string) string {
-		return string(hello{Use: useRequests, ID: "x", Addr: "h:1"}.encode()) + body
+		return string(hello{Use: useRequests, ID: "x", Addr: "h:1"}.frame()) + body
 	}
 	raftHello := func(group groupID, to string) string {
-		return string(hello{Use: useRaft, Group: group, To: to, ID: "x", Addr: "h:1"}.encode())
+		return string(hello{Use: useRaft, Group: group, To: to, ID: "x", Addr: "h:1"}.frame())
 	}
 	for name, c := range map[string]struct{ say, want string }{
 		"nothing":              {"", ""},
 		"http":                 {"GET / HTTP/1.1\r\nHost: x\r\n\r\n", ""},
-		"a long hello":         {"\xff\xff", ""},
-		"another format":       {"\x00\x02R\x09", ""},
-		"half a hello":         {"\x00\x20R\x01abc", ""},
+		"a long hello":         {"\x01\x00\x00\xff\xff", ""},
+		"another format":       {"\x09\x00\x00\x00\x01R", ""},
+		"half a hello":         {"\x01\x00\x00\x00\x20Rabc", ""},
 		"a huge frame":         {request("\x01\xff\xff\xff\xff"), ""},
 		"an unknown kind":      {request("\x63\x00\x00\x00\x00"), "unknown kind 99"},
 		"an empty command":     {request("\x02\x00\x00\x00\x02\x90\x4e"), "cut short"},
 		"a newer command":      {request("\x02\x00\x00\x00\x04\x90\x4e\x09\x01"), "unknown version: format 9"},
 		"no budget":            {request("\x02\x00\x00\x00\x00"), "cut short"},
 		"json":                 {request("\x06\x00\x00\x00\x01{"), "unexpected end"},
-		"raft of another":      {raftHello(s.group(), "nobody"), "here is " + s.ID()},
+		"raft of another":      {raftHello(s.group(), "other"), "this is node " + s.ID()},
 		"raft of no group":     {raftHello(groupID{}, s.ID()), "another group"},
 		"raft of another one":  {raftHello(groupID{1}, s.ID()), "another group"},
 		"raft, then nonsense":  {raftHello(s.group(), s.ID()) + "\xff\xff\xff", "\x00"},
@@ -122,7 +122,7 @@ func TestLifecycle(t *testing.T) {
 	select {
 	case <-changed:
 	case <-time.After(patience):
-		t.Error("nobody was told of the change")
+		t.Error("Changed does not close")
 	}
 	s.Poke()
 	s.Poke()

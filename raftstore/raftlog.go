@@ -29,17 +29,8 @@ func newRaftLog(l zerolog.Logger) hclog.Logger {
 }
 
 func (r *raftLog) Accept(_ string, level hclog.Level, msg string, args ...any) {
-	var to zerolog.Level
-	switch level {
-	case hclog.Error:
-		to = zerolog.WarnLevel
-	case hclog.Warn:
-		to = zerolog.InfoLevel
-	case hclog.Info:
-		to = zerolog.DebugLevel
-	default:
-		to = zerolog.TraceLevel
-	}
+	// hclog counts from Trace = 1 to Error = 5, zerolog from Trace = -1 to Error = 3.
+	to := max(zerolog.Level(level)-3, zerolog.TraceLevel)
 	if to < r.log.GetLevel() || to < zerolog.GlobalLevel() || r.repeated(msg) {
 		return
 	}

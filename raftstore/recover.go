@@ -35,28 +35,22 @@ type Survivor struct {
 // Inspect reads the data of a stopped node and changes nothing.
 func Inspect(dir string) (sv Survivor, err error) {
 	defer func() { err = in("inspect "+dir, err) }()
-	d, err := openExisting(dir)
+	d, id, err := openExisting(dir)
 	if err != nil {
 		return Survivor{}, err
 	}
 	defer d.close(recoverDeadline)
-	id, err := loadIdentity(d)
-	if err != nil {
-		return Survivor{}, err
-	}
-	sv = Survivor{ID: id.ID, Group: id.Group.String(), Servers: []Server{}}
 	state, err := replay(d)
 	if err != nil {
 		return Survivor{}, err
-	}
-	if state != nil {
-		sv.Version, sv.Backends = state.Version, len(state.Backends)
 	}
 	conf, last, err := newestConfiguration(d)
 	if err != nil {
 		return Survivor{}, err
 	}
-	sv.LastIndex = last
+	sv = Survivor{
+		ID: id.ID, Group: id.Group.String(), LastIndex: last, Version: state.Version, Backends: len(state.Backends), Servers: []Server{},
+	}
 	for _, s := range conf.Servers {
 		sv.Servers = append(sv.Servers, Server{string(s.ID), string(s.Address), s.Suffrage == raft.Voter})
 	}
@@ -72,33 +66,27 @@ func newestConfiguration(d *disk) (conf raft.Configuration, last uint64, err err
 	if meta != nil {
 		conf, last = meta.Configuration, meta.Index
 	}
-	logs := &logStore{disk: d}
-	first, err := logs.FirstIndex()
-	if err != nil {
-		return conf, 0, err
-	}
-	end, err := logs.LastIndex()
-	if err != nil {
-		return conf, 0, err
-	}
-	for index := max(first, last+1); index <= end; index++ {
-		var l raft.Log
-		if err := logs.GetLog(index, &l); err != nil {
-			return conf, 0, err
-		}
-		if l.Type == raft.LogConfiguration {
+	err = (&logStore{disk: d}).each(func(l *raft.Log) {
+		if l.Index > last && l.Type == raft.LogConfiguration {
 			conf = raft.DecodeConfiguration(l.Data)
 		}
-	}
-	return conf, max(last, end), nil
+		last = max(last, l.Index)
+	})
+	return conf, last, err
 }
 
 // openExisting creates nothing, because a wrong directory is a likely mistake.
-func openExisting(dir string) (*disk, error) {
+func openExisting(dir string) (d *disk, id identity, err error) {
 	if _, err := os.Stat(filepath.Join(dir, dataFile)); err != nil {
-		return nil, err
+		return nil, id, err
 	}
-	return openDisk(dir, recoverDeadline, nil, &writeCounts{})
+	if d, err = openDisk(dir, recoverDeadline, nil, &writeCounts{}); err != nil {
+		return nil, id, err
+	}
+	if id, err = loadIdentity(d); err != nil {
+		d.close(recoverDeadline)
+	}
+	return d, id, err
 }
 
 // Recover forces new servers on the data in dir after the permanent loss of a majority. Run it with
@@ -110,15 +98,11 @@ func Recover(dir string, servers []Server) (err error) {
 	if err != nil {
 		return err
 	}
-	d, err := openExisting(dir)
+	d, id, err := openExisting(dir)
 	if err != nil {
 		return err
 	}
 	defer d.close(recoverDeadline)
-	id, err := loadIdentity(d)
-	if err != nil {
-		return err
-	}
 	if !slices.ContainsFunc(servers, func(s Server) bool { return s.ID == id.ID }) {
 		return fmt.Errorf("the data is of server %s, which is not among the servers given", id.ID)
 	}
@@ -130,7 +114,7 @@ func Recover(dir string, servers []Server) (err error) {
 	}
 	snaps := snapshotStore{d}
 	if there, err := raft.HasExistingState(logs, logs, snaps); err != nil || !there {
-		return cmp.Or(err, errors.New("no initial state: it has never been in a group"))
+		return cmp.Or(err, errors.New("the data has never been in a group"))
 	}
 	// The identity comes first: the new servers must not appear under the old group.
 	if err := saveIdentity(d, recoveredIdentity(id, conf)); err != nil {
@@ -180,7 +164,7 @@ func configurationOf(servers []Server) (raft.Configuration, error) {
 		})
 	}
 	if voters == 0 {
-		return conf, errors.New("servers: none of them may vote")
+		return conf, errors.New("servers: no voter is given")
 	}
 	return conf, nil
 }

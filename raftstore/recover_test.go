@@ -160,10 +160,10 @@ func TestRecoverRefuses(t *testing.T) {
 		text      string
 	}{
 		{"no data", empty, []Server{self}, "no such file"},
-		{"nothing agreed on yet", dir, []Server{self}, "no initial state"},
+		{"nothing agreed on yet", dir, []Server{self}, "never been in a group"},
 		{"not among the servers", dir, []Server{{ID: "x", Addr: "h:1", Voter: true}}, "is not among the servers"},
-		{"no servers", dir, nil, "none of them may vote"},
-		{"no voter", dir, []Server{{ID: id, Addr: "h:1"}}, "none of them may vote"},
+		{"no servers", dir, nil, "no voter is given"},
+		{"no voter", dir, []Server{{ID: id, Addr: "h:1"}}, "no voter is given"},
 		{"twice", dir, []Server{self, self}, "given twice"},
 		{"no address", dir, []Server{{ID: id, Voter: true}}, "servers[0]"},
 	} {

@@ -2,7 +2,6 @@ package raftstore
 
 import "fmt"
 
-// refusalCode stands for an error in stored outcomes.
 type refusalCode uint8
 
 const (

@@ -44,24 +44,24 @@ func (p Peer) where() string {
 }
 
 const (
+	giveUpNodes = "stop the nodes of this group, empty their data directories, start them with join"
 	giveUpSelf  = "stop this node, empty its data directory, start it with join"
 	giveOneUp   = "stop the nodes of one group, empty their data directories, start them with join"
-	giveUpOther = "if the other group is the one to give up: do that with its nodes, then run grapevine raft recover here once more"
+	giveUpOther = "to give up the other group instead: do the same with its nodes, then run grapevine raft recover here once more"
 )
 
-// rivalOf says why recovered data must stay out of service.
 func rivalOf(id identity, answers []answered) string {
 	for _, a := range answers {
 		if a.err != nil {
 			continue
 		}
 		switch relation := id.relationTo(a.info); {
-		case relation == sibling && a.info.Proven:
-			return fmt.Sprintf("this node's data was recovered as group %s, and the fleet goes on in group %s, recovered from the same one: %s is in it; %s; %s",
+		case relation == sibling && a.info.proven():
+			return fmt.Sprintf("this node's data was recovered as group %s, but the fleet uses group %s of %s, recovered from the same one; %s; %s",
 				id.Group, a.info.Group, a.where(), giveUpSelf, giveUpOther)
 		case relation == origin && a.info.Leader == a.info.ID:
 			// A follower may name a leader that is gone.
-			return fmt.Sprintf("this node's data was recovered, and the group that it was recovered from (%s) has a majority: %s leads it; %s",
+			return fmt.Sprintf("this node's data was recovered from group %s, which still has a majority: %s leads it; %s",
 				a.info.Group, a.where(), giveUpSelf)
 		}
 	}
@@ -71,30 +71,24 @@ func rivalOf(id identity, answers []answered) string {
 // yields says why another group takes precedence over a leader's.
 func yields(id identity, answers []answered) string {
 	for _, a := range answers {
-		if a.err != nil || !a.info.Proven {
+		if a.err != nil || !a.info.proven() {
 			continue
 		}
-		switch id.relationTo(a.info) {
-		case heir:
-			return fmt.Sprintf("this group (%s) was given up and recovered as %s: %s is in it; stop the nodes of this one, empty their data directories, start them with join",
-				id.Group, a.info.Group, a.where())
-		case sibling:
-			if before(a.info.Size, a.info.Group, id.Size, id.Group) {
-				return fmt.Sprintf("this group (%s) and %s, in which %s is, were recovered apart from the same one, and the other goes on; give one up: stop its nodes, empty their data directories, start them with join",
-					id.Group, a.info.Group, a.where())
-			}
-		case stranger, origin:
+		switch relation := id.relationTo(a.info); {
+		case relation == heir:
+			return fmt.Sprintf("this group (%s) was given up and recovered as %s, the group of %s; %s",
+				id.Group, a.info.Group, a.where(), giveUpNodes)
+		case relation == sibling && a.info.precedes(id):
+			return fmt.Sprintf("this group (%s) and the group of %s (%s) were recovered separately from the same one, and the other continues; %s",
+				id.Group, a.where(), a.info.Group, giveOneUp)
 		}
 	}
 	return ""
 }
 
-// All nodes must agree on this order of groups.
-func before(size int, group groupID, ownSize int, own groupID) bool {
-	if size != ownSize {
-		return size > ownSize
-	}
-	return group.String() < own.String()
+// precedes is an order of groups on which all nodes agree.
+func (i identity) precedes(other identity) bool {
+	return i.Size > other.Size || i.Size == other.Size && i.Group.String() < other.Group.String()
 }
 
 func (s *Store) barred() string {
@@ -119,7 +113,6 @@ func (s *Store) Proven() (bool, error) {
 	return !id.Unproven, nil
 }
 
-// prove reports whether recovered data may be used.
 func (s *Store) prove(ctx context.Context, inst *raftInstance) bool {
 	id := s.identity()
 	if !id.Unproven {

@@ -75,7 +75,7 @@ func TestRecoverApart(t *testing.T) {
 				until(t, "the second to lead itself", func() bool { return s.Leading() })
 				barred(t, s, "start it with join")
 				if p := s.Status().Problem; !strings.Contains(p, a.store.Load().Status().Group) || !strings.Contains(p, a.addr()) || !strings.Contains(p, "recover here once more") {
-					t.Errorf("the problem is told as %q", p)
+					t.Errorf("the problem is %q", p)
 				}
 				b.kill()
 				err := whenFree(t, func() error { _, err := b.open(); return err })
@@ -170,8 +170,8 @@ func TestRecoveredGroupsMeet(t *testing.T) {
 		if ends.Status().Group < goes.Status().Group {
 			goes, ends = ends, goes
 		}
-		until(t, "one to yield", func() bool { return strings.Contains(ends.Status().Problem, "recovered apart") })
-		barred(t, ends, "give one up")
+		until(t, "one to yield", func() bool { return strings.Contains(ends.Status().Problem, "recovered separately") })
+		barred(t, ends, "stop the nodes of one group")
 		until(t, "the other to tell", func() bool { return strings.Contains(goes.Status().Problem, "another group") })
 		apply(t, goes, add("more"))
 	})

@@ -70,7 +70,6 @@ type snapshotSink struct {
 	disk *disk
 	meta raft.SnapshotMeta
 	data bytes.Buffer
-	done bool
 }
 
 func (s *snapshotSink) ID() string { return s.meta.ID }
@@ -82,16 +81,9 @@ func (s *snapshotSink) Write(p []byte) (int, error) {
 	return s.data.Write(p)
 }
 
-func (s *snapshotSink) Cancel() error {
-	s.done = true
-	return nil
-}
+func (s *snapshotSink) Cancel() error { return nil }
 
 func (s *snapshotSink) Close() error {
-	if s.done {
-		return nil
-	}
-	s.done = true
 	if s.data.Len() == 0 {
 		return errors.New("snapshot is empty")
 	}

@@ -114,11 +114,12 @@ type Switches struct {
 }
 
 func (s *State) Backend(name string) (Backend, bool) {
-	i, found := slices.BinarySearchFunc(s.Backends, name, func(b Backend, name string) int {
-		return strings.Compare(b.Name, name)
-	})
-	if !found {
-		return Backend{}, false
+	if i, found := findBackend(s.Backends, name); found {
+		return s.Backends[i], true
 	}
-	return s.Backends[i], true
+	return Backend{}, false
+}
+
+func findBackend(list []Backend, name string) (int, bool) {
+	return slices.BinarySearchFunc(list, name, func(b Backend, name string) int { return strings.Compare(b.Name, name) })
 }

@@ -132,33 +132,25 @@ func (s *Store) openData() (*disk, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = func() error {
-		ident, err := loadIdentity(d)
-		if err != nil {
-			return err
-		}
-		if s.id != "" && s.id != ident.ID {
-			return fmt.Errorf("the data is of another node: %s, not %s", ident.ID, s.id)
-		}
-		state, err := replay(d)
-		if err != nil {
-			return err
-		}
-		if state != nil {
-			s.publish(state)
-		}
-		if s.id == "" { // once, because ID reads it without a lock
-			s.id = ident.ID
-		}
-		s.mu.Lock()
-		s.ident = ident
-		s.mu.Unlock()
-		return nil
-	}()
+	ident, err := loadIdentity(d)
+	if err == nil && s.id != "" && s.id != ident.ID {
+		err = fmt.Errorf("the data is of another node: %s, not %s", ident.ID, s.id)
+	}
+	var state *State
+	if err == nil {
+		state, err = replay(d)
+	}
 	if err != nil {
 		d.close(endWait)
 		return nil, fmt.Errorf("%s: %w", s.cfg.Dir, err)
 	}
+	s.publish(state)
+	if s.id == "" { // once, because ID reads it without a lock
+		s.id = ident.ID
+	}
+	s.mu.Lock()
+	s.ident = ident
+	s.mu.Unlock()
 	return d, nil
 }
 
@@ -173,12 +165,8 @@ func (s *Store) Start(ctx context.Context) error {
 		return errors.New("raftstore: started already, or stopped")
 	}
 	if s.cfg.Streams != nil {
-		s.port = &port{
-			streams: s.cfg.Streams, addr: s.addr, id: s.id,
-			admits: s.admits, raft: s.takeRaft, requests: s.serve,
-			onError: func(err error) { s.log.Warn().Err(err).Msg("raft accepts no connections") },
-		}
-		s.caller = &caller{port: s.port, idle: make(map[string]idleConn)}
+		s.port = &port{store: s, conns: make(map[*conn]struct{})}
+		s.caller = &caller{port: s.port, idle: make(map[string]*conn)}
 	}
 	d := s.first
 	if d == nil || d.failure() == nil {
@@ -191,7 +179,7 @@ func (s *Store) Start(ctx context.Context) error {
 	s.first = nil
 	s.started = true
 	if s.port != nil {
-		s.port.start()
+		s.port.wg.Go(s.port.accept)
 	}
 	go s.run(s.instance, d)
 	return nil
@@ -278,7 +266,6 @@ func (s *Store) await(ctx context.Context, version uint64) (*State, error) {
 	}
 }
 
-// note sets a text and reports whether it is a new one.
 func (s *Store) note(field *string, text string) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -169,7 +169,6 @@ func checkNames(names []string) error {
 	return nil
 }
 
-// checkName allows what fits in a header, a metric label and a list.
 func checkName(s string) error {
 	switch {
 	case s == "":
