@@ -23,7 +23,6 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// fixed is a backend that answers every request with the same bytes.
 func fixed(b *testing.B, answer string) string {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	must(b, err)
@@ -71,9 +70,8 @@ func skipMessage(br *bufio.Reader) error {
 	}
 }
 
-// BenchmarkForward measures one exchange over kept connections. "direct" is client and backend
-// alone, to be subtracted; "httputil" is the standard library's proxy. cpu-us/op covers the whole
-// process.
+// Subtract "direct", client and backend alone; "httputil" is the standard library's proxy.
+// cpu-us/op covers the whole process.
 func BenchmarkForward(b *testing.B) {
 	for _, size := range []int{1 << 10, 128 << 10} {
 		prompt := strings.Repeat("All work and no play makes Jack a dull boy. ", size/44+1)[:size]

@@ -21,8 +21,7 @@ const (
 	lengthToClose = -2
 )
 
-// bodyReader removes a body's framing in place. It joins buffered chunks, so that tokens reach a
-// slow client in fewer writes.
+// bodyReader removes a body's framing in place, joining buffered chunks into fewer writes.
 type bodyReader struct {
 	br      *bufio.Reader
 	length  int   // bytes, lengthChunked or lengthToClose
@@ -45,8 +44,8 @@ func (b *bodyReader) reset(br *bufio.Reader, length int) {
 	*b = bodyReader{br: br, length: length, left: int64(max(length, 0)), done: length == 0}
 }
 
-// next waits for body bytes, valid until the next call. It returns io.EOF at the end,
-// io.ErrUnexpectedEOF if that comes early, and may be called again after a timeout.
+// next waits for bytes, valid until the next call. It returns io.EOF or io.ErrUnexpectedEOF at the
+// end, and may be called again after a timeout.
 func (b *bodyReader) next() ([]byte, error) {
 	for {
 		if b.done {

@@ -19,7 +19,7 @@ type departure struct {
 	read   bool                  // the client waits for the response to begin
 }
 
-// TestClientLeaves: the kernel's report alone, without the watch, ends the engine's request.
+// The kernel's report alone, without the watch, ends the engine's request.
 func TestClientLeaves(t *testing.T) {
 	leave := map[string]func(c net.Conn){
 		"fin": func(c net.Conn) { c.Close() },
@@ -27,7 +27,7 @@ func TestClientLeaves(t *testing.T) {
 		"half-close": func(c net.Conn) {
 			_ = tcpOf(c).CloseWrite()
 		},
-		// Behind unread bytes, which a peeking read misses.
+		// A peeking read would miss it.
 		"pipelined fin":        func(c net.Conn) { _, _ = io.WriteString(c, chat(false)); tcpOf(c).Close() },
 		"pipelined half-close": func(c net.Conn) { _, _ = io.WriteString(c, chat(false)); _ = tcpOf(c).CloseWrite() },
 	}
@@ -94,7 +94,7 @@ func clientLeaves(t *testing.T, leave func(c net.Conn), point departure, over st
 	}
 }
 
-// TestClientStays: early bytes or a close_notify alone do not count as leaving.
+// Early bytes or a close_notify alone do not count as leaving.
 func TestClientStays(t *testing.T) {
 	release := make(chan bool)
 	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
@@ -136,13 +136,13 @@ func TestClientThatDoesNotReadIsCut(t *testing.T) {
 	if rec := r.record(0); rec.Failed != policy.ClientGone {
 		t.Errorf("record %+v", rec)
 	}
-	// A FIN would wait behind megabytes that the client does not read.
+	// A FIN would wait behind unread megabytes.
 	if _, err := io.Copy(io.Discard, c); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("cut by %v, want a reset", err)
 	}
 }
 
-// TestClientLeavesDuringTheRetry: the dial is not cut short, but nothing is sent after it.
+// The dial is not cut short, but nothing is sent after it.
 func TestClientLeavesDuringTheRetry(t *testing.T) {
 	second := make(chan bool, 1)
 	a := newBackend(t, false, resetting)

@@ -20,7 +20,6 @@ const (
 	connClosing
 )
 
-// reason says why a wait for the backend was interrupted.
 type reason uint8
 
 const (
@@ -31,7 +30,7 @@ const (
 	forced   // the drain ran out of time
 )
 
-// bodyCredit bytes must arrive per Timeouts.Read, so that slow clients cannot hold body memory for
+// bodyCredit bytes must arrive per Timeouts.Read, so that slow clients cannot hold memory for
 // hours.
 const bodyCredit = 256 << 10
 
@@ -40,8 +39,7 @@ const (
 	lingerIdle = 2 * time.Second
 )
 
-// clientConn is an accepted connection. The embedded Conn carries HTTP, inside PROXY protocol or
-// TLS if configured.
+// clientConn's embedded Conn carries HTTP, inside PROXY protocol or TLS if configured.
 type clientConn struct {
 	net.Conn
 	proxy *Proxy
@@ -55,7 +53,7 @@ type clientConn struct {
 	writing  atomic.Int64 // coarse start of the current write; 0 if none
 	deadline atomic.Int64 // coarse end of the wait for the backend; 0 if none
 
-	// readBy is when the request must have arrived, in ns since Proxy.epoch; 0 if unlimited.
+	// The request's deadline, in ns since Proxy.epoch; 0 if none.
 	readBy atomic.Int64
 
 	// For the connection's goroutine only.
@@ -135,8 +133,8 @@ func (c *clientConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Close implements net.Conn. After a refusal it first drops what the client still sends, because a
-// reset would overtake the answer.
+// Close implements net.Conn. After a refusal it drops unread input first: a reset would overtake
+// the answer.
 func (c *clientConn) Close() error {
 	if tc, ok := c.raw.(*net.TCPConn); ok && c.lingering {
 		c.lingering = false
@@ -150,7 +148,6 @@ func (c *clientConn) Close() error {
 	return c.Conn.Close()
 }
 
-// abort closes with a TCP reset.
 func (c *clientConn) abort() {
 	if tc, ok := c.raw.(*net.TCPConn); ok {
 		_ = tc.SetLinger(0)
@@ -174,8 +171,7 @@ func drop(c net.Conn) {
 
 var dropBuffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
 
-// wholeBody is a body flushed at once. fasthttp would wait for the answer to the next pipelined
-// request.
+// wholeBody is flushed at once; fasthttp would wait for the answer to the next pipelined request.
 type wholeBody struct{ body []byte }
 
 // Read implements io.Reader; fasthttp uses WriteTo.
@@ -194,7 +190,6 @@ func (b *wholeBody) WriteTo(w io.Writer) (int64, error) {
 
 var errNotRead = errors.New("proxy: body is written, not read")
 
-// begin starts a request, whose client may have left already.
 func (c *clientConn) begin() {
 	c.state.Store(connActive)
 	c.mu.Lock()
@@ -215,7 +210,7 @@ func (c *clientConn) depart() {
 	}
 }
 
-// attach lets the watch interrupt up. It returns why the request must stop, if it must.
+// attach lets the watch interrupt up unless the request must stop.
 func (c *clientConn) attach(up *upstreamConn, wait time.Duration) reason {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -228,7 +223,7 @@ func (c *clientConn) attach(up *upstreamConn, wait time.Duration) reason {
 	return undisturbed
 }
 
-// arm sets the deadline of the wait, one Watch later because the clock is coarse.
+// The coarse clock may be one Watch old.
 func (c *clientConn) arm(wait time.Duration) {
 	c.deadline.Store(c.proxy.clock.Load() + int64(wait+c.proxy.cfg.Timeouts.Watch))
 }
@@ -266,7 +261,7 @@ func (c *clientConn) overdue() bool {
 	return deadline != 0 && c.proxy.clock.Load() > deadline
 }
 
-// interrupt ends the wait. The first reason stands, except that others replace expired.
+// The first reason stands, except that others replace expired.
 func (c *clientConn) interrupt(why reason) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

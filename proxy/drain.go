@@ -14,10 +14,9 @@ const forceGrace = 500 * time.Millisecond
 const arrivalGrace = 5 * time.Second
 
 // Shutdown drains the proxy: /readyz turns 503, after DrainGrace listeners and idle connections
-// close, and requests run to their end. When ctx ends or at a second call, streams end with an
-// error event, other requests with 503, and Shutdown returns an error, the same to all calls.
-//
-// All goroutines have ended when it returns, about half a second after ctx at the latest.
+// close, requests run to their end. When ctx ends or at a second call, streams end with an error
+// event, other requests with 503, and all calls return an error. Shutdown returns when all
+// goroutines have ended, at the latest half a second after ctx.
 func (p *Proxy) Shutdown(ctx context.Context) error {
 	if p.draining.Swap(true) {
 		p.hurry()
@@ -84,7 +83,7 @@ func (p *Proxy) closeListeners() {
 	}
 }
 
-// closeIdle closes the connections in a state and reports whether none is left.
+// closeIdle reports whether no connection is left.
 func (p *Proxy) closeIdle(state int32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -47,7 +47,7 @@ func TestDrainOrder(t *testing.T) {
 	must(t, err)
 	readReply(t, idleReader, "GET").want(t, 200, "ready")
 
-	// First, not ready, but everything is served.
+	// Not ready, but everything is served.
 	r.proxy.Ready(false)
 	for range 2 {
 		_, err = io.WriteString(idle, request("GET", "/readyz", ""))
@@ -60,13 +60,13 @@ func TestDrainOrder(t *testing.T) {
 		readReply(t, idleReader, "POST").want(t, 200)
 	}
 
-	// Then, Connection: close, but new connections are accepted.
+	// Connection: close, but new connections are accepted.
 	done := drained(r, time.Minute)
 	eventually(t, "draining", r.proxy.draining.Load)
 	if rp := r.raw(chat(false)).want(t, 200); !rp.Close {
 		t.Error("no Connection: close while draining")
 	}
-	// Then, listener and idle connections close; the stream goes on.
+	// Listener and idle connections close; the stream goes on.
 	eventually(t, "listener closed", func() bool {
 		c, err := net.Dial("tcp", r.addr)
 		if err == nil {
@@ -99,7 +99,7 @@ func TestDrainOrder(t *testing.T) {
 	}
 }
 
-// inForceGrace allows three tries, since a stalled machine may use up forceGrace.
+// A stalled machine may use up forceGrace.
 func inForceGrace(t *testing.T, test func() error) {
 	t.Helper()
 	var err error
@@ -221,7 +221,7 @@ func TestShutdownWithoutServe(t *testing.T) {
 	}
 }
 
-// TestDrainUnderLoad: every accepted request gets one whole answer.
+// Every accepted request gets one whole answer.
 func TestDrainUnderLoad(t *testing.T) {
 	b := newBackend(t, false, func(c *upstreamSide, req seenRequest) bool {
 		time.Sleep(2 * time.Millisecond)
@@ -266,8 +266,7 @@ func TestDrainUnderLoad(t *testing.T) {
 	wg.Wait()
 }
 
-// TestForestalledRequestIsNotServed: a request read while the drain closes its connection reaches
-// no engine.
+// A request read while the drain closes its connection reaches no engine.
 func TestForestalledRequestIsNotServed(t *testing.T) {
 	p := &Proxy{conns: make(map[*clientConn]struct{})}
 	near, far := net.Pipe()

@@ -17,7 +17,6 @@ type fault struct {
 	message string // holds nothing of the request but the model's name
 }
 
-// dialect selects the API's error format.
 type dialect uint8
 
 const (
@@ -90,36 +89,31 @@ type (
 
 func (f fault) body(d dialect) []byte {
 	kind := errorType(f.status, d)
-	switch d {
-	case anthropic:
-		return marshal(envelope{"error", anthropicError{kind, f.message}})
-	case either:
-		return marshal(envelope{"error", openAIError{Message: f.message, Type: kind, Code: f.code}})
+	e := envelope{Error: openAIError{Message: f.message, Type: kind, Code: f.code}}
+	if d == anthropic {
+		e.Error = anthropicError{kind, f.message}
 	}
-	return marshal(envelope{"", openAIError{Message: f.message, Type: kind, Code: f.code}})
+	if d == anthropic || d == either {
+		e.Type = "error"
+	}
+	return marshal(e)
 }
 
 func (f fault) event(path []byte) []byte {
-	var head string
-	var data []byte
-	switch d := dialectOf(path); d {
-	case anthropic:
-		head, data = "event: error\ndata: ", f.body(d)
+	d := dialectOf(path)
+	head, data := "event: error\ndata: ", f.body(d)
+	switch d {
+	case openAI:
+		head = "data: "
 	case responses:
-		head = "event: error\ndata: "
 		data = marshal(responsesEvent{Type: "error", Code: f.code, Message: f.message,
 			Error: openAIError{Message: f.message, Type: errorType(f.status, d), Code: f.code}})
-	default:
-		head, data = "data: ", f.body(d)
 	}
 	return append(append([]byte(head), data...), "\n\n"...)
 }
 
 func marshal(v any) []byte {
-	b, err := json.Marshal(v)
-	if err != nil {
-		panic("proxy: error envelope: " + err.Error()) // cannot happen
-	}
+	b, _ := json.Marshal(v) // cannot fail
 	return b
 }
 
@@ -160,7 +154,7 @@ func refuseUnread(ctx *fasthttp.RequestCtx, err error) {
 	case errors.As(err, &small):
 		f = fault{fasthttp.StatusRequestHeaderFieldsTooLarge, "headers_too_large", "the request headers are larger than this router accepts"}
 	case errors.Is(err, errBodyMemory):
-		f = fault{fasthttp.StatusServiceUnavailable, "body_memory", "the router's memory for request bodies is in use, try again"}
+		f = fault{fasthttp.StatusServiceUnavailable, "body_memory", "the router's memory for request bodies is full: try again"}
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		f = fault{fasthttp.StatusRequestTimeout, "request_timeout", "the request did not arrive in time"}
 	}

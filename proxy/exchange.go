@@ -18,7 +18,7 @@ const (
 	retainHashes  = 8 << 10 // a prompt of 4 MiB
 )
 
-// exchange is one request. finish returns it to the pool, exactly once.
+// finish returns an exchange to the pool, exactly once.
 type exchange struct {
 	proxy *Proxy
 	inquiry
@@ -46,7 +46,6 @@ type inquiry struct {
 	usage  engine.Usage
 }
 
-// relayed is the state of a streamed response.
 type relayed struct {
 	up       *upstreamConn
 	keep     bool // up can be reused
@@ -69,8 +68,7 @@ type failure struct {
 	held       bool // the response holds the last 429 answer
 }
 
-// scratch outlives a request. Names and hashes are copies, because a stream outlives body and
-// parser.
+// scratch outlives a request. Names and hashes are copies, because a stream outlives the body.
 type scratch struct {
 	suspects []prefixtree.Backend // received the request and did not answer
 	pieces   [][]byte             // the body to send: views of body and inserted
@@ -84,7 +82,7 @@ type scratch struct {
 	tail     []byte // of a long response
 }
 
-// guard owns an attempt and ends it exactly once.
+// guard ends an attempt exactly once.
 type guard struct {
 	attempt policy.Attempt
 	open    bool
@@ -189,7 +187,7 @@ func (e *exchange) requestName() uint64 {
 	return e.name
 }
 
-// release pools or closes the connection and returns why the watch interrupted it.
+// release returns why the watch interrupted the connection.
 func (e *exchange) release(up *upstreamConn, reusable bool) reason {
 	why := e.conn.detach()
 	if reusable && why == undisturbed && up.br.Buffered() == 0 {
@@ -257,7 +255,6 @@ func reuse(b []byte) []byte {
 	return b[:0]
 }
 
-// dropBody releases a body that cannot be sent again: a stream may last minutes.
 func (e *exchange) dropBody() {
 	e.body = nil
 	e.forgetPieces()
@@ -307,8 +304,7 @@ func (e *exchange) matchedTokens(d *policy.Decision) int {
 	return int(int64(d.PromptTokens) * int64(matched) / int64(e.rec.PromptBytes))
 }
 
-// splice sets e.pieces to views of the body and copies of the edits' texts, which the parser
-// reuses.
+// splice copies the edits' texts, which the parser reuses.
 func (e *exchange) splice(edits []prompt.Edit) {
 	e.inserted, e.pieces = e.inserted[:0], e.pieces[:0]
 	at := 0

@@ -13,15 +13,14 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// bufferedBody bounds, in bytes, responses that are read whole first, so that another backend can
-// still take over.
+// bufferedBody bounds, in bytes, responses read whole, so that another backend can take over.
 const bufferedBody = 256 << 10
 
-// earlyAnswer bounds the wait for the answer of a backend that stopped reading.
+// earlyAnswer is the wait for the answer of a backend that stopped reading.
 const earlyAnswer = 200 * time.Millisecond
 
-// attempt tries one backend and reports whether the request is settled; if not, e.last says why. It
-// ends the policy's attempt unless the response is relayed.
+// attempt reports whether the request is settled; if not, e.last says why. It ends the policy's
+// attempt unless the response is relayed.
 func (e *exchange) attempt(t *Target) (settled bool) {
 	var up *upstreamConn
 	if e.rec.Kind != prompt.Other || e.ctx.IsGet() || e.ctx.IsHead() || e.ctx.IsOptions() {
@@ -49,7 +48,7 @@ func (e *exchange) attempt(t *Target) (settled bool) {
 		if !up.reused || !untouched(err) || e.conn.cause() != undisturbed {
 			return e.broke(up)
 		}
-		// A closed idle connection says nothing about the backend's health.
+		// This says nothing about the backend's health.
 		e.release(up, false)
 		e.rec.Resent++
 		up = nil
@@ -68,7 +67,6 @@ func (e *exchange) failed(f policy.Failure) bool {
 	return false
 }
 
-// cutShort settles a request that its client or the drain ended.
 func (e *exchange) cutShort(why reason) bool {
 	e.end(policy.ClientGone)
 	if why == forced {
@@ -97,7 +95,7 @@ func (e *exchange) converse(up *upstreamConn, t *Target) error {
 	return e.readHead(up)
 }
 
-// converseEarly looks for the answer of a backend that closed before it read the whole request.
+// The backend may have answered and closed before it read the whole request.
 func (e *exchange) converseEarly(up *upstreamConn, cause error) error {
 	if err := up.raw.SetReadDeadline(time.Now().Add(earlyAnswer)); err != nil {
 		return cause
@@ -117,7 +115,7 @@ func untouched(err error) bool {
 	return unsent || err == io.EOF
 }
 
-// receive passes on the response unless its status or an early break asks for another backend.
+// receive passes on the response unless another backend must answer.
 func (e *exchange) receive(up *upstreamConn) (settled bool) {
 	h := &e.ctx.Response.Header
 	status, length := h.StatusCode(), h.ContentLength()
@@ -191,8 +189,8 @@ func (e *exchange) passOver(up *upstreamConn, status int) bool {
 	return false
 }
 
-// startRelay waits at most HeaderHold for body bytes: until then another backend can take over, but
-// middle boxes close silent connections.
+// Until body bytes come another backend can take over, but middle boxes close silent connections:
+// wait at most HeaderHold.
 func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 	e.response.reset(up.br, length)
 	hold := e.proxy.tuned.Load().Timeouts.HeaderHold

@@ -17,8 +17,8 @@ import (
 	"github.com/pires/go-proxyproto"
 )
 
-// TestFraming sends what a request smuggler would; each request is refused and its connection
-// closed, or has a single meaning.
+// Each request that a smuggler would send is refused and its connection closed, or has a single
+// meaning.
 func TestFraming(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr})
@@ -172,8 +172,7 @@ func TestLimits(t *testing.T) {
 	r.raw(request("POST", "/v1/x", big[:1<<20])).want(t, 200)
 }
 
-// TestHugeBody: a 100 MiB body is refused at its head, and clients that keep sending still read the
-// answer.
+// A 100 MiB body is refused at its head; clients that keep sending still read the answer.
 func TestHugeBody(t *testing.T) {
 	const size = 100 << 20
 	for _, secure := range []bool{false, true} {
@@ -203,7 +202,7 @@ func TestHugeBody(t *testing.T) {
 	}
 }
 
-// TestAnnouncedBodiesCostLittle: an announced Content-Length allocates nothing.
+// An announced Content-Length allocates nothing.
 func TestAnnouncedBodiesCostLittle(t *testing.T) {
 	r := newRig(t, []string{newBackend(t, false, answering).addr})
 	var before, after runtime.MemStats
@@ -231,7 +230,7 @@ func TestAnnouncedBodiesCostLittle(t *testing.T) {
 	}
 }
 
-// TestExpectedBodyThatIsTooLarge: the answer to Expect is 413, without 100 before it.
+// The answer to Expect is 413, without 100 before it.
 func TestExpectedBodyThatIsTooLarge(t *testing.T) {
 	r := newRig(t, []string{newBackend(t, false, answering).addr}, withConfig(func(c *Config) { c.MaxBody = 1 << 20 }))
 	c := r.dial()
@@ -244,8 +243,7 @@ func TestExpectedBodyThatIsTooLarge(t *testing.T) {
 	}
 }
 
-// TestSilentConnectionIsClosedSilently: a client that just sends its first request would take a 408
-// for its answer.
+// A client that just sends its first request would take a 408 for its answer.
 func TestSilentConnectionIsClosedSilently(t *testing.T) {
 	r := newRig(t, nil, withTimeouts(func(t *Timeouts) { t.Read = 100 * time.Millisecond }))
 	got, err := io.ReadAll(r.dial())
@@ -264,8 +262,7 @@ func TestMalformedRequestBehindAnother(t *testing.T) {
 	readReply(t, br, "GET").want(t, 400, "bad_request")
 }
 
-// TestRequestLineEndsInLF: only the request line may end in a bare LF, which RFC 9112, 2.2 allows; it
-// is read like one that ends in CR LF, and the engine receives CR LF. fasthttp does not show the byte.
+// Only the request line may end in a bare LF (RFC 9112, 2.2); the engine receives CR LF.
 func TestRequestLineEndsInLF(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr})
@@ -292,7 +289,7 @@ func TestRequestLineEndsInLF(t *testing.T) {
 	}
 }
 
-// TestBodiesThatBreakOff: an incomplete body reaches no engine.
+// An incomplete body reaches no engine.
 func TestBodiesThatBreakOff(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr})
@@ -322,7 +319,7 @@ func TestBodiesThatBreakOff(t *testing.T) {
 	}
 }
 
-// TestBodiesOfEverySize: bodies around the buffer's growth steps arrive whole.
+// Around the buffer's growth steps.
 func TestBodiesOfEverySize(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.MaxBody = 4 << 20 }))
@@ -424,8 +421,7 @@ func TestSlowLoris(t *testing.T) {
 	}
 }
 
-// TestReadTimeoutSparesTheHonest: Read does not limit a steady upload, an idle connection or a long
-// wait.
+// Read limits neither a steady upload, an idle connection nor a long wait.
 func TestReadTimeoutSparesTheHonest(t *testing.T) {
 	t.Parallel()
 	const read, longer = 2 * time.Second, 2500 * time.Millisecond
@@ -515,7 +511,7 @@ func TestProxyProtocol(t *testing.T) {
 	}
 }
 
-// TestProxyProtocolOfEveryFamily: a PROXY header without a usable address is accepted.
+// A PROXY header needs no usable address.
 func TestProxyProtocolOfEveryFamily(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.ProxyProtocol = true }))

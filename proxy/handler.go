@@ -19,7 +19,7 @@ func (p *Proxy) handle(ctx *fasthttp.RequestCtx) {
 	if err := conn.receive(ctx, p.cfg.MaxBody); err != nil {
 		conn.releaseBody(0) // before the connection lingers
 		if err == errBodyMemory {
-			p.warn(&p.warned.bodyMemory, conn, "request bodies are refused with 503: they hold all of max_body_memory; raise it if the machine has the memory")
+			p.warn(&p.warned.bodyMemory, conn, "refusing request bodies with 503: max_body_memory is used up; raise it if the machine has more memory")
 		}
 		refuseUnread(ctx, err)
 		ctx.SetConnectionClose()
@@ -31,7 +31,7 @@ func (p *Proxy) handle(ctx *fasthttp.RequestCtx) {
 	e.serve()
 }
 
-// leave ends the exchange unless its response is still to be streamed. A panic costs one request.
+// A panic costs one request.
 func (e *exchange) leave() {
 	if r := recover(); r != nil {
 		e.proxy.logPanic(r)
@@ -96,7 +96,7 @@ func (e *exchange) serve() {
 	e.forward()
 }
 
-// screen refuses requests that two parsers could read differently, and unsupported features.
+// screen refuses requests that two parsers could read differently.
 func (e *exchange) screen(badTarget string) (fault, bool) {
 	h := &e.ctx.Request.Header
 	bad := func(message string) (fault, bool) {
@@ -115,13 +115,13 @@ func (e *exchange) screen(badTarget string) (fault, bool) {
 	case "HTTP/1.0":
 		// A second one may be smuggled: an HTTP/1.0 response ends with the connection.
 		if e.ctx.ConnRequestNum() > 1 {
-			return bad("HTTP/1.0 is served on a connection's first request only")
+			return bad("HTTP/1.0 is accepted only for a connection's first request")
 		}
 	default:
-		return fault{fasthttp.StatusHTTPVersionNotSupported, "http_version", "only HTTP/1.1 and HTTP/1.0 are served"}, true
+		return fault{fasthttp.StatusHTTPVersionNotSupported, "http_version", "this router accepts only HTTP/1.1 and HTTP/1.0"}, true
 	}
 	if e.ctx.IsConnect() || e.ctx.IsTrace() {
-		return fault{fasthttp.StatusMethodNotAllowed, "method_not_allowed", "the method is not served"}, true
+		return fault{fasthttp.StatusMethodNotAllowed, "method_not_allowed", "this router does not accept the method"}, true
 	}
 	if badTarget != "" {
 		return bad(badTarget)
@@ -132,7 +132,7 @@ func (e *exchange) screen(badTarget string) (fault, bool) {
 	return fault{}, false
 }
 
-// locate sets the target and path and returns what is wrong with them.
+// locate returns what is wrong with the target.
 func (e *exchange) locate() (fault string) {
 	e.target = e.ctx.Request.Header.RequestURI()
 	if len(e.target) == 0 || e.target[0] != '/' {
@@ -186,8 +186,7 @@ func (p *Proxy) TakesUnreadable() bool {
 	return p.cfg.AllowEngineControl && len(p.cfg.Tenant.headers) == 0
 }
 
-// read fills the policy's request and edits the body. An unparsable body that needs edits is
-// refused, because engines read UTF-16, NaN and more.
+// An unparsable body that needs edits is refused, because engines read UTF-16, NaN and more.
 func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	q := &e.query
 	q.Path = e.path
@@ -203,7 +202,7 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 		q.NonStreaming, e.rec.Unparsed = true, true
 		return fault{fasthttp.StatusUnsupportedMediaType, "encoded_body", "request bodies may not be compressed: send it without Content-Encoding"}, !e.proxy.TakesUnreadable()
 	}
-	// Only while parsing: a parser's scratch grows with the prompts, and requests last minutes.
+	// A parser's scratch grows with the prompts, and requests last minutes.
 	parser := e.proxy.parsers.Get().(*prompt.Parser)
 	defer e.proxy.parsers.Put(parser)
 	var r prompt.Request
@@ -220,7 +219,7 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	return fault{}, false
 }
 
-// describe copies r into q, appending to names and hashes. A session already in q wins.
+// A session already in q wins over the body's.
 func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefixtree.Hash) ([]byte, []prefixtree.Hash) {
 	keep := func(b []byte) []byte {
 		from := len(names)
@@ -237,7 +236,7 @@ func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefi
 }
 
 // Describe fills q, to ask the policy for its choice. A nil header means that body holds its
-// tenant's salt. After the parser's error q has no hashes. Safe for concurrent use.
+// tenant's salt. Safe for concurrent use.
 func (p *Proxy) Describe(path []byte, header func(name string) []byte, body []byte, q *policy.Request) error {
 	parser := p.parsers.Get().(*prompt.Parser)
 	defer p.parsers.Put(parser)

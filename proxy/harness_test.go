@@ -60,7 +60,6 @@ func (r *routed) Pick(q *policy.Request, a *policy.Attempt) (Target, error) {
 	return r.targets[a.Decision().Backend], nil
 }
 
-// rig is a proxy on loopback with its surroundings.
 type rig struct {
 	t      testing.TB
 	proxy  *Proxy
@@ -96,7 +95,7 @@ func withTLS() rigOption {
 	return func(c *rigConfig) { c.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}} }
 }
 
-// newRig serves a proxy for these backends; the prefix "tls://" marks TLS.
+// The prefix "tls://" of a backend marks TLS.
 func newRig(t testing.TB, backends []string, options ...rigOption) *rig {
 	t.Helper()
 	r := &rig{t: t}
@@ -183,7 +182,7 @@ func (r *rig) settled() {
 	}
 }
 
-// expire makes the timeout of the request that was sent to u pass.
+// expire makes the timeout of u's request pass.
 func (r *rig) expire(u *upstreamSide) {
 	p := r.proxy
 	p.mu.Lock()
@@ -253,7 +252,7 @@ type reply struct {
 	err  error // of reading the body
 }
 
-// raw sends req on a new connection and reads one response.
+// raw uses a new connection.
 func (r *rig) raw(req string) reply {
 	r.t.Helper()
 	c := r.dial()
@@ -412,7 +411,7 @@ func (b *backend) serve(c net.Conn, s script) {
 	}
 }
 
-// closedByPeer waits until the proxy closes the connection and returns the time taken.
+// closedByPeer waits until the proxy closes the connection.
 func (u *upstreamSide) closedByPeer(limit time.Duration) (time.Duration, error) {
 	start := time.Now()
 	_ = u.SetReadDeadline(start.Add(limit))

@@ -14,8 +14,7 @@ var errMalformed = errors.New("malformed response head")
 
 const maxInterim = 100
 
-// readHead reads the final response head. It checks lines first, because fasthttp accepts what
-// other readers interpret differently.
+// readHead checks lines before fasthttp, which accepts what other readers interpret differently.
 func (e *exchange) readHead(up *upstreamConn) error {
 	h := &e.ctx.Response.Header
 	for range maxInterim {
@@ -38,7 +37,7 @@ func (e *exchange) readHead(up *upstreamConn) error {
 	return errMalformed
 }
 
-// awaitHead checks lines as they arrive. io.EOF means that no byte came.
+// awaitHead returns io.EOF if no byte came.
 func awaitHead(br *bufio.Reader) error {
 	checked := 0 // bytes of complete lines
 	for {
@@ -75,7 +74,6 @@ func awaitHead(br *bufio.Reader) error {
 	}
 }
 
-// isStatusLine ignores the reason phrase, which is not passed on.
 func isStatusLine(line []byte) bool {
 	const protocol, status = len("HTTP/1.x "), len("HTTP/1.x 200")
 	if len(line) < status || !bytes.HasPrefix(line, []byte("HTTP/1.")) || line[7] != '0' && line[7] != '1' || line[8] != ' ' {
@@ -115,7 +113,7 @@ var tokenBytes = func() (t [256]bool) {
 	return t
 }()
 
-// withoutBody fixes the head of a bodiless response. clean is false if the engine announced a body.
+// clean is false if the engine announced a body, so that the connection is not reused.
 func (e *exchange) withoutBody() (bodiless, clean bool) {
 	h := &e.ctx.Response.Header
 	length := h.ContentLength()

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// TestMalformedAnswers: a malformed head fails the attempt at once and never reaches the client.
+// A malformed head fails the attempt at once and never reaches the client.
 func TestMalformedAnswers(t *testing.T) {
 	const end = "Content-Length: 2\r\n\r\nhi"
 	for name, answer := range map[string]string{
@@ -76,7 +76,7 @@ func TestHeadsInPieces(t *testing.T) {
 	}
 }
 
-// TestReasonPhraseIsOurs: an engine's phrase may hold anything, so it is dropped.
+// An engine's phrase may hold anything.
 func TestReasonPhraseIsOurs(t *testing.T) {
 	for _, reason := range []string{"OK", "", "Fine\x00", "\x1b[31mred", strings.Repeat("x", 1000)} {
 		b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
@@ -89,8 +89,7 @@ func TestReasonPhraseIsOurs(t *testing.T) {
 	}
 }
 
-// TestBodiesWhereThereAreNone: such an answer passes without its body, and its connection is not
-// reused.
+// The answer passes without its body, and its connection is not reused.
 func TestBodiesWhereThereAreNone(t *testing.T) {
 	for _, status := range []int{204, 205, 304} {
 		for _, body := range []string{"Content-Length: 41\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n29\r\n"} {
@@ -118,7 +117,7 @@ func TestBodiesWhereThereAreNone(t *testing.T) {
 	}
 }
 
-// TestSurplusIsNobodysAnswer: bytes beyond Content-Length do not become the next answer.
+// Bytes beyond Content-Length do not become the next answer.
 func TestSurplusIsNobodysAnswer(t *testing.T) {
 	const wrong = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"
 	for _, late := range []bool{false, true} {

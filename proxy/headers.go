@@ -73,8 +73,8 @@ type scanOptions struct {
 	control     bool // keep headers that steer engines
 }
 
-// scan reads the raw lines, because fasthttp normalizes names, joins folded lines, and drops
-// Content-Length or Transfer-Encoding if both are given.
+// scan reads raw lines: fasthttp's parser joins folded lines, and drops Content-Length or
+// Transfer-Encoding if both are given.
 func (h *requestHead) scan(raw []byte, o scanOptions) {
 	*h = requestHead{block: h.block[:0], forwarded: h.forwarded[:0], sessionRank: len(sessionHeaders)}
 	for len(raw) > 0 {
@@ -110,8 +110,8 @@ func (h *requestHead) scan(raw []byte, o scanOptions) {
 	}
 }
 
-// take reports whether to pass a header on. Like nginx it drops names with underscores, because
-// engines may read X_Forwarded_For as X-Forwarded-For; Codex's session keys are excepted.
+// take reports whether to pass a header on. Names with underscores are dropped, because engines may
+// read X_Forwarded_For as X-Forwarded-For, except Codex's session keys.
 func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 	var scratch [longestKnown]byte
 	known, underscored := lower(&scratch, name)
@@ -173,8 +173,7 @@ func (h *requestHead) takeSession(name, value []byte) bool {
 	return false
 }
 
-// steeringHeaders begin the names by which vLLM, SGLang and llm-d's sidecar choose where to compute
-// or fetch KV blocks.
+// Prefixes by which vLLM, SGLang and llm-d's sidecar choose where to compute or fetch KV blocks.
 var steeringHeaders = [...][]byte{[]byte("x-data-parallel-"), []byte("x-override-"), []byte("x-prefiller-"), []byte("x-encoder-hosts-")}
 
 func steersByHeader(name []byte) bool {
@@ -183,7 +182,7 @@ func steersByHeader(name []byte) bool {
 	})
 }
 
-// sessionHeaders are what agents send, most specific first.
+// Most specific first.
 var sessionHeaders = [...]string{"x-session-id", "x-session-affinity", "x-claude-code-session-id", "session-id", "thread-id"}
 
 func sessionOf(header func(name string) []byte) []byte {
@@ -212,7 +211,7 @@ func (h *requestHead) nominate(value []byte) {
 	}
 }
 
-// lower returns name in lower case with hyphens, nil if longer than known names.
+// lower replaces underscores by hyphens; nil if name is longer than known names.
 func lower(dst *[longestKnown]byte, name []byte) (known []byte, underscored bool) {
 	if len(name) > len(dst) {
 		return nil, bytes.IndexByte(name, '_') >= 0
@@ -259,8 +258,7 @@ func sets(own [][2]string, name []byte) bool {
 
 var hopByHop = []string{"Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Upgrade", "Trailer", "Te"}
 
-// cleanResponse removes hop-by-hop headers and reports whether the backend keeps its connection
-// open.
+// cleanResponse reports whether the backend keeps its connection open.
 func cleanResponse(h *fasthttp.ResponseHeader) (keep bool) {
 	keep = !h.ConnectionClose()
 	if options := h.Peek("Connection"); len(options) > 0 && keep {
@@ -288,4 +286,52 @@ var protocol11 = []byte("HTTP/1.1")
 // A backend may not nominate the headers that delimit the body.
 func framing(name []byte) bool {
 	return bytes.EqualFold(name, []byte("content-length")) || bytes.EqualFold(name, []byte("transfer-encoding"))
+}
+
+// Tenant names the headers that identify a tenant. Tenants share no cached prompts.
+type Tenant struct{ headers []string }
+
+var errTenant = errors.New("tenant: want none, credential or header:NAME, where NAME is a header that engines receive")
+
+// ParseTenant reads "none", "credential" (Authorization and X-Api-Key) or "header:NAME", which
+// clients must not be able to choose.
+func ParseTenant(s string) (Tenant, error) {
+	name, named := strings.CutPrefix(s, "header:")
+	switch {
+	case s == "" || s == "none":
+		return Tenant{}, nil
+	case s == "credential":
+		return Tenant{[]string{"Authorization", "X-Api-Key"}}, nil
+	case !named:
+		return Tenant{}, errTenant
+	}
+	var h requestHead
+	h.scan([]byte(name+": x\r\n\r\n"), scanOptions{plainAnswer: true})
+	if string(h.block) != name+": x\r\n" {
+		return Tenant{}, errTenant
+	}
+	return Tenant{[]string{name}}, nil
+}
+
+// All lines of a name count, so that adding one cannot imitate another tenant.
+func (t Tenant) of(dst, lines []byte) []byte {
+	for _, name := range t.headers {
+		dst = append(dst, '\n') // cannot occur in a value
+		for line := range bytes.Lines(lines) {
+			if len(line) > len(name) && line[len(name)] == ':' && bytes.EqualFold(line[:len(name)], []byte(name)) {
+				dst = append(dst, bytes.TrimSpace(line[len(name)+1:])...)
+				dst = append(dst, 0)
+			}
+		}
+	}
+	return dst
+}
+
+func (t Tenant) lines(header func(name string) []byte) (lines []byte) {
+	for _, name := range t.headers {
+		if value := header(name); len(value) > 0 {
+			lines = appendHeader(lines, []byte(name), value)
+		}
+	}
+	return lines
 }

@@ -119,7 +119,6 @@ func TestRouteHeaderAndLearning(t *testing.T) {
 	}
 }
 
-// script returns an engine that reports cached tokens.
 func (b *backend) script() script {
 	return func(c *upstreamSide, _ seenRequest) bool {
 		return c.send(jsonReply(200, `{"usage":{"prompt_tokens":2700,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":2600}}}`))
@@ -179,8 +178,7 @@ func TestTargetHeadersReplaceTheClients(t *testing.T) {
 	}
 }
 
-// TestForwardedForIsWhatTheRouterSaw: the last address is the connection's, after the client's own
-// values.
+// The last address is the connection's, after the client's own values.
 func TestForwardedForIsWhatTheRouterSaw(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr})
@@ -228,7 +226,7 @@ func TestSteeringHeadersAreRemoved(t *testing.T) {
 	}
 }
 
-// TestResponseHeadersTellWhatIsConfigured: by default clients learn no names, addresses or matches.
+// By default clients learn no names, addresses or matches.
 func TestResponseHeadersTellWhatIsConfigured(t *testing.T) {
 	for shown, want := range map[string][3]bool{"none": {}, "route": {true, false, false}, "all": {true, true, true}} {
 		headers, err := ParseResponseHeaders(shown)
@@ -291,7 +289,7 @@ func (p pickerFunc) Pick(q *policy.Request, a *policy.Attempt) (Target, error) {
 	return p.Picker.Pick(q, a)
 }
 
-// FuzzScan: scan passes on no hop-by-hop header.
+// scan passes on no hop-by-hop header.
 func FuzzScan(f *testing.F) {
 	f.Add([]byte("Host: a\r\nConnection: x-a, close\r\nX-A: b\r\n\r\n"))
 	f.Add([]byte("Transfer-Encoding : chunked\r\nContent-Length:\r\n 5\r\n"))
@@ -343,8 +341,7 @@ func (p *panicking) Now() prefixtree.Time {
 	return p.Picker.Now()
 }
 
-// TestPanicAfterTheHandler: a panic while streaming or recording costs one response; it is logged
-// and all counts return to zero.
+// A panic while streaming or recording costs one response and is logged.
 func TestPanicAfterTheHandler(t *testing.T) {
 	for name, spoil := range map[string]func(p *Proxy, picker *panicking){
 		"stream":   func(_ *Proxy, picker *panicking) { picker.armed.Store(true) },
@@ -380,7 +377,7 @@ func TestPanicAfterTheHandler(t *testing.T) {
 	}
 }
 
-// TestPanicOutsideARequest: such a panic costs one connection and is logged.
+// The panic costs one connection and is logged.
 func TestPanicOutsideARequest(t *testing.T) {
 	var log syncBuffer
 	r := newRig(t, []string{newBackend(t, false, answering).addr}, withConfig(func(c *Config) { c.Log = zerolog.New(&log) }))

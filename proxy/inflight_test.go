@@ -18,8 +18,7 @@ import (
 
 var mixSeed = flag.Uint64("mix.seed", 0, "seed of TestEveryCountReturnsToZero; 0 takes a new one")
 
-// TestEveryCountReturnsToZero: after any mix of outcomes no request, attempt or token is
-// outstanding, and each request has one record.
+// After any mix of outcomes nothing is outstanding, and each request has one record.
 func TestEveryCountReturnsToZero(t *testing.T) {
 	seed := *mixSeed
 	if seed == 0 {

@@ -2,7 +2,6 @@ package proxy
 
 import "testing"
 
-// TestModels: no backend is asked.
 func TestModels(t *testing.T) {
 	b := newBackend(t, false, answering)
 	known := map[string]string{"": `{"object":"list","data":[]}`, "org/m2": `{"id":"org/m2","object":"model"}`}

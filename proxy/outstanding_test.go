@@ -9,8 +9,7 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// TestWhatIsOutstanding: a streamed request owes its first token; any other is done with prefill
-// when its answer begins.
+// A stream's prefill ends with its first token, any other's when its answer begins.
 func TestWhatIsOutstanding(t *testing.T) {
 	const compressed = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
 	for name, tc := range map[string]struct {

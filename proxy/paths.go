@@ -67,7 +67,7 @@ func (e *exchange) admit(kind prompt.Kind) bool {
 		return true
 	}
 	if !plainPath(e.path) {
-		e.refuse(fault{fasthttp.StatusBadRequest, "bad_path", "the path holds an escape, or an empty or dot segment: write it plainly"})
+		e.refuse(fault{fasthttp.StatusBadRequest, "bad_path", "the path contains an escape, an empty segment or a dot segment: send it without them"})
 		return false
 	}
 	allow := methods(e.path)
@@ -83,10 +83,10 @@ func (e *exchange) admit(kind prompt.Kind) bool {
 		}
 	}
 	if allow == "" {
-		e.refuse(fault{fasthttp.StatusNotFound, "path_not_served", "this router does not serve the path; its operator can open it by the setting pass_paths"})
+		e.refuse(fault{fasthttp.StatusNotFound, "path_not_served", "this router does not serve this path; its operator can allow it with the setting pass_paths"})
 		return false
 	}
-	e.refuse(fault{fasthttp.StatusMethodNotAllowed, "method_not_allowed", "the path is not served with this method, but with " + allow})
+	e.refuse(fault{fasthttp.StatusMethodNotAllowed, "method_not_allowed", "this path does not accept the method; it accepts " + allow})
 	e.ctx.Response.Header.Set("Allow", allow)
 	return false
 }
@@ -94,7 +94,7 @@ func (e *exchange) admit(kind prompt.Kind) bool {
 // CheckPassPath returns an error if prefix cannot be in Config.PassPaths.
 func CheckPassPath(prefix string) error {
 	if !strings.HasPrefix(prefix, "/") || strings.Contains(prefix, "?") || !plainPath([]byte(prefix)) {
-		return fmt.Errorf("%q is no path that begins with / and holds neither escapes nor empty or dot segments", prefix)
+		return fmt.Errorf("%q must begin with / and contain no escapes, empty segments or dot segments", prefix)
 	}
 	return nil
 }

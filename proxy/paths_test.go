@@ -11,7 +11,6 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// keyed adds the router's key.
 type keyed struct{ Picker }
 
 func (k keyed) Pick(q *policy.Request, a *policy.Attempt) (Target, error) {
@@ -20,7 +19,7 @@ func (k keyed) Pick(q *policy.Request, a *policy.Attempt) (Target, error) {
 	return t, err
 }
 
-// ask sends a request with the client's key on a new connection.
+// ask uses the client's key and a new connection.
 func (r *rig) ask(method, target, body string, headers ...string) reply {
 	r.t.Helper()
 	c := r.dial()
@@ -32,7 +31,7 @@ func (r *rig) ask(method, target, body string, headers ...string) reply {
 
 const inference = `{"model":"m","messages":[]}`
 
-// TestOnlyInferencePathsAreServed: no engine sees a control endpoint's path, plain or disguised.
+// No engine sees a control endpoint's path, plain or disguised.
 func TestOnlyInferencePathsAreServed(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.PassPaths, c.Models = nil, func(string) []byte { return nil } }))
@@ -75,7 +74,7 @@ func TestOnlyInferencePathsAreServed(t *testing.T) {
 	}
 }
 
-// TestPassPathsAreOpenedWithoutTheEnginesKey: opened paths keep the client's credential.
+// Opened paths keep the client's credential.
 func TestPassPathsAreOpenedWithoutTheEnginesKey(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.PassPaths = []string{"/classify", "/v1/files/"} }))
@@ -122,7 +121,7 @@ func TestWrongMethods(t *testing.T) {
 	}
 }
 
-// TestWebSocketIsRefused: a WebSocket request gets 501; other upgrades are ignored.
+// Other upgrades are ignored.
 func TestWebSocketIsRefused(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr})
@@ -139,7 +138,7 @@ func TestWebSocketIsRefused(t *testing.T) {
 	r.ask("POST", "/v1/chat/completions", inference, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AA").want(t, 200)
 }
 
-// TestBodiesThatCannotBeReadAreRefused: steering members could hide in them.
+// Steering members could hide in them.
 func TestBodiesThatCannotBeReadAreRefused(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr})

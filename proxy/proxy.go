@@ -30,7 +30,7 @@ var ErrClosed = errors.New("proxy is shut down")
 
 // Picker chooses backends. It must be safe for concurrent use.
 type Picker interface {
-	// Pick books the request at a backend; after a nil error the proxy calls a.End exactly once.
+	// Pick books the request; after a nil error the proxy calls a.End exactly once.
 	// policy.ErrNoBackend is answered 503, policy.ErrUnknownModel 404, other errors 500.
 	Pick(q *policy.Request, a *policy.Attempt) (Target, error)
 	Now() prefixtree.Time
@@ -52,8 +52,7 @@ type Timeouts struct {
 }
 
 const (
-	// DefaultMaxBody is the limit of Anthropic's API.
-	DefaultMaxBody       = 32 << 20
+	DefaultMaxBody       = 32 << 20 // the limit of Anthropic's API
 	DefaultMaxHeader     = 16 << 10 // the read buffer of every connection
 	DefaultMaxBodyMemory = 256 << 20
 )
@@ -63,10 +62,9 @@ type Config struct {
 	Picker Picker
 	Hasher *prefixtree.Hasher
 	// Models returns, without blocking, the body for GET /v1/models (id "") or /v1/models/ID, nil
-	// if unknown. A nil Models sends these requests to a backend.
+	// if unknown. If nil, a backend answers.
 	Models func(id string) []byte
-	// Observer receives, concurrently, the Record of every request to be forwarded, after its
-	// attempt ended.
+	// Observer receives, concurrently, the Record of every request to be forwarded.
 	Observer func(*Record)
 	Log      zerolog.Logger
 	NodeName string
@@ -74,13 +72,13 @@ type Config struct {
 	// PassPaths are prefixes, in whole segments, of paths forwarded unread and without
 	// Target.Header.
 	PassPaths []string
-	// AllowEngineControl forwards members and headers that steer engines, and unreadable bodies.
+	// AllowEngineControl forwards what steers engines, and unreadable bodies.
 	AllowEngineControl bool
 	ResponseHeaders    ResponseHeaders
 	Tenant             Tenant
 
 	MaxBody int // bytes; 413 above
-	// MaxBodyMemory bounds all bodies together, in bytes; 503 above. At least BodyMemoryShare times
+	// MaxBodyMemory is for all bodies together, in bytes; 503 above. At least BodyMemoryShare times
 	// MaxBody.
 	MaxBodyMemory int
 	MaxHeader     int // bytes, at least 16 KiB; 431 above
@@ -94,14 +92,13 @@ type Config struct {
 	ProxyProtocol bool        // require a PROXY header, v1 or v2
 }
 
-// Proxy is the data plane of one node. All methods are safe for concurrent use.
+// Proxy is the data plane of one node, safe for concurrent use.
 type Proxy struct {
-	cfg    Config                 // as given to New
-	tuned  atomic.Pointer[Config] // replaced by Retune, never modified
-	server *fasthttp.Server
-	base   context.Context // of dials; canceled to cut a drain short
-	cancel context.CancelFunc
-	// A second Shutdown hurries the first.
+	cfg     Config                 // as given to New
+	tuned   atomic.Pointer[Config] // replaced by Retune, never modified
+	server  *fasthttp.Server
+	base    context.Context // of dials; canceled to cut a drain short
+	cancel  context.CancelFunc
 	hurried context.Context
 	hurry   context.CancelFunc
 	epoch   time.Time
@@ -156,8 +153,8 @@ func New(cfg Config) (*Proxy, error) {
 	return p, nil
 }
 
-// Retune checks new values and returns a function that applies MaxAttempts, MaxIdle and all
-// timeouts except Read, KeepAlive and Watch to later requests.
+// Retune checks new values and returns a function that applies MaxAttempts, MaxIdle and the
+// timeouts except Read, KeepAlive and Watch.
 func (p *Proxy) Retune(cfg Config) (apply func(), err error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -251,7 +248,7 @@ func (p *Proxy) logPanic(r any) {
 	p.cfg.Log.Error().Interface("panic", r).Bytes("stack", debug.Stack()).Msg("request handler panicked")
 }
 
-// warnings holds when each may be logged again.
+// When each may be logged again.
 type warnings struct{ proxyHeader, plain, bodyMemory atomic.Int64 }
 
 func (p *Proxy) warn(due *atomic.Int64, c *clientConn, message string) {
@@ -278,8 +275,7 @@ type Record struct {
 	Attempts int
 	Resent   int // sends repeated after a stale connection
 
-	// Decision is the last attempt's receipt, or nil.
-	Decision *policy.Decision
+	Decision *policy.Decision // the last attempt's receipt, or nil
 	Backend  string
 
 	Body          [][]byte // as sent; empty once a stream has begun
@@ -289,12 +285,9 @@ type Record struct {
 	// Tokens by the engine's count; -1 if unknown.
 	PromptTokens, CachedTokens, OutputTokens int
 
-	// Overhead is the router's own time.
-	Overhead time.Duration
-	// Queue lasts until the last dispatch.
-	Queue time.Duration
-	// TTFT lasts until a stream's first token, a relayed body's first byte, or the end of a body
-	// read whole.
+	Overhead time.Duration // the router's own time
+	Queue    time.Duration // until the last dispatch
+	// TTFT lasts until a stream's first token, a relayed body's first byte, or a whole body's end.
 	TTFT  time.Duration
 	Total time.Duration
 }

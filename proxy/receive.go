@@ -14,20 +14,18 @@ var errBodyMemory = errors.New("no memory for the request body")
 // retainBody bounds, in bytes, the buffers that connections keep and that may use the last quarter.
 const retainBody = 256 << 10
 
-// BodyMemoryShare times MaxBody must fit in MaxBodyMemory, so that a single body always fits: a
-// growing buffer and its copy take twice its size, out of three quarters.
+// BodyMemoryShare times MaxBody must fit in MaxBodyMemory: a growing buffer and its copy take twice
+// a body's size, out of three quarters.
 const BodyMemoryShare = 3
 
-// bodyMemory bounds all body buffers together. It refuses, because bodies that wait for each
-// other's memory would all time out.
+// bodyMemory refuses, because bodies that wait for each other's memory would all time out.
 type bodyMemory struct {
 	limit   int64
 	used    atomic.Int64
 	refused atomic.Uint64
 }
 
-// take books n bytes if there is room. Large buffers may not use the last quarter, which keeps
-// ordinary prompts flowing.
+// Large buffers may not use the last quarter, which keeps ordinary prompts flowing.
 func (m *bodyMemory) take(n int) bool {
 	limit := m.limit
 	if n > retainBody {
@@ -47,7 +45,7 @@ func (m *bodyMemory) take(n int) bool {
 
 func (m *bodyMemory) give(n int) { m.used.Add(-int64(n)) }
 
-// scarce reports whether idle connections must keep no buffers.
+// If memory is scarce, idle connections keep no buffers.
 func (m *bodyMemory) scarce() bool { return m.used.Load() > m.limit/16 }
 
 func (c *clientConn) growBody(size int) error {
@@ -61,7 +59,6 @@ func (c *clientConn) growBody(size int) error {
 	return nil
 }
 
-// releaseBody releases a buffer larger than keep, or any if memory is scarce.
 func (c *clientConn) releaseBody(keep int) {
 	if n := cap(c.body); n > keep || n > 0 && c.proxy.bodies.scarce() {
 		c.proxy.bodies.give(n)
@@ -69,11 +66,11 @@ func (c *clientConn) releaseBody(keep int) {
 	}
 }
 
-// firstPiece is the first buffer of a body of known length, in bytes. Full buffers double: the
-// announced length costs nothing before data comes.
+// The first buffer of a body of known length, in bytes. Full buffers double, so that an announced
+// length alone costs nothing.
 const firstPiece = 64 << 10
 
-// firstChunks is used for unknown lengths.
+// For unknown lengths.
 const firstChunks = 16 << 10
 
 // fasthttp reads prefetched bytes before the handler.

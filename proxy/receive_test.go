@@ -13,7 +13,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// upload sends a request without the body's last byte, as far as the proxy reads it.
+// upload sends all but the body's last byte.
 func upload(c net.Conn, size int) {
 	fmt.Fprintf(c, "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n", size)
 	piece := bytes.Repeat([]byte("x"), 64<<10)
@@ -24,8 +24,7 @@ func upload(c net.Conn, size int) {
 	}
 }
 
-// TestBodiesShareOneMemory: stalled uploads stay within MaxBodyMemory, others get 503, and an
-// ordinary prompt still passes.
+// Stalled uploads stay within MaxBodyMemory, others get 503, an ordinary prompt passes.
 func TestBodiesShareOneMemory(t *testing.T) {
 	const size, limit, clients = 4 << 20, 12 << 20, 12
 	var log syncBuffer
@@ -82,7 +81,7 @@ func TestLargestBodyFitsAlone(t *testing.T) {
 	readReply(t, br, "POST").want(t, 200)
 }
 
-// TestIdleConnectionsKeepLittle: kept buffers leave room for the largest body.
+// Kept buffers leave room for the largest body.
 func TestIdleConnectionsKeepLittle(t *testing.T) {
 	const size = 4 << 20
 	r := newRig(t, []string{newBackend(t, false, answering).addr}, withConfig(func(c *Config) { c.MaxBody, c.MaxBodyMemory = size, BodyMemoryShare*size }))
@@ -99,7 +98,7 @@ func TestIdleConnectionsKeepLittle(t *testing.T) {
 	r.raw(request("POST", "/v1/x", strings.Repeat("x", size))).want(t, 200)
 }
 
-// TestStalledBodyEnds: earlier bytes of a body earn no time beyond Read.
+// Earlier bytes of a body earn no time beyond Read.
 func TestStalledBodyEnds(t *testing.T) {
 	r := newRig(t, []string{newBackend(t, false, answering).addr}, withTimeouts(func(t *Timeouts) { t.Read = time.Second }))
 	c := r.dial()
@@ -111,7 +110,7 @@ func TestStalledBodyEnds(t *testing.T) {
 	eventually(t, "the body is not held", func() bool { used, _ := r.proxy.BodyMemory(); return used == 0 })
 }
 
-// TestWarnsOfClientsThatSpeakSomethingElse: one warning names the remedy.
+// One warning names the remedy.
 func TestWarnsOfClientsThatSpeakSomethingElse(t *testing.T) {
 	for want, option := range map[string]rigOption{
 		"proxy_protocol: false": withConfig(func(c *Config) { c.ProxyProtocol = true }),

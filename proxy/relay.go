@@ -18,8 +18,7 @@ const (
 	tailWindow = 8 << 10
 )
 
-// relay is the body of a streamed response. fasthttp calls WriteTo on the same goroutine; each
-// Write is one chunk and one flush.
+// relay is written by fasthttp on the same goroutine; each Write is one chunk and one flush.
 type relay struct{ e *exchange }
 
 var _ fasthttp.BodyWriterTo = (*relay)(nil)
@@ -43,7 +42,7 @@ func (r *relay) Close() error {
 	return nil
 }
 
-// relayToClose streams a body of unknown length to an HTTP/1.0 client, which fasthttp cannot.
+// relayToClose serves HTTP/1.0 clients a body of unknown length, which fasthttp cannot.
 func (e *exchange) relayToClose() {
 	e.relaying = false
 	h := &e.ctx.Response.Header
@@ -62,8 +61,7 @@ func (e *exchange) relayToClose() {
 	e.ctx.SetConnectionClose()
 }
 
-// pump copies the response to w. Its error aborts the client's connection, so that a truncated
-// response does not look complete.
+// pump's error aborts the client's connection, so that a truncated response does not look complete.
 func (e *exchange) pump(w io.Writer) (int64, error) {
 	view := e.first
 	e.first = nil
@@ -108,8 +106,7 @@ func (e *exchange) deliver(w io.Writer, p []byte) error {
 	return nil
 }
 
-// inspect learns from view and returns what to deliver: whole events, so that an error event may
-// follow.
+// inspect returns whole events, so that an error event may follow.
 func (e *exchange) inspect(view []byte) []byte {
 	if !e.sse {
 		e.noteFirst(false)
@@ -145,7 +142,6 @@ func (e *exchange) noteFirst(token bool) {
 	}
 }
 
-// wholeEvents returns the events that view completes and holds back the rest.
 func (e *exchange) wholeEvents(view []byte) []byte {
 	held := len(e.partial) > 0
 	if held {
@@ -164,7 +160,7 @@ func (e *exchange) wholeEvents(view []byte) []byte {
 	return view[:end]
 }
 
-// eventsEnd returns the length of the complete events and comment lines in p.
+// eventsEnd counts the bytes of complete events and comment lines.
 func eventsEnd(p []byte) int {
 	if bytes.HasSuffix(p, []byte("\n\n")) || bytes.HasSuffix(p, []byte("\r\n\r\n")) {
 		return len(p)
@@ -218,8 +214,8 @@ func (e *exchange) complete(w io.Writer) error {
 	return nil
 }
 
-// breakOff ends a response that broke after its head: an event stream with an error event, unless
-// its own end was delivered. Other bodies are cut off.
+// breakOff ends a broken event stream with an error event, unless its own end was delivered, and
+// cuts off other bodies.
 func (e *exchange) breakOff(w io.Writer) error {
 	why := e.conn.cause()
 	if e.sse && e.ended && why != departed && why != stalled {
@@ -227,7 +223,7 @@ func (e *exchange) breakOff(w io.Writer) error {
 		return e.complete(w)
 	}
 	e.rec.Broken = true
-	f := fault{fasthttp.StatusBadGateway, "upstream_broken", "the backend broke off its response"}
+	f := fault{fasthttp.StatusBadGateway, "upstream_broken", "the backend closed the connection before the end of its response"}
 	switch why {
 	case departed, stalled:
 		e.end(policy.ClientGone)
@@ -241,7 +237,7 @@ func (e *exchange) breakOff(w io.Writer) error {
 	default:
 		e.end(policy.Reset)
 	}
-	e.proxy.cfg.Log.Warn().Str("backend", e.rec.Backend).Bytes("id", e.rec.ID).Str("class", f.code).Msg("response broke off")
+	e.proxy.cfg.Log.Warn().Str("backend", e.rec.Backend).Bytes("id", e.rec.ID).Str("class", f.code).Msg("backend broke off its response")
 	if !e.sse {
 		return errAborted
 	}

@@ -103,9 +103,9 @@ func TestUsageIsInjectedAndStripped(t *testing.T) {
 func TestBrokenStreamEndsWithAnErrorEvent(t *testing.T) {
 	half := event("whole") + `data: {"choi`
 	cases := map[string]struct{ path, want string }{
-		"openai":    {"/v1/chat/completions", "data: {\"error\":{\"message\":\"the backend broke off its response\",\"type\":\"server_error\",\"param\":null,\"code\":\"upstream_broken\"}}\n\n"},
+		"openai":    {"/v1/chat/completions", "data: {\"error\":{\"message\":\"the backend closed the connection before the end of its response\",\"type\":\"server_error\",\"param\":null,\"code\":\"upstream_broken\"}}\n\n"},
 		"responses": {"/v1/responses", "event: error\ndata: {\"type\":\"error\",\"code\":\"upstream_broken\","},
-		"anthropic": {"/v1/messages", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"the backend broke off its response\"}}\n\n"},
+		"anthropic": {"/v1/messages", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\",\"message\":\"the backend closed the connection before the end of its response\"}}\n\n"},
 	}
 	for name, tc := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -223,7 +223,7 @@ func TestHeaderHold(t *testing.T) {
 	}
 }
 
-// TestEventStreamOfGivenLength: the proxy changes the length of an event stream.
+// The proxy changes the length of an event stream.
 func TestEventStreamOfGivenLength(t *testing.T) {
 	const usage = `data: {"choices":[],"usage":{"prompt_tokens":20,"completion_tokens":2}}` + "\n\n"
 	whole := event("a") + usage + "data: [DONE]\n\n"
@@ -250,7 +250,7 @@ func TestEventStreamOfGivenLength(t *testing.T) {
 	}
 }
 
-// TestCompressedEventStreamIsNotHeld: its events cannot be found, so bytes pass at once.
+// Its events cannot be found, so bytes pass at once.
 func TestCompressedEventStreamIsNotHeld(t *testing.T) {
 	b := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
 		c.send("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk("\x1f\x8bsqueezed"))
@@ -270,7 +270,7 @@ func TestCompressedEventStreamIsNotHeld(t *testing.T) {
 	}
 }
 
-// TestHTTP10BrokenBodyIsReset: a plain close would look like the end of the body.
+// A plain close would look like the end of the body.
 func TestHTTP10BrokenBodyIsReset(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		sent := make(chan struct{})
@@ -415,7 +415,7 @@ func FuzzChunkedBody(f *testing.F) {
 	f.Add([]byte("fffffffffffffff\r\n"), uint8(200))
 	f.Add([]byte("5\nhello"), uint8(7))
 	f.Fuzz(func(t *testing.T, in []byte, step uint8) {
-		// However the bytes are cut, results agree with each other and with net/http.
+		// Results agree, however the bytes are cut, and with net/http.
 		read := func(step int) (string, error, int) {
 			br := bufio.NewReaderSize(&dribble{in, max(step, 1)}, 16<<10)
 			var b bodyReader

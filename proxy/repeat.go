@@ -17,13 +17,13 @@ const (
 	maxSeen = 2
 	// maxBusy bounds the engines that answer 429 to one request.
 	maxBusy = 16
-	// brokeFor is how long a request that broke two engines is refused: SDKs repeat within seconds.
+	// brokeFor outlasts the repeats of SDKs, which come within seconds.
 	brokeFor  = time.Minute
 	brokeKept = 256
 )
 
-// mayMove allows another engine: always if none received the request, once if it is inference,
-// which has no side effects.
+// A request that no engine received may always move; one of inference, which has no side effects,
+// once.
 func (e *exchange) mayMove() bool {
 	if e.last.failed == policy.Busy {
 		e.last.busy++
@@ -68,20 +68,20 @@ func (b *broken) has(name uint64, now time.Time) bool {
 	return false
 }
 
-// refuseBroken hashes the body only while a broken request is remembered.
+// The body is hashed only while a broken request is remembered.
 func (e *exchange) refuseBroken() bool {
 	b := &e.proxy.broken
 	if e.rec.Kind == prompt.Other || e.rec.Start.UnixNano() >= b.last.Load() || !b.has(e.requestName(), e.rec.Start) {
 		return false
 	}
 	e.last.refused = true
-	e.refuse(fault{fasthttp.StatusBadGateway, "upstream_broken", "this request made two backends close the connection less than " +
-		strconv.Itoa(int(brokeFor.Seconds())) + " s ago: it is not sent to more"})
+	e.refuse(fault{fasthttp.StatusBadGateway, "upstream_broken", "two backends closed the connection on this request less than " +
+		strconv.Itoa(int(brokeFor.Seconds())) + " s ago: the router does not send it to another"})
 	e.ctx.Response.Header.Set(headerRetry, "false")
 	return true
 }
 
-// busy ends an attempt answered with 429; held says that the response holds that answer.
+// held says that the response holds the 429 answer.
 func (e *exchange) busy(held bool) {
 	wait, err := fasthttp.ParseUint(e.ctx.Response.Header.Peek("Retry-After"))
 	if err != nil || wait == 0 {
@@ -104,22 +104,22 @@ func (e *exchange) refuseBusy() {
 	e.retryAfter(wait)
 }
 
-// refuseExhausted answers for the last failure. x-should-retry: false stops a client's own retries
-// after a timeout, which still occupies engines, and after maxSeen broken engines.
+// x-should-retry: false stops a client's own retries after a timeout, which still occupies engines,
+// and after maxSeen broken engines.
 func (e *exchange) refuseExhausted() {
 	last := &e.last
 	if last.busy > 0 {
 		e.refuseBusy()
 		return
 	}
-	f := fault{fasthttp.StatusBadGateway, "upstream_unreachable", "no connection to a backend"}
+	f := fault{fasthttp.StatusBadGateway, "upstream_unreachable", "cannot connect to a backend"}
 	again := true
 	switch last.failed {
 	case policy.Timeout:
 		f = fault{fasthttp.StatusGatewayTimeout, "upstream_timeout", "the backend did not answer in time"}
 		again = false
 	case policy.Reset:
-		f = fault{fasthttp.StatusBadGateway, "upstream_broken", "the backend closed the connection without an answer, or its answer is no HTTP"}
+		f = fault{fasthttp.StatusBadGateway, "upstream_broken", "the backend closed the connection without an answer, or did not answer in HTTP"}
 		again = len(e.suspects) < maxSeen
 	case policy.Status5xx:
 		f = fault{last.status, "upstream_unavailable", "the backend answered " + strconv.Itoa(last.status)}

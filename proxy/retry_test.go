@@ -22,8 +22,8 @@ func resetting(c *upstreamSide, _ seenRequest) bool {
 	return false
 }
 
-// hanging reads requests and never answers. Each request's timeout passes at once, so no test waits
-// for it and the timeouts of other engines can be long.
+// hanging never answers. Its requests time out at once, so that other engines' timeouts can be
+// long.
 type hanging struct{ rig *rig }
 
 func (h *hanging) answer(c *upstreamSide, _ seenRequest) bool {
@@ -34,8 +34,7 @@ func (h *hanging) answer(c *upstreamSide, _ seenRequest) bool {
 
 var refusals atomic.Uint32
 
-// refusing returns an address at which no process listens: a port below those that the system
-// assigns.
+// refusing returns an address without a listener: a port below those that the system assigns.
 func refusing() string { return fmt.Sprintf("127.0.0.1:%d", 1+refusals.Add(1)%4) }
 
 func TestFailingBackendCostsNoError(t *testing.T) {
@@ -94,8 +93,7 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 							failures = append(failures, tc.failed)
 						}
 					}
-					// The failing engine is avoided after one refused connection or two failed
-					// requests.
+					// One refused connection or two failed requests.
 					want := 2
 					if tc.failed == policy.Connect {
 						want = 1
@@ -192,8 +190,8 @@ func TestAllFail(t *testing.T) {
 	}
 }
 
-// TestAttemptsAreBounded: a request that no engine received tries MaxAttempts; one that an engine
-// received moves once if it is inference.
+// A request that no engine received tries MaxAttempts; one that was received moves once if it is
+// inference.
 func TestAttemptsAreBounded(t *testing.T) {
 	var engines []*backend
 	var addrs, refuse []string
@@ -223,8 +221,7 @@ func TestAttemptsAreBounded(t *testing.T) {
 	}
 }
 
-// TestPassedOnIsNotRepeated: requests not known as inference are sent once, and their failures
-// count against no engine.
+// Requests not known as inference are sent once and count against no engine.
 func TestPassedOnIsNotRepeated(t *testing.T) {
 	var broken atomic.Bool
 	b := newBackend(t, false, func(c *upstreamSide, req seenRequest) bool {
@@ -252,8 +249,7 @@ func TestPassedOnIsNotRepeated(t *testing.T) {
 	}
 }
 
-// TestBadRequestHarmsNobody: a prompt that every engine resets reaches two of eight, and none is
-// avoided for it.
+// A prompt that every engine resets reaches two of eight, and none is avoided for it.
 func TestBadRequestHarmsNobody(t *testing.T) {
 	var engines []*backend
 	var addrs []string
@@ -314,7 +310,7 @@ func TestBadRequestHarmsNobody(t *testing.T) {
 	}
 	before := seen()
 	for range 3 {
-		rp := r.raw(chatOf("deadly", false)).want(t, 502, `"code":"upstream_broken"`, "not sent to more")
+		rp := r.raw(chatOf("deadly", false)).want(t, 502, `"code":"upstream_broken"`, "does not send it to another")
 		if rp.Header.Get("X-Should-Retry") != "false" {
 			t.Errorf("headers %v", rp.Header)
 		}
@@ -342,8 +338,8 @@ func TestBrokenIsBoundedAndForgets(t *testing.T) {
 	}
 }
 
-// TestBusyEngineIsPassedOver: 429 moves the request on and pauses that engine; if all answer it,
-// the client gets the shortest wait.
+// 429 moves the request on and pauses that engine; if all answer it, the client gets the shortest
+// wait.
 func TestBusyEngineIsPassedOver(t *testing.T) {
 	full := func(wait string) *backend {
 		return newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
@@ -428,7 +424,7 @@ func TestEnginesErrorsPassThrough(t *testing.T) {
 func TestStaleConnectionsAreNotFailures(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		t.Run(fmt.Sprintf("tls=%v", secure), func(t *testing.T) {
-			// The engine closes without an answer, as when a request crosses with the close.
+			// As when a request crosses with the close.
 			b := newBackend(t, secure, func(c *upstreamSide, _ seenRequest) bool {
 				return c.begun == 1 && c.send(jsonReply(200, okBody))
 			})
@@ -465,7 +461,7 @@ func TestClosedIdleConnectionIsDiscarded(t *testing.T) {
 			t.Errorf("request %d was sent on a closed connection", i)
 		}
 	}
-	// Unread bytes make a connection unfit: they would be taken for the next response.
+	// Unread bytes would be taken for the next response.
 	said := make(chan bool, 5)
 	chatty := newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {
 		keep := c.send(jsonReply(200, okBody)) && (c.begun > 1 || c.send("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"))

@@ -45,12 +45,12 @@ func (p *Proxy) newServer() *fasthttp.Server {
 	}
 }
 
-// silentLogger drops fasthttp's lines, which quote headers and so API keys.
+// fasthttp's log lines quote headers and so API keys.
 type silentLogger struct{}
 
 func (silentLogger) Printf(string, ...any) {}
 
-// refuseAnnounced keeps fasthttp from waiting for a body that is too large; serve refuses it.
+// fasthttp need not wait for a body that is too large; serve refuses it.
 func (p *Proxy) refuseAnnounced(h *fasthttp.RequestHeader) (none fasthttp.RequestConfig) {
 	if h.ContentLength() > p.cfg.MaxBody {
 		h.SetContentLength(0)
@@ -59,10 +59,8 @@ func (p *Proxy) refuseAnnounced(h *fasthttp.RequestHeader) (none fasthttp.Reques
 	return none
 }
 
-// Serve accepts connections until Shutdown (nil) or until ln fails for good, and closes ln. It may
-// run for several listeners.
-//
-// fasthttp's accept loop ends when descriptors run out, and its workers outlive the server.
+// Serve accepts connections until Shutdown (nil) or until ln fails for good, and closes ln.
+// fasthttp's own loop ends when descriptors run out.
 func (p *Proxy) Serve(ln net.Listener) error {
 	if err := p.open(ln); err != nil {
 		ln.Close()
@@ -147,7 +145,6 @@ func (p *Proxy) serveConn(c *clientConn) {
 	}
 }
 
-// A panic outside of a request ends only its connection.
 func (p *Proxy) converse(c *clientConn) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -161,7 +158,6 @@ func (p *Proxy) converse(c *clientConn) (err error) {
 	return p.server.ServeConn(c) // closes c
 }
 
-// establish does what comes before HTTP.
 func (p *Proxy) establish(c *clientConn) error {
 	if tc, ok := c.raw.(*net.TCPConn); ok {
 		cfg := net.KeepAliveConfig{Enable: true, Idle: clientKeepAlive, Interval: 15 * time.Second, Count: 4}
@@ -172,7 +168,7 @@ func (p *Proxy) establish(c *clientConn) error {
 	if p.cfg.ProxyProtocol {
 		conn := proxyproto.NewConn(c.Conn, proxyproto.WithPolicy(proxyproto.REQUIRE), proxyproto.SetReadHeaderTimeout(p.cfg.Timeouts.Read))
 		if conn.ProxyHeader() == nil {
-			p.warn(&p.warned.proxyHeader, c, "connection without a PROXY protocol header closed: while proxy_protocol is on every client and every health check of this port must send one; "+
+			p.warn(&p.warned.proxyHeader, c, "closed a connection without a PROXY protocol header: with proxy_protocol on, every client and health check of this port must send one; "+
 				"have the balancer send it, or set proxy_protocol: false")
 			return errNoProxyHeader
 		}
@@ -184,7 +180,7 @@ func (p *Proxy) establish(c *clientConn) error {
 		defer cancel()
 		if err := conn.HandshakeContext(ctx); err != nil {
 			if plain := (tls.RecordHeaderError{}); errors.As(err, &plain) {
-				p.warn(&p.warned.plain, c, "connection that does not speak TLS closed: use https:// for this port, or remove tls_cert to serve plain HTTP")
+				p.warn(&p.warned.plain, c, "closed a connection that does not speak TLS: use https:// for this port, or remove tls_cert to serve plain HTTP")
 			}
 			return errHandshake
 		}
@@ -204,7 +200,7 @@ var (
 	errHandshake     = errors.New("tls handshake failed")
 )
 
-// logBroken omits an error's text, which may quote the client.
+// Only the class is logged: the error's text may quote the client.
 func (p *Proxy) logBroken(c *clientConn, err error) {
 	class := "malformed"
 	var opErr *net.OpError

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// departures reports clients that close their connection or its sending half. An epoll instance
-// holds every client socket, edge-triggered, for EPOLLRDHUP only: it reports a RST, and a FIN
-// behind unread bytes, which a peeking read would miss, but not data.
+// departures reports clients that leave. An epoll instance holds every client socket,
+// edge-triggered, for EPOLLRDHUP only: it sees a RST, and a FIN behind unread bytes, which a
+// peeking read would miss, but not data.
 type departures struct {
 	fd    int      // File.Fd would make it blocking
 	file  *os.File // the runtime's poller waits for it without a thread
@@ -49,8 +49,7 @@ func (d *departures) close() {
 	<-d.ended
 }
 
-// add makes run call c.depart when the client leaves; test connections without a socket are not
-// watched.
+// Test connections without a socket are not watched.
 func (d *departures) add(c *clientConn) error {
 	sc, ok := c.raw.(syscall.Conn)
 	if !ok {
@@ -71,7 +70,7 @@ func (d *departures) add(c *clientConn) error {
 		failed = unix.EpollCtl(d.fd, unix.EPOLL_CTL_ADD, int(fd), &event)
 	})
 	if err := errors.Join(err, failed); err != nil {
-		return fmt.Errorf("watch for its departure: %w", err)
+		return fmt.Errorf("watch a client connection: %w", err)
 	}
 	return nil
 }
@@ -106,7 +105,6 @@ func (d *departures) run() {
 	}
 }
 
-// probe asks the kernel about a connection without reading from it.
 type probe struct {
 	conn syscall.RawConn
 	fds  [1]unix.PollFd
@@ -131,7 +129,7 @@ func newProbe(c net.Conn) *probe {
 	return p
 }
 
-// quiet reports whether the connection is open with nothing to read.
+// quiet means open with nothing to read.
 func (p *probe) quiet() bool {
 	return p.conn.Control(p.ask) == nil && p.err == nil && p.fds[0].Revents == 0
 }

@@ -13,8 +13,7 @@ import (
 
 const cut = `"kv_transfer_params":{"remote_host":"10.0.0.1"},`
 
-// TestEditedBodyIsSentInPieces: an edited body arrives whole at any size, over TLS, and after a
-// retry.
+// An edited body arrives whole at any size, over TLS, and after a retry.
 func TestEditedBodyIsSentInPieces(t *testing.T) {
 	for _, secure := range []bool{false, true} {
 		for _, size := range []int{10, smallBody - 60, smallBody + 1, 300 << 10} {

@@ -14,8 +14,6 @@ func secretPrompt(pin string) string {
 	return fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":%q}]}`, template+"The PIN is "+pin+". "+strings.Repeat("Tell nobody about it. ", 60))
 }
 
-// TestTenantsCannotGuessPrompts: with tenants, response headers do not reveal another client's
-// prompt.
 func TestTenantsCannotGuessPrompts(t *testing.T) {
 	for _, by := range []string{"none", "credential", "header:X-Team"} {
 		t.Run(by, func(t *testing.T) {
@@ -50,8 +48,7 @@ func saltSeen(t *testing.T, req seenRequest, member string) string {
 	return salt
 }
 
-// TestTenantSaltsTheEnginesCache: the salt depends on tenant and client salt only, is equal on
-// every node, and reveals neither.
+// The salt depends on tenant and client salt only, is equal on every node, and reveals neither.
 func TestTenantSaltsTheEnginesCache(t *testing.T) {
 	tenant, err := ParseTenant("credential")
 	must(t, err)
@@ -93,8 +90,7 @@ func TestTenantSaltsTheEnginesCache(t *testing.T) {
 	}
 }
 
-// TestDescribeKnowsTheTenant: Describe uses the tenant of the given headers, and without headers
-// the salt in the body.
+// Without headers Describe takes the salt in the body.
 func TestDescribeKnowsTheTenant(t *testing.T) {
 	tenant, err := ParseTenant("header:X-Team")
 	must(t, err)

@@ -7,8 +7,7 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// TestNothingFollowsTheEnd: after a stream's own end, a backend that hangs or breaks off causes no
-// error event.
+// After a stream's own end, a backend that hangs or breaks off causes no error event.
 func TestNothingFollowsTheEnd(t *testing.T) {
 	for api, tc := range map[string]struct{ path, text, end string }{
 		"openai":    {"/v1/chat/completions", event("a"), "data: [DONE]\n\n"},

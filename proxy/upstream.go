@@ -30,11 +30,9 @@ type Target struct {
 	Host     string      // Host header; "" for Addr
 	TLS      *tls.Config // nil for plain HTTP; one pointer per backend, which keys the pool
 	BasePath string      // without a trailing slash
-	// Header replaces the client's headers, on inference paths only.
-	Header [][2]string
+	Header   [][2]string // replaces the client's headers, on inference paths only
 }
 
-// upstreams keeps unused connections.
 type upstreams struct {
 	proxy  *Proxy
 	dialer net.Dialer
@@ -146,7 +144,7 @@ func (u *upstreams) dial(ctx context.Context, t *Target) (*upstreamConn, error) 
 	return c, nil
 }
 
-// send writes c.head and the body, on a socket in one system call.
+// On a socket this is one system call.
 func (c *upstreamConn) send(body [][]byte) error {
 	if pieceBytes(body) <= smallBody {
 		for _, p := range body {
@@ -169,7 +167,6 @@ func pieceBytes(pieces [][]byte) (n int) {
 
 var aLongTimeAgo = time.Unix(1, 0)
 
-// interrupt makes reads and writes fail for good.
 func (c *upstreamConn) interrupt() {
 	_ = c.raw.SetDeadline(aLongTimeAgo)
 }

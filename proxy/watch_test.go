@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestSweeps: the count grows while the watch runs, and only then.
+// The count grows only while the watch runs.
 func TestSweeps(t *testing.T) {
 	r := newRig(t, nil)
 	seen := r.proxy.Sweeps()

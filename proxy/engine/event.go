@@ -7,7 +7,7 @@ var (
 	doneData  = []byte("[DONE]")
 )
 
-// look reads an event and reports whether it carries only usage.
+// look reports whether an event carries only usage.
 func (s *Stream) look(event []byte, seen *Seen) (usageOnly bool) {
 	data := s.dataOf(event)
 	if len(data) == 0 {
@@ -44,8 +44,7 @@ func (s *Stream) dataOf(event []byte) (data []byte) {
 	return data
 }
 
-// mayMatter searches for patterns that begin with letters, which are rarer than quotes and so found
-// faster.
+// The patterns begin with letters, which are rarer than quotes and so found faster.
 func (s *Stream) mayMatter(data []byte) bool {
 	if bytes.Contains(data, []byte(`usage"`)) {
 		return true
@@ -116,7 +115,6 @@ func kindTells(kind []byte) (first, done bool) {
 	return bytes.HasSuffix(kind, []byte(`.delta"`)), false
 }
 
-// choicesTell reports whether a choice has output or a finish reason.
 func choicesTell(choices []byte) bool {
 	for element := range elementsOf(choices) {
 		for name, value := range membersOf(element) {

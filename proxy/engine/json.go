@@ -6,9 +6,10 @@ import (
 	"strings"
 )
 
-// This JSON reader trusts its input and checks only its bounds. Engines send no escaped names.
+// This JSON reader trusts its input and checks only bounds. Engines send no escaped names.
+// Functions return the index behind what they read, or -1.
 
-// membersOf yields names, without quotes, and values of an object up to a syntax error.
+// membersOf yields unquoted names and values up to a syntax error.
 func membersOf(object []byte) iter.Seq2[[]byte, []byte] {
 	return func(yield func(name, value []byte) bool) {
 		at := opened(object, '{')
@@ -21,7 +22,6 @@ func membersOf(object []byte) iter.Seq2[[]byte, []byte] {
 	}
 }
 
-// elementsOf yields the values of an array up to a syntax error.
 func elementsOf(array []byte) iter.Seq[[]byte] {
 	return func(yield func(value []byte) bool) {
 		at := opened(array, '[')
@@ -34,7 +34,6 @@ func elementsOf(array []byte) iter.Seq[[]byte] {
 	}
 }
 
-// The functions below return the index behind what they read, or -1.
 func opened(b []byte, bracket byte) int {
 	at := skipSpace(b, 0)
 	if at >= len(b) || b[at] != bracket {
@@ -143,8 +142,8 @@ func ends(c byte) bool { return strings.IndexByte(",:}] \n\r\t", c) >= 0 }
 const maxCandidates = 64
 
 // lastMember returns the object that is the last member of this quoted name in the outermost
-// object, or nil: an unescaped quoted name is a whole string, and is outermost if its object ends
-// where the body ends.
+// object, or nil. An unescaped quoted name is a whole string, outermost if its object ends where
+// the body ends.
 func lastMember(body []byte, quoted string) []byte {
 	end := len(body)
 	for range maxCandidates {

@@ -20,7 +20,7 @@ type Metrics struct {
 	Started                  float64
 }
 
-// maxLine bounds a line, in bytes; labels take a few hundred.
+// maxLine is in bytes; labels take a few hundred.
 const maxLine = 64 << 10
 
 type sample uint8
@@ -38,7 +38,7 @@ const (
 	samples
 )
 
-// Engines report old and new names side by side; the present name of lowest rank counts.
+// Engines report old and new names side by side; the lowest rank present counts.
 var metricNames = map[string]struct {
 	what sample
 	rank int
@@ -71,8 +71,7 @@ var metricNames = map[string]struct {
 
 const ranks = 4
 
-// ParseMetrics reads a page in Prometheus' text format. It fails only if r does or a line exceeds
-// 64 KiB.
+// ParseMetrics reads Prometheus' text format. It fails only if r does or a line exceeds 64 KiB.
 func ParseMetrics(r io.Reader) (Metrics, error) {
 	var sums [samples][ranks]struct {
 		total float64
@@ -154,7 +153,7 @@ func splitSample(line []byte) (name, labels, rest []byte) {
 	return nil, nil, nil
 }
 
-// number parses the value at the start of rest unless it is negative, NaN or infinite.
+// number is not ok if negative, NaN or infinite.
 func number(rest []byte) (float64, bool) {
 	rest = bytes.TrimLeft(rest, " \t")
 	if i := bytes.IndexAny(rest, " \t\r"); i >= 0 {

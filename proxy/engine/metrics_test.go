@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// vllmPage is from a vLLM server with two data-parallel engines.
+// From a vLLM server with two data-parallel engines.
 const vllmPage = `# HELP python_gc_objects_collected_total Objects collected during gc
 # TYPE python_gc_objects_collected_total counter
 python_gc_objects_collected_total{generation="0"} 9871.0

@@ -107,7 +107,7 @@ func TestProbeAilments(t *testing.T) {
 	}))
 	defer hung.Close()
 	defer close(release)
-	// long enough to connect on a busy machine
+	// Long enough to connect on a busy machine.
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if got, err := newProber(hung.URL).Probe(ctx); got != Silent || err == nil {

@@ -3,12 +3,8 @@ package engine
 import "bytes"
 
 const (
-	// maxHold bounds a held-back event, in bytes.
-	maxHold = 64 << 10
-
-	// maxLook bounds parsed events, in bytes. The last event of a Responses stream repeats the
-	// answer.
-	maxLook = 1 << 20
+	maxHold = 64 << 10 // bytes of a held-back event
+	maxLook = 1 << 20  // bytes of a parsed event
 )
 
 // Seen is what Feed found.
@@ -17,11 +13,8 @@ type Seen struct {
 	Done       bool // the answer is complete
 }
 
-// Stream reads a server-sent event stream as it passes. Call Reset first. Not safe for concurrent
-// use.
-//
-// With strip it removes the event that carries only usage, and until then holds back an incomplete
-// event of up to 64 KiB.
+// Stream reads a server-sent event stream as it passes. Call Reset first. With strip it removes the
+// event that carries only usage. Not safe for concurrent use.
 type Stream struct {
 	strip   bool
 	passing bool // too long to hold
@@ -132,8 +125,7 @@ func (s *Stream) keep(b []byte) {
 	s.event = append(s.event, b...)
 }
 
-// ended reports whether to remove the event that ends with tail, and completes s.event if that
-// holds a part.
+// ended reports whether to remove the event that ends with tail.
 func (s *Stream) ended(tail []byte, seen *Seen) (drop bool) {
 	if s.long || len(s.event)+len(tail) > maxLook {
 		return false

@@ -61,12 +61,12 @@ var longToken = strings.Replace(chatToken, "Hello", strings.Repeat("Hello ", max
 
 func crlf(s string) string { return strings.ReplaceAll(s, "\n", "\r\n") }
 
-// longEvent is a usage-only event of n+1 bytes.
+// A usage-only event of n+1 bytes.
 func longEvent(n int) string {
 	return strings.Replace(chatUsage, `"id":"c"`, `"id":"`+strings.Repeat("c", n+1-len(chatUsage)+1)+`"`, 1)
 }
 
-// feed returns the output and what was seen; in is cut at random or into pieces of size.
+// in is cut at random or into pieces of size.
 func feed(t failer, in string, strip bool, size int, rnd *rand.Rand) (out string, u Usage, first int, isDone bool) {
 	t.Helper()
 	var s Stream
@@ -79,7 +79,7 @@ func feed(t failer, in string, strip bool, size int, rnd *rand.Rand) (out string
 			n = 1 + rnd.IntN(size)
 		}
 		n = min(n, len(in)-at)
-		// The stream must not keep p, so p is overwritten.
+		// The stream must not keep p.
 		p := []byte(in[at : at+n])
 		o, seen := s.Feed(p)
 		b.Write(o)
@@ -191,7 +191,7 @@ func TestNotDelayed(t *testing.T) {
 	}
 }
 
-// FuzzStream: output does not depend on the cuts; without strip it equals the input.
+// Output does not depend on the cuts; without strip it equals the input.
 func FuzzStream(f *testing.F) {
 	for i, c := range streams {
 		if len(c.in) < 10000 {

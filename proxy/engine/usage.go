@@ -9,10 +9,9 @@ type Usage struct {
 	OutputTokens int
 }
 
-// Unknown is the usage of an answer that reports none.
+// Unknown means that an answer reports no usage.
 var Unknown = Usage{-1, -1, -1}
 
-// -1 means absent.
 type counts struct {
 	prompt, input, read, created, cached, output int
 }
@@ -76,7 +75,6 @@ func set(to *int, value []byte) {
 	}
 }
 
-// Larger bodies are read from the end.
 const smallBody = 4 << 10
 
 // ParseUsage returns the usage in an answer. It does not allocate.

@@ -73,7 +73,6 @@ func usageOracle(body []byte) (Usage, bool) {
 	return u, true
 }
 
-// FuzzParseUsage compares with encoding/json.
 func FuzzParseUsage(f *testing.F) {
 	f.Add(`{"a":"x\"usage\":{"}`, `{"usage":{"prompt_tokens":1}}`, uint16(3), uint16(2), uint16(1), true)
 	f.Add(`[1,{"usage":{"prompt_tokens":4}}]`, `"usage"`, uint16(9), uint16(0), uint16(7), false)

@@ -13,8 +13,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// benchBody is a chat of about size bytes in 32 messages, with escapes as frequent as between code
-// and prose: one in 25 bytes, a quote in 150.
+// benchBody is a chat in 32 messages, with an escape every 25 bytes and a quote every 150.
 func benchBody(size int) []byte {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	words := []string{"the", "engine", "return", "prefix", "block", "cache", "if err != nil {", "router", "of", "and",
@@ -87,7 +86,6 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
-// BenchmarkHop scans strings alone, in blocks and in words.
 func BenchmarkHop(b *testing.B) {
 	body := benchBody(128 << 10)
 	for name, hop := range map[string]func([]byte, int) int{"blocks": hop, "words": hopWords} {
@@ -104,7 +102,7 @@ func BenchmarkHop(b *testing.B) {
 	}
 }
 
-// BenchmarkShapes parses harder bodies: non-ASCII text, \u escapes, code, an agent's request.
+// Harder bodies: non-ASCII text, \u escapes, code, an agent's request.
 func BenchmarkShapes(b *testing.B) {
 	const size = 128 << 10
 	chat := func(text string) []byte {
@@ -142,7 +140,7 @@ func BenchmarkShapes(b *testing.B) {
 	}
 }
 
-// BenchmarkFloor is one pass that finds quotes and one that hashes.
+// One pass that finds quotes and one that hashes.
 func BenchmarkFloor(b *testing.B) {
 	for _, kib := range benchSizes {
 		b.Run(fmt.Sprintf("%dKiB", kib), func(b *testing.B) {
@@ -167,7 +165,7 @@ func BenchmarkFloor(b *testing.B) {
 	}
 }
 
-// BenchmarkNaive uses encoding/json and hashes all texts at once.
+// encoding/json, and one hash of all texts.
 func BenchmarkNaive(b *testing.B) {
 	for _, kib := range benchSizes {
 		b.Run(fmt.Sprintf("encoding-json/%dKiB", kib), func(b *testing.B) {

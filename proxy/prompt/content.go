@@ -105,7 +105,7 @@ func (p *Parser) part() (blank bool) {
 	return p.renderPart(start, base, kind, &f)
 }
 
-// renderPart orders a part's members by its type and reports whether it is an empty text.
+// renderPart reports whether the part is an empty text.
 func (p *Parser) renderPart(start, base int, kind op, f *parts) (blank bool) {
 	text := f[partMembers.find([]byte("text")).slot]
 	keep := func(mark byte, names ...string) { p.keep(start, base, partMembers, f, p.lead(mark, "", 0), names...) }
@@ -160,7 +160,7 @@ func (p *Parser) renderText(start, base int, f *parts, text span) (blank bool) {
 
 var urlMembers = inOrder{{"url", asJSON, 0}}
 
-// url reads a medium: a value, or an object whose url comes first.
+// url puts an object's url first.
 func (p *Parser) url(key op) {
 	if p.peek() != '{' {
 		p.extra(key)

@@ -5,10 +5,7 @@ import (
 	"strconv"
 )
 
-// sessionUser is the slot of metadata, whose user_id names the session.
-const sessionUser = 4
-
-// control reads a member of the root or the controls; null means absent.
+// Null means absent.
 func (p *Parser) control(f field) {
 	p.peek()
 	c := &p.ctl
@@ -76,7 +73,7 @@ func (p *Parser) scalar() op {
 	return op{}
 }
 
-// count reads a whole number up to 2^30, else 0.
+// count returns 0 beyond 2^30.
 func (p *Parser) count() int {
 	if c := p.peek(); c < '0' || c > '9' {
 		p.skip()
@@ -107,7 +104,7 @@ func (p *Parser) fill(r *Request) {
 	}
 }
 
-// decoded unescapes canonical text, whose escapes are also Go's.
+// Canonical escapes are also Go's.
 func (p *Parser) decoded(o op) []byte {
 	b := p.tape.bytes(o)
 	if len(b) == 0 || b[0] == markOther {

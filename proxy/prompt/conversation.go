@@ -1,6 +1,6 @@
 package prompt
 
-// arguments reads JSON in a string (OpenAI) or as a value (Anthropic), whose order is kept.
+// A string (OpenAI) or a value (Anthropic), whose order is kept.
 func (p *Parser) arguments() {
 	if c := p.peek(); c == 'n' || c == '"' {
 		p.field(markArguments)
@@ -100,7 +100,7 @@ var toolMembers = inOrder{
 	{"cache_control", asIgnored, 0},
 }
 
-// tool reads chat's {type, function: {...}} and the flat forms of Anthropic and Responses.
+// Chat's {type, function: {...}}, or the flat forms of Anthropic and Responses.
 func (p *Parser) tool(mark byte) {
 	start := p.tape.mark()
 	p.tape.addByte(mark)

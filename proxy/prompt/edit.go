@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// maxEdits bounds the vector by which a body is sent; honest clients need a handful.
+// Edits lengthen the vector by which a body is sent; honest clients need a handful.
 const maxEdits = 64
 
 var (
@@ -17,7 +17,6 @@ var (
 
 const optionMember = `"stream_options":{"include_usage":true}`
 
-// options prepares the edit that sets include_usage.
 func (p *Parser) options() {
 	c := &p.ctl
 	c.usage, c.continuous, c.optionsGiven, c.ask = false, false, true, ask{}
@@ -72,8 +71,7 @@ func (p *Parser) cut(r *remains) {
 
 var bootstrapFields = []byte("bootstrap_")
 
-// steers reports whether a member says where to compute or fetch KV blocks, which only the operator
-// may.
+// Only the operator may say where to compute or fetch KV blocks.
 func steers(name []byte) bool {
 	return common[string(name)].how == asSteering || bytes.HasPrefix(name, bootstrapFields)
 }

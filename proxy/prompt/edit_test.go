@@ -67,7 +67,7 @@ func TestUsageEdit(t *testing.T) {
 	}
 }
 
-// membersOf returns an object's members; the last of several wins.
+// The last of several members wins.
 func membersOf(raw []byte) map[string]json.RawMessage {
 	var m map[string]json.RawMessage
 	if json.Unmarshal(raw, &m) != nil {
@@ -298,8 +298,8 @@ func checkEdits(t *testing.T, p *Parser, body string) {
 	}
 }
 
-// TestTenantsShareNothing: other tenants and other salts give other hashes; the sent body, parsed
-// without a tenant, gives the request's.
+// Other tenants or salts give other hashes; the sent body, parsed without a tenant, gives the
+// request's.
 func TestTenantsShareNothing(t *testing.T) {
 	text := strings.Repeat("all work and no play ", 100)
 	for k, body := range map[Kind]string{

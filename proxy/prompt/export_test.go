@@ -1,7 +1,6 @@
 package prompt
 
-// PromptBytes returns what a body's hashes depend on: the root strings, each ended by a zero byte,
-// and the prompt bytes.
+// PromptBytes returns the root strings, each ended by a zero byte, and the prompt bytes.
 func (p *Parser) PromptBytes(k Kind, body []byte) ([]byte, error) {
 	if k == Other {
 		return nil, nil

@@ -10,7 +10,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// seedBodies hold every shape the parser knows, and invalid ones.
 var seedBodies = []struct {
 	kind Kind
 	body string

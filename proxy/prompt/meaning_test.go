@@ -12,8 +12,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// doc is a random request. keep marks objects whose member order matters; a changed leaf of texts
-// must change the prompt.
+// doc is a random request. keep marks objects whose member order matters; texts are leaves that
+// matter.
 type doc struct {
 	rnd   *rand.Rand
 	kind  Kind
@@ -93,7 +93,6 @@ func obj(members ...any) *node {
 
 var alphabet = []rune("abcXYZ 012\"\\/\n\t\r\b\f\x00\x1f\x7fé€漢字😀\u2028\ufffd{}[]:,u")
 
-// text is a leaf that matters, never empty.
 func (d *doc) text() *node {
 	n := d.rnd.IntN(12) + 1
 	if d.rnd.IntN(8) == 0 {
@@ -180,7 +179,7 @@ func (d *doc) chatPart() *node {
 	return d.textPart()
 }
 
-// schema is a value whose member order matters.
+// The order of members matters.
 func (d *doc) schema() *node {
 	s := obj("type", "object", "properties", obj("a", obj("type", "string", "description", d.text()), "b", obj("maximum", num("1.50"))))
 	d.keepAll(s)
@@ -247,7 +246,7 @@ func (d *doc) block() *node {
 	return d.textPart()
 }
 
-// write encodes the request in one of its equivalent ways.
+// write chooses one of the equivalent encodings.
 func (d *doc) write() []byte {
 	var b bytes.Buffer
 	root := *d.root
@@ -362,7 +361,7 @@ func docOf(t *rapid.T) *doc {
 	return newDoc(rand.New(rand.NewPCG(seed, 1)))
 }
 
-// TestSameMeaning: two encodings of a request have equal prompt bytes, and the reference's.
+// Two encodings of a request have equal prompt bytes, and the reference's.
 func TestSameMeaning(t *testing.T) {
 	p := newTestParser(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -385,7 +384,7 @@ func TestSameMeaning(t *testing.T) {
 	})
 }
 
-// TestOtherMeaning: a changed leaf changes the bytes and, beyond one block, the hashes.
+// A changed leaf changes the bytes and, beyond one block, the hashes.
 func TestOtherMeaning(t *testing.T) {
 	p := newTestParser(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -464,7 +463,7 @@ func TestPrefix(t *testing.T) {
 	})
 }
 
-// TestWild compares with the reference on trees of known names with values of any type.
+// Trees of known names with values of any type.
 func TestWild(t *testing.T) {
 	p := newTestParser(t)
 	rapid.Check(t, func(t *rapid.T) {

@@ -2,8 +2,6 @@ package prompt
 
 import "maps"
 
-// The members of a body that change the prompt or concern the request, per kind.
-
 type how uint8
 
 const (
@@ -51,21 +49,23 @@ const (
 	asExtraArgs
 )
 
-// field says how to read a member, into which slot, behind which marker.
 type field struct {
 	slot slot
 	how  how
 	mark byte
 }
 
-// inOrder lists an object's members in template order; slots count from 1.
+// sessionUser is the slot of metadata, whose user_id names the session.
+const sessionUser = 4
+
+// Members in template order; slots count from 1.
 type inOrder []struct {
 	name string
 	how  how
 	mark byte
 }
 
-// find compares names, because for a dozen that is faster than a map.
+// For a dozen names comparing is faster than a map.
 func (list inOrder) find(name []byte) field {
 	for i := range list {
 		if m := &list[i]; m.name == string(name) {
@@ -75,7 +75,7 @@ func (list inOrder) find(name []byte) field {
 	return field{}
 }
 
-// parts are an object's spans by slot; slot 0 is before its members.
+// Spans by slot; slot 0 is before the members.
 type parts [11]span
 
 var common = map[string]field{

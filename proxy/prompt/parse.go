@@ -3,9 +3,7 @@ package prompt
 import "grapevine/prefixtree"
 
 // NewParser returns a parser that hashes with h.
-func NewParser(h *prefixtree.Hasher) *Parser {
-	return &Parser{hasher: h}
-}
+func NewParser(h *prefixtree.Hasher) *Parser { return &Parser{hasher: h} }
 
 // Parse scans body once and fills r, without hashes and edits after an *Error. Bodies of kind Other
 // are not read.
@@ -110,7 +108,7 @@ func (p *Parser) unwanted(name []byte, f field) bool {
 	return !p.opt.Control && steers(name)
 }
 
-// read reads members in the list into f, others as given. It returns the text of the member asKind.
+// read returns the text of the member asKind.
 func (p *Parser) read(list inOrder, others how, f *parts) (kind op) {
 	for key := range p.object {
 		d := list.find(p.tape.bytes(key))
@@ -198,7 +196,7 @@ func (p *Parser) value(key op, f field) {
 	}
 }
 
-// setting writes nothing for an empty or default value.
+// Empty and default values are not in the prompt.
 func (p *Parser) setting(key op, f field, defaults ...string) {
 	from := p.tape.mark()
 	p.tape.addByte(f.mark)

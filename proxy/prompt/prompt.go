@@ -65,11 +65,11 @@ var kindOf = map[string]Kind{
 func KindOf(path []byte) Kind { return kindOf[string(path)] }
 
 const (
-	// MaxBody is the longest parsed body, in bytes: tape offsets have 31 bits, and the arena can
-	// take four times the body.
+	// MaxBody bounds parsed bodies, in bytes: tape offsets have 31 bits, and the arena can take
+	// four times the body.
 	MaxBody = 256 << 20
 
-	// MaxDepth bounds nesting, and so the stack. Real tool schemas stay below 30.
+	// MaxDepth bounds the stack. Real tool schemas stay below 30.
 	MaxDepth = 256
 )
 
@@ -104,7 +104,7 @@ type Request struct {
 	UsageAdded bool
 }
 
-// Parser parses bodies, once warm without allocating. Not safe for concurrent use.
+// Parser does not allocate once warm. Not safe for concurrent use.
 type Parser struct {
 	hasher *prefixtree.Hasher
 	chain  prefixtree.Chain
@@ -213,11 +213,10 @@ type Edit struct {
 	Text     []byte
 }
 
-// Options say how to change a body. The zero value removes steering members.
+// Options say how to change a body.
 type Options struct {
 	Control bool
-	// Tenant, if not empty, adds a salt made of it, the client's own salt and the hasher's key.
-	// Different salts share no hashes.
+	// Tenant, if not empty, adds a salt made of it, the client's salt and the hasher's key.
 	Tenant []byte
 }
 

@@ -1,7 +1,6 @@
 package prompt
 
-// prompts reads one text or array of token ids, or an array of these, behind a mark (0 for none). A
-// prompt alone equals an array of one.
+// One text or array of token ids, or an array of these; one alone equals an array of one.
 func (p *Parser) prompts(mark byte) {
 	from := p.tape.mark()
 	if mark != 0 {
@@ -48,7 +47,7 @@ func (p *Parser) promptArray(batch bool) {
 	}
 }
 
-// token writes an id of 28 bits as four bytes above 0x7f, which cannot look like markers.
+// Four bytes above 0x7f cannot look like markers.
 func (p *Parser) token() {
 	b, i := p.body, p.pos
 	id := uint32(0)

@@ -8,8 +8,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// A second implementation of DESIGN.md's format over encoding/json; it shares only the marker bytes
-// with the package.
+// A second implementation of DESIGN.md's format, over encoding/json.
 
 func mark(c byte) string { return string([]byte{c}) }
 
@@ -74,7 +73,7 @@ func truthOf(n *node) bool {
 	return n.kind == 't'
 }
 
-// part renders a content part; blank means an empty text.
+// blank means an empty text.
 func (n *node) part(level int) (s string, blank bool) {
 	nest := strings.Repeat(mark(markNested), level)
 	if n.kind == '"' {
@@ -361,7 +360,6 @@ func unless(kind byte, n *node) *node {
 	return n
 }
 
-// reference returns what PromptBytes must return.
 func reference(k Kind, body []byte) ([]byte, error) {
 	n, err := parseNode(body)
 	if err != nil {

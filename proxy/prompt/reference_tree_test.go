@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// node is a JSON value; names and items are parallel for an object.
+// names and items are parallel for an object.
 type node struct {
 	kind  byte // '{' '[' '"' '0' 't' 'f' 'n'
 	text  string
@@ -104,7 +104,6 @@ func (n *node) put(name string, item *node) {
 	n.items = append(n.items, item)
 }
 
-// get returns a member, nil if absent or null.
 func (n *node) get(name string) *node {
 	for i := range n.names {
 		if n.names[i] == name && n.items[i].kind != 'n' {
@@ -147,7 +146,6 @@ func canonicalNumber(s string) string {
 	return strconv.FormatFloat(f, 'e', -1, 64)
 }
 
-// order returns the member indexes, by name if sorted.
 func (n *node) order(sorted bool) []int {
 	idx := make([]int, len(n.names))
 	for i := range idx {

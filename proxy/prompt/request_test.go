@@ -70,7 +70,7 @@ func TestRequest(t *testing.T) {
 	}
 }
 
-// TestEqual and TestDifferent test single rules; meaning_test.go has the rest.
+// Single rules; meaning_test.go has the rest.
 func TestEqual(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -140,7 +140,6 @@ func compare(t *testing.T, k Kind, a, b string, equal bool) {
 	}
 }
 
-// TestAllocations: a warm parser does not allocate.
 func TestAllocations(t *testing.T) {
 	p := newTestParser(t)
 	var (

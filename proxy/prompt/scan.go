@@ -118,7 +118,7 @@ func hopWords(b []byte, i int) int {
 	return i
 }
 
-// text scans a string and, if emit, puts its canonical text on the tape.
+// If emit, the canonical text goes on the tape.
 func (p *Parser) text(emit bool) {
 	b := p.body
 	i := p.pos + 1
@@ -126,7 +126,7 @@ func (p *Parser) text(emit bool) {
 	for {
 		i = hop(b, i)
 		if i >= len(b) {
-			p.fail(i, "string does not end")
+			p.fail(i, "unterminated string")
 			return
 		}
 		switch c := b[i]; {
@@ -160,7 +160,7 @@ func (p *Parser) text(emit bool) {
 	}
 }
 
-// sequences skips non-ASCII characters; it returns the complement of an invalid one's index.
+// sequences returns the complement of an invalid character's index.
 func sequences(b []byte, i int) int {
 	for i < len(b) && b[i] >= utf8.RuneSelf {
 		// Most CJK characters have three bytes, most accented ones two.
@@ -181,7 +181,7 @@ func sequences(b []byte, i int) int {
 	return i
 }
 
-// escaped decodes a slash or \u escape, or a surrogate pair; n is 0 if invalid.
+// n is 0 if invalid.
 func escaped(b []byte) (r rune, n int) {
 	if len(b) > 1 && b[1] == '/' {
 		return '/', 2
@@ -242,7 +242,7 @@ func (p *Parser) rune(r rune) {
 	t.grown(off)
 }
 
-// word returns a string's canonical text, off the tape.
+// word stays off the tape.
 func (p *Parser) word() op {
 	from := p.pos + 1
 	if i := hop(p.body, from); i < len(p.body) && p.body[i] == '"' {
@@ -278,7 +278,7 @@ func (p *Parser) next(end byte, first bool) (more bool) {
 	return true
 }
 
-// object yields members, with p.pos at the value, which the loop reads.
+// The loop reads the values.
 func (p *Parser) object(yield func(key op) bool) {
 	p.open()
 	for first := true; p.next('}', first); first = false {
@@ -307,7 +307,7 @@ func (p *Parser) ifObject(yield func(key op) bool) {
 	p.skip()
 }
 
-// array yields once per element, which the loop reads.
+// The loop reads the elements.
 func (p *Parser) array(yield func() bool) {
 	p.open()
 	for first := true; p.next(']', first) && yield(); first = false {
@@ -331,7 +331,7 @@ func (p *Parser) literal() string {
 	return want
 }
 
-// number returns a number as written, and whether it has neither fraction nor exponent.
+// whole means neither fraction nor exponent.
 func (p *Parser) number() (raw []byte, whole bool) {
 	b, i := p.body, p.pos
 	if i < len(b) && b[i] == '-' {

@@ -42,7 +42,7 @@ func TestHop(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 0))
-	// The alphabets include runs of backslashes that cross words and blocks.
+	// Runs of backslashes cross words and blocks.
 	for _, alphabet := range []string{"", `a\`, `\\\\\\\n`, `\"`, `aaaaaaaaaaaaaaaaaaaaaaaaa\n`, "abcdefghij\\\\nrtbf#]!", "a\\\x00\x1f\x20\x7f\x80\xff\"/u"} {
 		for range 150 {
 			b := make([]byte, rnd.IntN(200))
@@ -58,7 +58,7 @@ func TestHop(t *testing.T) {
 	}
 }
 
-// TestHopBlockEnds puts backslashes across every boundary.
+// Backslashes across every boundary.
 func TestHopBlockEnds(t *testing.T) {
 	for run := range 6 {
 		for at := range 140 {
@@ -80,7 +80,7 @@ func FuzzHop(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) { checkHop(t, b) })
 }
 
-// TestRefused: errors name the offset, and prefixes of the bodies do not panic.
+// Errors name the offset, and prefixes do not panic.
 func TestRefused(t *testing.T) {
 	p := newTestParser(t)
 	deep := strings.Repeat(`{"a":`, MaxDepth) + "1" + strings.Repeat("}", MaxDepth)
@@ -152,7 +152,7 @@ func TestTooLong(t *testing.T) {
 	}
 }
 
-// TestScratch: scratch is linear in hostile bodies too, and a parser does not keep it.
+// Scratch is linear in hostile bodies too, and a parser does not keep it.
 func TestScratch(t *testing.T) {
 	const size = 256 << 10
 	repeat := func(head, unit, tail string) []byte {

@@ -1,7 +1,7 @@
 package prompt
 
-// Members come in any order, the template has one. So the scanner writes a tape of references to
-// runs of the body and to an arena of made bytes, which is hashed in template order.
+// The scanner writes a tape of references to runs of the body and to an arena of made bytes, which
+// is hashed in template order.
 
 // op is n bytes at off of the body or, with arenaBit, of the arena.
 type op struct{ off, n uint32 }
@@ -13,7 +13,7 @@ const (
 	// measured the same as 32.
 	inlineBytes = 64
 
-	// keepBytes of scratch are kept between requests.
+	// Bytes of scratch kept between requests.
 	keepBytes = 4 << 20
 )
 
@@ -37,7 +37,6 @@ func (t *tape) reset(body []byte) {
 	t.body, t.arena, t.ops, t.barrier = body, t.arena[:0], t.ops[:0], 0
 }
 
-// mark starts a new span.
 func (t *tape) mark() int {
 	t.barrier = len(t.ops)
 	return t.barrier
@@ -92,7 +91,7 @@ func (t *tape) bytes(o op) []byte {
 	return t.body[o.off : o.off+o.n]
 }
 
-// arrange replaces the tape after start by these spans, which lie there without overlap.
+// arrange replaces the tape after start by these spans.
 func (t *tape) arrange(start int, order []span) {
 	at := start
 	for i, s := range order {
@@ -132,7 +131,7 @@ func (t *tape) coalesce(start int) {
 	t.ops = t.ops[:out+1]
 }
 
-// flatten takes the tape after start off it, in one piece.
+// flatten moves the tape after start off it, in one piece.
 func (t *tape) flatten(start int) op {
 	ops := t.ops[start:]
 	switch len(ops) {

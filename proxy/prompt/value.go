@@ -8,16 +8,16 @@ import (
 	"strconv"
 )
 
-// Canonical JSON: no white space, canonical strings and numbers, a comma after every element (so
-// that one more only appends), duplicates as in Python: first place, last value.
+// Canonical JSON has no white space and a comma after every element (so that one more only
+// appends); duplicates as in Python: first place, last value.
 
-// maxSorted bounds sorting, which is not linear; such objects have a handful of members.
+// Sorting is not linear; such objects have a handful of members.
 const maxSorted = 1024
 
 // Random, so that clients cannot construct collisions.
 var nameSeed = maphash.MakeSeed()
 
-// json puts the canonical value on the tape; sorted orders members at every level.
+// sorted orders members at every level.
 func (p *Parser) json(sorted bool) {
 	switch p.peek() {
 	case '"':
@@ -40,7 +40,7 @@ func (p *Parser) json(sorted bool) {
 	}
 }
 
-// Other than whole numbers get an exponent, so that 1 and 1.0 differ as in Python.
+// 1 and 1.0 differ as in Python.
 func (p *Parser) jsonNumber() {
 	raw, whole := p.number()
 	switch {
@@ -86,7 +86,7 @@ func (p *Parser) remember(key op, from int) {
 	p.members = append(p.members, member{key: key, at: p.tape.since(from), hash: maphash.Bytes(nameSeed, p.tape.bytes(key))})
 }
 
-// settle removes duplicates from the members after base.
+// settle removes duplicates.
 func (p *Parser) settle(base int, sorted bool) {
 	ms := p.unique(p.members[base:])
 	p.members = p.members[:base+len(ms)]
@@ -99,7 +99,6 @@ func (p *Parser) settle(base int, sorted bool) {
 	}
 }
 
-// unique uses a hash table with open addressing.
 func (p *Parser) unique(ms []member) []member {
 	if len(ms) < 2 {
 		return ms
@@ -130,7 +129,7 @@ next:
 	return ms[:n]
 }
 
-// arrangeMembers makes the tape after start the spans in before, then the members after base.
+// arrangeMembers puts members behind the spans in before.
 func (p *Parser) arrangeMembers(start, base int, before ...span) {
 	spans := append(p.spans[:0], before...)
 	for i := range p.members[base:] {
@@ -141,7 +140,7 @@ func (p *Parser) arrangeMembers(start, base int, before ...span) {
 	p.tape.arrange(start, spans)
 }
 
-// field reads a string behind a marker (0 for none). Null means absent.
+// field reads a string behind a marker (0 for none); null means absent.
 func (p *Parser) field(mark byte) {
 	c := p.peek()
 	if c == 'n' {
@@ -158,7 +157,7 @@ func (p *Parser) field(mark byte) {
 	}
 }
 
-// extra reads a member without a place of its own; null means absent.
+// Null means absent.
 func (p *Parser) extra(key op) {
 	from := p.tape.mark()
 	p.memberName(key)
@@ -172,7 +171,7 @@ func (p *Parser) extra(key op) {
 	}
 }
 
-// is reports whether the tape after a mark is one of these values.
+// is reports whether the tape behind at is one of these values.
 func (p *Parser) is(at int, values ...string) bool {
 	if len(p.tape.ops) != at+1 {
 		return false
@@ -181,7 +180,7 @@ func (p *Parser) is(at int, values ...string) bool {
 	return slices.ContainsFunc(values, func(v string) bool { return string(b) == v })
 }
 
-// keep makes the tape after start what comes before an object's members, lead and these members.
+// keep reduces an object to lead and these members.
 func (p *Parser) keep(start, base int, list inOrder, f *parts, lead span, names ...string) {
 	p.members = p.members[:base]
 	order := parts{f[0], lead}
@@ -204,7 +203,7 @@ func (p *Parser) lead(before byte, text string, after byte) span {
 	return p.tape.since(from)
 }
 
-// In a list null is no element and other values become JSON.
+// Null is no element; other values become JSON.
 func (p *Parser) list(yield func() bool) {
 	switch p.peek() {
 	case '[':
@@ -216,13 +215,12 @@ func (p *Parser) list(yield func() bool) {
 	}
 }
 
-// other reads a value of unexpected shape.
 func (p *Parser) other() {
 	p.tape.addByte(markOther)
 	p.json(true)
 }
 
-// truth reads a boolean as engines do, which also accept 1 and a few words.
+// Engines also accept 1 and a few words.
 func (p *Parser) truth() bool {
 	switch c := p.peek(); {
 	case c == 't' || c == 'f' || c == 'n':
