@@ -233,9 +233,8 @@ func BenchmarkSweep(b *testing.B) {
 				p.conns[c] = struct{}{}
 			}
 			b.ReportAllocs()
-			var scratch []*clientConn
 			for b.Loop() {
-				scratch = p.sweep(scratch[:0])
+				p.sweep()
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/conns, "ns/conn")
 		})

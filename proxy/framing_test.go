@@ -264,6 +264,34 @@ func TestMalformedRequestBehindAnother(t *testing.T) {
 	readReply(t, br, "GET").want(t, 400, "bad_request")
 }
 
+// TestRequestLineEndsInLF: only the request line may end in a bare LF, which RFC 9112, 2.2 allows; it
+// is read like one that ends in CR LF, and the engine receives CR LF. fasthttp does not show the byte.
+func TestRequestLineEndsInLF(t *testing.T) {
+	b := newBackend(t, false, answering)
+	r := newRig(t, []string{b.addr})
+	const body = `{"model":"m","messages":[]}`
+	for name, tc := range map[string]struct {
+		raw    string
+		status int
+	}{
+		"request line":            {strings.Replace(request("POST", "/v1/chat/completions", body), "\r\n", "\n", 1), 200},
+		"request line and header": {strings.Replace(request("POST", "/v1/chat/completions", body), "\r\n", "\n", 2), 400},
+		"CR within":               {strings.Replace(request("POST", "/v1/chat/completions", body), " HTTP", "\r HTTP", 1), 400},
+		"LF within":               {strings.Replace(request("POST", "/v1/chat/completions", body), " HTTP", "\n HTTP", 1), 400},
+	} {
+		if rp := r.raw(tc.raw); rp.StatusCode != tc.status {
+			t.Errorf("%s: status %d, want %d", name, rp.StatusCode, tc.status)
+		}
+	}
+	seen := b.requests()
+	if len(seen) != 1 {
+		t.Fatalf("%d requests reached the engine", len(seen))
+	}
+	if line, _, _ := strings.Cut(string(seen[0].raw), "\n"); line != "POST /v1/chat/completions HTTP/1.1\r" || seen[0].body != body {
+		t.Errorf("the engine received %q, %q", line, seen[0].body)
+	}
+}
+
 // TestBodiesThatBreakOff: an incomplete body reaches no engine.
 func TestBodiesThatBreakOff(t *testing.T) {
 	b := newBackend(t, false, answering)
