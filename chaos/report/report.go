@@ -42,7 +42,6 @@ type Report struct {
 
 	*Sharing // nil: not a simulation
 
-	Label string `json:"label,omitempty"`
 	// Queue is the part of TTFT until an engine begins with the prompt; zero if not measured.
 	Queue        Quantiles `json:"queue_ms"`
 	Workload     string    `json:"workload,omitempty"`
