@@ -45,54 +45,52 @@ const DefaultMaxInFlight = 4096
 // DefaultTimeout bounds a request from its due time, as in the OpenAI client.
 const DefaultTimeout = 10 * time.Minute
 
-// Config configures a run. Only Targets has no default.
+// Config configures a run. Only Targets has no default. The tags are those of command line flags.
 type Config struct {
-	Targets []string // base URLs, http or https, without /v1
-	Spread  Spread   // default PerRequest
-	Model   string   // default "default"
-	APIKey  string   // sent as a bearer token if not empty
+	Targets []string `name:"target" required:"" sep:"none" placeholder:"URL" help:"Router to load. Repeatable: requests are spread over all of them."`
+	// Admins are host:port or URLs. The overhead includes the warm-up.
+	Admins []string `name:"admin" sep:"none" placeholder:"ADDR" help:"Admin address of a router, to report its overhead from its metrics. Repeatable."`
+	Spread Spread   `name:"spread" enum:"request,session" default:"request" help:"What keeps its target: each request draws one (request), or a session keeps one (session)."`
+	Model  string   `name:"model" placeholder:"NAME" help:"Model to ask for; the first one the target lists if not given."` // default "default"
+	APIKey string   `name:"api-key" env:"OPENAI_API_KEY" placeholder:"KEY" help:"Sent as a bearer token."`
+	// MinBackends is the least number of engines reported, if only their number is known.
+	MinBackends int `name:"backends" placeholder:"N" help:"Engines behind the targets: scales the rate of generated sessions to them, and counts those without a request in the load spread."`
+	// MaxInFlight refuses requests with the class overflow.
+	MaxInFlight int           `name:"max-in-flight" default:"4096" placeholder:"N" help:"Requests under way at most. What is due beyond is counted as failed, not delayed."`
+	Timeout     time.Duration `name:"timeout" default:"10m" placeholder:"DURATION" help:"Longest a request may take from when it was due."`
+	Policy      string        `name:"policy" default:"live" placeholder:"NAME" help:"What the routers run; a label in the report."`
 
-	// Admins are the admin addresses (host:port or URL) of the routers, whose metrics give the
-	// report's router overhead, warm-up included. Optional.
-	Admins []string
-
-	// MaxInFlight bounds running requests. A request due beyond it is not sent and counts as
-	// failed, with class overflow. Default DefaultMaxInFlight.
-	MaxInFlight int
-	Timeout     time.Duration // default DefaultTimeout
-	Warmup      time.Duration // requests due before are sent, and excluded from the report
-	Seed        uint64        // of the spread over targets; also a label
+	Warmup time.Duration `kong:"-"` // requests due before are sent, and excluded from the report
+	Seed   uint64        `kong:"-"` // of the spread over targets; also a label
 
 	// NewConnections opens a connection for every request, so that a layer-4 balancer sees each.
 	// Otherwise idle connections are reused.
-	NewConnections bool
+	NewConnections bool `kong:"-"`
 	// Retries is how often a request is sent again after its connection failed before an answer
 	// began. The OpenAI and Anthropic clients retry twice; their pauses (0.5 s, doubling, less up
 	// to a quarter) are used. Default 0.
-	Retries int
+	Retries int `kong:"-"`
 
 	// Backends are the names of all engines, so that idle ones count in the load's spread. Other
 	// names in answers are appended. Optional.
-	Backends []string
-	// MinBackends is the least number of engines reported, if only their number is known.
-	MinBackends int
+	Backends []string `kong:"-"`
 
-	// Policy, Workload, Nodes and Speed only label the report.
-	Policy, Workload string
-	Nodes            int
-	Speed            float64
+	// Workload, Nodes and Speed only label the report.
+	Workload string  `kong:"-"`
+	Nodes    int     `kong:"-"`
+	Speed    float64 `kong:"-"`
 
 	// Progress, if not nil, is called a few times per second from Run's goroutine. It must not
 	// block.
-	Progress func(Progress)
+	Progress func(Progress) `kong:"-"`
 	// Started, if not nil, is called once with the zero of the run's times.
-	Started func(time.Time)
+	Started func(time.Time) `kong:"-"`
 	// Excuse, if not nil, is called for every failed request. If it returns true, the failure is
 	// the experiment's and counts as cut, not as an error.
-	Excuse func(Ended) bool
+	Excuse func(Ended) bool `kong:"-"`
 	// Observe, if not nil, is called for every request that ended, after Excuse. Both run in Run's
 	// goroutine and must not block.
-	Observe func(Ended)
+	Observe func(Ended) `kong:"-"`
 }
 
 // Ended is one request that ended, as the client saw it.

@@ -80,9 +80,6 @@ func title(runs []Report) string {
 
 func name(runs []Report, i int) string {
 	r := &runs[i]
-	if r.Label != "" {
-		return r.Label
-	}
 	out := r.Policy
 	var nodes, share, staleness bool
 	for j := range runs {

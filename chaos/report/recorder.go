@@ -45,12 +45,13 @@ func (r *Recorder) Add(s Sample) {
 }
 
 type Setting struct {
-	Policy, Workload, Label string
-	Nodes                   int
-	Backends                int // number of backends, busy or not
-	Seed                    uint64
-	Speed                   float64
-	// WarmPrediction is Warmup for prediction errors, because an empty cache is easy to predict.
+	Policy, Workload string
+	Nodes            int
+	Backends         int // number of backends, busy or not
+	Seed             uint64
+	Speed            float64
+	// Warmup excludes requests due before it. WarmPrediction does so for prediction errors alone,
+	// if later, because an empty cache is easy to predict.
 	Warmup, WarmPrediction time.Duration
 	// Busy is each backend's share of time with prompt tokens to compute; may be nil.
 	Busy   []float64
@@ -71,7 +72,7 @@ func (r *Recorder) Report(set Setting) Report {
 	})
 	warm, _ := slices.BinarySearchFunc(all, set.Warmup, func(s Sample, at time.Duration) int { return cmp.Compare(s.At, at) })
 	rep := Report{
-		Policy: set.Policy, Workload: set.Workload, Label: set.Label, Nodes: set.Nodes, Seed: set.Seed,
+		Policy: set.Policy, Workload: set.Workload, Nodes: set.Nodes, Seed: set.Seed,
 		Gossip: Gossip{BytesPerSPerNode: round(set.Gossip.BytesPerSPerNode), Convergence: set.Gossip.Convergence},
 		Hot:    set.Hot, Speed: set.Speed, WarmupS: set.Warmup.Seconds(), WarmupRequests: warm, Rungs: make(map[string]int),
 	}

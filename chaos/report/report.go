@@ -39,8 +39,7 @@ type Report struct {
 
 	*Sharing // nil: not a simulation
 
-	Label string `json:"label,omitempty"`
-	// Queue is the part of TTFT until an engine begins the prompt; zero if not measured.
+	// Queue is the part of TTFT until an engine begins with the prompt; zero if not measured.
 	Queue        Quantiles `json:"queue_ms"`
 	Workload     string    `json:"workload,omitempty"`
 	OutputTokens int64     `json:"output_tokens"`

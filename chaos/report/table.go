@@ -18,12 +18,7 @@ type column struct {
 func always(*Report) bool { return true }
 
 var columns = []column{
-	{"policy", func(r *Report) string {
-		if r.Label != "" {
-			return r.Label
-		}
-		return r.Policy
-	}, always},
+	{"policy", func(r *Report) string { return r.Policy }, always},
 	{"nodes", func(r *Report) string { return fmt.Sprint(r.Nodes) }, func(r *Report) bool { return r.Nodes > 1 }},
 	{"share", func(r *Report) string { return r.share() }, shared},
 	{"staleness", func(r *Report) string { return r.staleness() }, shared},

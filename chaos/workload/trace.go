@@ -231,11 +231,6 @@ func (t *Trace) KeyTokens() int { return t.blockTokens }
 // Len returns the number of requests.
 func (t *Trace) Len() int { return len(t.lines) }
 
-// Recorded returns the time from the first to the last request, as recorded.
-func (t *Trace) Recorded() time.Duration {
-	return milliseconds(t.lines[len(t.lines)-1].at - t.lines[0].at)
-}
-
 func milliseconds(ms float64) time.Duration {
 	return time.Duration(ms * float64(time.Millisecond))
 }

@@ -21,22 +21,15 @@ import (
 type replayCmd struct {
 	workloadFlags `embed:""`
 
-	Target      []string       `name:"target" required:"" sep:"none" placeholder:"URL" help:"Router to load. Repeatable: requests are spread over all of them."`
-	Admin       []string       `name:"admin" sep:"none" placeholder:"ADDR" help:"Admin address of a router, to report its overhead from its metrics. Repeatable."`
-	Spread      string         `name:"spread" enum:"request,session" default:"request" help:"Choice of the target: a random one for each request (request), or one for each session (session)."`
-	Model       string         `name:"model" placeholder:"NAME" help:"Model to request. Default: the first that the target lists."`
-	APIKey      string         `name:"api-key" env:"OPENAI_API_KEY" placeholder:"KEY" help:"Sent as a bearer token."`
-	Engines     int            `name:"backends" placeholder:"N" help:"Engines behind the targets: scales the rate of generated sessions to them, and counts those without a request in the load spread."`
-	MaxInFlight int            `name:"max-in-flight" default:"4096" placeholder:"N" help:"Most requests in flight. Requests due beyond this limit count as failed and are not delayed."`
-	Timeout     time.Duration  `name:"timeout" default:"10m" placeholder:"DURATION" help:"Most time for a request, from the time when it is due."`
-	Warmup      *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave requests due before this time out of the report. Default for generated sessions at their own length: 20s."`
-	Policy      string         `name:"policy" default:"live" placeholder:"NAME" help:"The routers' strategy, as a label for the report."`
-	JSON        bool           `name:"json" help:"Print one JSON object."`
-	Plot        string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg)."`
+	replay.Config `embed:""`
+
+	WarmUp *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave out of the report what was due before. Generated sessions at their own length: 20s unless given."`
+	JSON   bool           `name:"json" help:"Print one JSON object."`
+	Plot   string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg)."`
 }
 
 func (c *replayCmd) Run(s *streams) error {
-	w, opt, err := c.open(c.Engines)
+	w, opt, err := c.open(c.MinBackends)
 	if err != nil {
 		return err
 	}
@@ -46,14 +39,12 @@ func (c *replayCmd) Run(s *streams) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	cfg := replay.Config{
-		Targets: c.Target, Admins: c.Admin, Spread: replay.Spread(c.Spread), Model: c.Model, APIKey: c.APIKey,
-		MaxInFlight: c.MaxInFlight, Timeout: c.Timeout, Warmup: c.warmup(w), Seed: c.Options.Seed,
-		MinBackends: c.Engines, Policy: c.Policy, Workload: w.Name(), Speed: c.Options.Speed, Nodes: len(c.Target),
-	}
+	cfg := c.Config
+	cfg.Warmup, cfg.Seed = c.warmup(w), c.Options.Seed
+	cfg.Workload, cfg.Speed, cfg.Nodes = w.Name(), c.Options.Speed, len(c.Targets)
 	if cfg.Model == "" {
-		if cfg.Model, err = replay.FirstModel(ctx, c.Target[0], c.APIKey); err != nil {
-			return fmt.Errorf("%w (is %s a router? --model skips the question)", err, c.Target[0])
+		if cfg.Model, err = replay.FirstModel(ctx, c.Targets[0], c.APIKey); err != nil {
+			return fmt.Errorf("%w (is %s a router? --model skips the question)", err, c.Targets[0])
 		}
 	}
 	line, span := newProgressLine(s.err), src.Span()
@@ -80,8 +71,8 @@ func (c *replayCmd) Run(s *streams) error {
 }
 
 func (c *replayCmd) warmup(w workload.Workload) time.Duration {
-	if c.Warmup != nil {
-		return *c.Warmup
+	if c.WarmUp != nil {
+		return *c.WarmUp
 	}
 	if g, ok := w.(*workload.Sessions); ok && c.Options.Duration == 0 && c.Options.Requests == 0 {
 		return g.Warmup
