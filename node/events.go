@@ -17,11 +17,8 @@ const (
 	EventReloaded      = "config_reloaded"
 	EventReloadRefused = "config_refused"
 	EventCertificate   = "certificate_invalid"
-
-	EventStateAdopted = "state_adopted"
 )
 
-// Event is a value of "event" and when it is logged.
 type Event struct{ Name, Meaning string }
 
 // Events is in the order of docs/operate.md, which is generated from it.
@@ -35,7 +32,7 @@ func Events() []Event {
 		{EventReloaded, "SIGHUP: `applied` is in force, `at_next_start` waits."},
 		{EventReloadRefused, "SIGHUP: a wrong configuration changed nothing; `error`."},
 		{EventCertificate, "A certificate of this node has expired or is not valid yet; `problem`."},
-		{EventStateAdopted, "The node now routes by the agreed state, not by its own list."},
+		{backends.EventStateAdopted, "The node now routes by the agreed state, not by its own list."},
 		{backends.EventRulesApplied, "The fleet has other routing rules; `version`."},
 		{backends.EventEngineAdded, "The fleet has a new engine."},
 		{backends.EventEngineRemoved, "An engine was taken out of the fleet."},

@@ -161,7 +161,6 @@ func TestAloneNeverGossips(t *testing.T) {
 	}
 }
 
-// TestConversationAcrossNodes: turns at different nodes reach the same engine.
 func TestConversationAcrossNodes(t *testing.T) {
 	t.Parallel()
 	nodes := startFleet(t, 3, startEngine(t), startEngine(t), startEngine(t), startEngine(t))
@@ -215,7 +214,6 @@ func TestConversationAcrossNodes(t *testing.T) {
 	}
 }
 
-// TestLoadIsTheFleets: nodes count the requests of all live nodes.
 func TestLoadIsTheFleets(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -268,7 +266,6 @@ func facts(n *Node) (count, xor uint64) {
 	return n.tree.FactDigest(now(), 0, maxFactTime, n.backends.Numbers())
 }
 
-// TestRestartedNodeIsWarmBeforeItIsReady: it takes a snapshot before it is ready.
 func TestRestartedNodeIsWarmBeforeItIsReady(t *testing.T) {
 	t.Parallel()
 	urls := []string{"http://127.0.0.1:1", "http://127.0.0.1:2"}
@@ -341,7 +338,6 @@ func TestNotReadyWithAReason(t *testing.T) {
 	}
 }
 
-// TestRefusedStartFails: the error names the difference.
 func TestRefusedStartFails(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -401,7 +397,6 @@ func TestRefusedStartFails(t *testing.T) {
 	}
 }
 
-// TestUnreachableSeedsAreTriedAgain: the first node serves alone until others start.
 func TestUnreachableSeedsAreTriedAgain(t *testing.T) {
 	t.Parallel()
 	reserved, err := net.Listen("tcp", elsewhere())
@@ -506,7 +501,6 @@ func TestSeedsAreThoseOfJoin(t *testing.T) {
 	}
 }
 
-// TestDrainKeepsTheLoadKnown: a draining node's requests count until it leaves.
 func TestDrainKeepsTheLoadKnown(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")

@@ -7,11 +7,6 @@ import (
 	"grapevine/node/admin"
 )
 
-// Keys asks every node for its ring; it fails if no node could be asked.
-func (n *Node) Keys(ctx context.Context) (*admin.KeyList, error) {
-	return n.ChangeKeys(ctx, member.KeyList, nil)
-}
-
 // ChangeKeys makes every node change its ring and returns each node's result.
 func (n *Node) ChangeKeys(ctx context.Context, op member.KeyOp, key []byte) (*admin.KeyList, error) {
 	g := n.gossip.Load()

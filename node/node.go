@@ -1,5 +1,4 @@
-// Package node is one router as a value: configuration, wiring, lifecycle, metrics and the admin
-// API. New builds it, Start serves, Stop drains and cleans up.
+// Package node is one router as a value: New builds it, Start serves, Stop drains and cleans up.
 package node
 
 import (
@@ -34,7 +33,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// Errors of the lifecycle.
 var (
 	ErrStarted = errors.New("node was started before") // a node runs once
 	ErrStopped = errors.New("node is stopped")
@@ -66,7 +64,6 @@ type Node struct {
 	proposed   atomic.Bool                     // the configured backends were proposed
 	refused    atomic.Bool                     // the fleet rejected them
 	said       chan struct{}                   // closed once proposed or refused is known
-	adoptMu    sync.Mutex
 	mesh       *gossip.Exchange                // opens before the store; nil without a fleet
 	raftTimers raftstore.Timers                // tests only; zero: defaults
 	met        atomic.Bool                     // gossip has tried the seeds
@@ -99,8 +96,8 @@ const (
 	stopping
 )
 
-// New validates the configuration and builds a node without starting listeners or goroutines. The
-// error joins all mistakes.
+// New builds a node without starting listeners or goroutines. The error joins all mistakes of the
+// configuration.
 func New(cfg Config) (*Node, error) {
 	cfg.Backends, cfg.Rules = slices.Clone(cfg.Backends), slices.Clone(cfg.Rules)
 	if err := cfg.Validate("", nil); err != nil {
@@ -143,7 +140,6 @@ func (n *Node) buildRouting() error {
 		return err
 	}
 	if len(secret) == 0 {
-		// Without a fleet no other node needs the same hashes.
 		secret = make([]byte, 32)
 		rand.Read(secret) // never fails
 	}
@@ -204,8 +200,7 @@ func (n *Node) buildRouting() error {
 	return n.backends.Publish()
 }
 
-// assumedBytesPerToken converts tokens to blocks for a first guess of the horizon, which the tree
-// then learns.
+// assumedBytesPerToken gives the horizon's first guess, which the tree then improves.
 const assumedBytesPerToken = 4
 
 func (n *Node) buildProxy() error {
@@ -231,8 +226,8 @@ func (n *Node) buildProxy() error {
 	return nil
 }
 
-// Start serves; it waits for no engine. In a fleet it returns ErrRefused if the fleet rejects the
-// node. ctx bounds the start only. After an error the node is stopped.
+// Start serves; it waits for no engine. It returns ErrRefused if the fleet rejects the node. ctx
+// bounds the start only. After an error the node is stopped.
 func (n *Node) Start(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -271,7 +266,6 @@ func (n *Node) start(ctx context.Context) error {
 			return fmt.Errorf("listen: %w", err)
 		}
 	}
-	// Serve closes the listener; until it runs, the cleanup must.
 	n.cleanups.push("listener", func(context.Context) error {
 		if err := ln.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 			return err
@@ -348,7 +342,6 @@ func (n *Node) startDiscovery() {
 	n.run("discovery", loops...)
 }
 
-// loadReported receives every load report of an engine.
 func (n *Node) loadReported(e *backends.Engine, m *engine.Metrics, resized bool) {
 	n.health.Started(e, m)
 	n.router.SetTelemetry(e.ID, policy.Telemetry{Running: m.Running, Waiting: m.Waiting, KVUsage: m.KVUsage})
@@ -358,7 +351,6 @@ func (n *Node) loadReported(e *backends.Engine, m *engine.Metrics, resized bool)
 	}
 }
 
-// busy says whether any node has requests at a backend.
 func (n *Node) busy(name string) bool {
 	e := n.backends.Roster().Named(name)
 	if e == nil {
@@ -397,7 +389,7 @@ func (n *Node) endReadiness(reason string) {
 }
 
 // Stop lets running requests finish until ctx ends, then cuts them. It is idempotent; later calls
-// wait for the first or their own ctx. It also ends a node that was never started.
+// wait for the first or their own ctx.
 func (n *Node) Stop(ctx context.Context) error {
 	n.mu.Lock()
 	first := n.state != stopping
@@ -431,14 +423,12 @@ func (n *Node) fail(err error) {
 	}
 }
 
-// Name is the node's name.
 func (n *Node) Name() string { return n.name }
 
 func (n *Node) Addr() string { s, _ := n.addr.Load().(string); return s }
 
 func (n *Node) AdminAddr() string { s, _ := n.admin.Load().(string); return s }
 
-// Ready says whether /readyz answers that the node wants traffic.
 func (n *Node) Ready() bool {
 	ready, _ := n.ready.get()
 	return ready

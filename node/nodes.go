@@ -35,7 +35,6 @@ func incomplete(peers []gossip.Peer) (count int) {
 	return count
 }
 
-// NodeList is the fleet as this node sees it.
 func (n *Node) NodeList() *admin.NodeList {
 	self := admin.NodeStatus{
 		Name: n.name, Self: true, State: member.StateAlive.String(), Data: n.Addr(), Admin: n.AdminAddr(), Version: n.cfg.Version,
@@ -78,7 +77,6 @@ func nodeStatus(p *gossip.Peer) admin.NodeStatus {
 	}
 }
 
-// GossipStatus returns the counters of gossip, nil without a fleet.
 func (n *Node) GossipStatus() *admin.GossipStatus {
 	g := n.gossip.Load()
 	if g == nil {

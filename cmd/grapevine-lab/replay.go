@@ -32,7 +32,7 @@ type replayCmd struct {
 	Warmup      *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave requests due before this time out of the report. Default for generated sessions at their own length: 20s."`
 	Policy      string         `name:"policy" default:"live" placeholder:"NAME" help:"The routers' strategy, as a label for the report."`
 	JSON        bool           `name:"json" help:"Print one JSON object."`
-	Plot        string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg or .html)."`
+	Plot        string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg)."`
 }
 
 func (c *replayCmd) Run(s *streams) error {
@@ -48,8 +48,8 @@ func (c *replayCmd) Run(s *streams) error {
 	defer stop()
 	cfg := replay.Config{
 		Targets: c.Target, Admins: c.Admin, Spread: replay.Spread(c.Spread), Model: c.Model, APIKey: c.APIKey,
-		MaxInFlight: c.MaxInFlight, Timeout: c.Timeout, Warmup: c.warmup(w), Seed: c.Seed,
-		MinBackends: c.Engines, Policy: c.Policy, Workload: w.Name(), Speed: c.Speed, Nodes: len(c.Target),
+		MaxInFlight: c.MaxInFlight, Timeout: c.Timeout, Warmup: c.warmup(w), Seed: c.Options.Seed,
+		MinBackends: c.Engines, Policy: c.Policy, Workload: w.Name(), Speed: c.Options.Speed, Nodes: len(c.Target),
 	}
 	if cfg.Model == "" {
 		if cfg.Model, err = replay.FirstModel(ctx, c.Target[0], c.APIKey); err != nil {
@@ -83,7 +83,7 @@ func (c *replayCmd) warmup(w workload.Workload) time.Duration {
 	if c.Warmup != nil {
 		return *c.Warmup
 	}
-	if g, ok := w.(*workload.Sessions); ok && c.Duration == 0 && c.Requests == 0 {
+	if g, ok := w.(*workload.Sessions); ok && c.Options.Duration == 0 && c.Options.Requests == 0 {
 		return g.Warmup
 	}
 	return 0

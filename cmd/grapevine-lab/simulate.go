@@ -17,7 +17,7 @@ import (
 
 type simulateCmd struct {
 	workloadFlags `embed:""`
-	engineFlags   `embed:""`
+	Engine        engine.Config `embed:""`
 
 	Policy   []string       `name:"policy" default:"prefix,round-robin" placeholder:"NAME" help:"Policies to compare: the strategies of serve, and from the literature argmin, lmetric, two-choice and sglang."`
 	Nodes    []int          `name:"nodes" default:"1" placeholder:"N" help:"Routers in the fleet."`
@@ -32,24 +32,7 @@ type simulateCmd struct {
 	Warmup   *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave requests that arrive before this time out of the report. Default: the generated workload's."`
 	Parallel int            `name:"parallel" placeholder:"N" help:"Runs at the same time. Default: the number of processors."`
 	JSON     bool           `name:"json" help:"Print one JSON object."`
-	Plot     string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg or .html)."`
-}
-
-type engineFlags struct {
-	KVTokens     int           `name:"kv-tokens" placeholder:"N" group:"engine" help:"Tokens its KV memory holds. Default 1500000."`
-	BlockTokens  int           `name:"block-tokens" placeholder:"N" group:"engine" help:"Tokens of one page of KV memory. Default 16."`
-	MaxRunning   int           `name:"max-running" placeholder:"N" group:"engine" help:"Sequences it runs at once. Default 64."`
-	PrefillRate  float64       `name:"prefill-rate" placeholder:"N" group:"engine" help:"Prompt tokens it computes per second. Default 10000."`
-	ChunkTokens  int           `name:"chunk" placeholder:"N" group:"engine" help:"Prompt tokens it computes in one step. Default 512."`
-	DecodeStep   time.Duration `name:"decode-step" placeholder:"DURATION" group:"engine" help:"One step of its batch, which makes one token per sequence. Default 20ms."`
-	DecodeGrowth float64       `name:"decode-growth" placeholder:"X" group:"engine" help:"A full batch takes (1+X) times as long. Default 0."`
-}
-
-func (f *engineFlags) config() engine.Config {
-	return engine.Config{
-		KVTokens: f.KVTokens, BlockTokens: f.BlockTokens, MaxRunning: f.MaxRunning, PrefillRate: f.PrefillRate,
-		ChunkTokens: f.ChunkTokens, DecodeStep: f.DecodeStep, DecodeGrowth: f.DecodeGrowth,
-	}
+	Plot     string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg)."`
 }
 
 // Help is shown below the flags.
@@ -63,7 +46,7 @@ func (c *simulateCmd) Run(s *streams) error {
 		return err
 	}
 	cfg := fleetsim.Config{
-		Workload: w, Options: opt, Policies: c.Policy, Nodes: c.Nodes, Backends: c.Backends, Engine: c.config(),
+		Workload: w, Options: opt, Policies: c.Policy, Nodes: c.Nodes, Backends: c.Backends, Engine: c.Engine,
 		NoHot: c.Hot == "off", HotReplicas: c.HotReps,
 		Ingress: fleetsim.Ingress(c.Ingress), Parallel: c.Parallel, Loss: c.Loss,
 	}

@@ -28,20 +28,11 @@ type backendsListCmd struct {
 }
 
 func (c *backendsListCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	ask := client.Backends
+	ask := (*admin.Client).Backends
 	if c.Consistent {
-		ask = client.CurrentBackends
+		ask = (*admin.Client).CurrentBackends
 	}
-	list, err := ask(ctx)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(s.out, list)
-	}
-	return printBackends(s.out, list)
+	return show(&c.adminFlags, s, ask, printBackends)
 }
 
 func printBackends(out io.Writer, list *admin.BackendList) error {
@@ -126,25 +117,26 @@ func (c *backendsAddCmd) Run(s *streams) error {
 			Name: c.Name, URL: u, Models: c.Models, Weight: c.Weight, KVTokens: c.KVTokens,
 		})
 	}
-	client, ctx, cancel := c.client()
-	defer cancel()
-	done, err := client.AddBackends(ctx, add, c.Force)
-	return c.report(s, done, err, "added %s", strings.Join(c.URLs, ", "))
+	return c.change(s, func(client *admin.Client, ctx context.Context) (*admin.Changed, error) {
+		return client.AddBackends(ctx, add, c.Force)
+	}, "added "+strings.Join(c.URLs, ", "))
 }
 
-func (f *adminFlags) report(s *streams, done *admin.Changed, err error, format string, args ...any) error {
-	if err != nil {
+func (f *adminFlags) change(s *streams, ask func(*admin.Client, context.Context) (*admin.Changed, error), text string) error {
+	return show(f, s, ask, func(out io.Writer, done *admin.Changed) error {
+		if !done.Changed {
+			text += " (it was so already)"
+		}
+		_, err := fmt.Fprintln(out, text)
 		return err
+	})
+}
+
+func forced(client *admin.Client, force bool) *admin.Client {
+	if force {
+		return client.Forced()
 	}
-	if f.JSON {
-		return printJSON(s.out, done)
-	}
-	text := fmt.Sprintf(format, args...)
-	if !done.Changed {
-		text += " (it was so already)"
-	}
-	_, err = fmt.Fprintln(s.out, text)
-	return err
+	return client
 }
 
 type backendsDrainCmd struct {
@@ -157,32 +149,26 @@ type backendsDrainCmd struct {
 }
 
 func (c *backendsDrainCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	if c.Force {
-		client = client.Forced()
-	}
-	done, err := client.SetBackendState(ctx, c.Names, "drain", c.Reason)
-	if err == nil && c.Wait {
-		waiting, cancel := context.WithTimeout(context.Background(), c.Timeout)
-		defer cancel()
-		err = awaitIdle(waiting, client, c.Names, func(text string) { fmt.Fprintln(s.err, text) })
-	}
-	return c.report(s, done, err, "drained %s", strings.Join(c.Names, ", "))
+	return c.change(s, func(client *admin.Client, ctx context.Context) (*admin.Changed, error) {
+		done, err := forced(client, c.Force).SetBackendState(ctx, c.Names, "drain", c.Reason)
+		if err == nil && c.Wait {
+			waiting, cancel := context.WithTimeout(context.Background(), c.Timeout)
+			defer cancel()
+			err = awaitIdle(waiting, client, c.Names, func(text string) { fmt.Fprintln(s.err, text) })
+		}
+		return done, err
+	}, "drained "+strings.Join(c.Names, ", "))
 }
 
 const (
 	idlePoll = 250 * time.Millisecond
-	// idleCalm without requests counts as idle, because other routers report some tenths of a
-	// second late.
+	// idleCalm without requests counts as idle: other routers report some tenths of a second late.
 	idleCalm = 2 * time.Second
 )
 
 // pollTimeout bounds one check, in case the router hangs.
 const pollTimeout = 5 * time.Second
 
-// awaitIdle returns when no router has had a request at these engines for idleCalm, or ctx has
-// ended.
 func awaitIdle(ctx context.Context, client *admin.Client, names []string, tell func(string)) error {
 	calm, last, known := time.Now(), int64(0), false
 	for ctx.Err() == nil {
@@ -240,10 +226,9 @@ type backendsResumeCmd struct {
 }
 
 func (c *backendsResumeCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	done, err := client.SetBackendState(ctx, c.Names, "resume", "")
-	return c.report(s, done, err, "resumed %s", strings.Join(c.Names, ", "))
+	return c.change(s, func(client *admin.Client, ctx context.Context) (*admin.Changed, error) {
+		return client.SetBackendState(ctx, c.Names, "resume", "")
+	}, "resumed "+strings.Join(c.Names, ", "))
 }
 
 type backendsRemoveCmd struct {
@@ -257,11 +242,7 @@ func (*backendsRemoveCmd) Help() string {
 }
 
 func (c *backendsRemoveCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	if c.Force {
-		client = client.Forced()
-	}
-	done, err := client.RemoveBackends(ctx, c.Names)
-	return c.report(s, done, err, "removed %s", strings.Join(c.Names, ", "))
+	return c.change(s, func(client *admin.Client, ctx context.Context) (*admin.Changed, error) {
+		return forced(client, c.Force).RemoveBackends(ctx, c.Names)
+	}, "removed "+strings.Join(c.Names, ", "))
 }

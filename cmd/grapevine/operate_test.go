@@ -17,7 +17,6 @@ import (
 	"grapevine/node/admin"
 )
 
-// slowEngine answers when let is called.
 func slowEngine(t *testing.T) (url string, entered <-chan struct{}, let func()) {
 	t.Helper()
 	in, hold := make(chan struct{}, 1), make(chan struct{})
@@ -40,7 +39,6 @@ func slowEngine(t *testing.T) (url string, entered <-chan struct{}, let func()) 
 	return s.URL, in, let
 }
 
-// TestOperateByCommands follows docs/operate.md.
 func TestOperateByCommands(t *testing.T) {
 	dir := t.TempDir()
 	token := filepath.Join(dir, "token")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -20,20 +21,12 @@ type prefixesHotCmd struct {
 }
 
 func (c *prefixesHotCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
 	if c.Enable || c.Disable {
-		done, err := client.SwitchPrefixes(ctx, c.Enable)
-		return c.report(s, done, err, "replication of hot prefixes: %s", map[bool]string{true: "on", false: "off"}[c.Enable])
+		return c.change(s, func(client *admin.Client, ctx context.Context) (*admin.Changed, error) {
+			return client.SwitchPrefixes(ctx, c.Enable)
+		}, "replication of hot prefixes: "+map[bool]string{true: "on", false: "off"}[c.Enable])
 	}
-	list, err := client.Prefixes(ctx)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(s.out, list)
-	}
-	return printPrefixes(s.out, list)
+	return show(&c.adminFlags, s, (*admin.Client).Prefixes, printPrefixes)
 }
 
 func printPrefixes(out io.Writer, list *admin.PrefixList) error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,16 +27,7 @@ type raftStatusCmd struct {
 }
 
 func (c *raftStatusCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	st, err := client.Raft(ctx)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(s.out, st)
-	}
-	return printRaft(s.out, st)
+	return show(&c.adminFlags, s, (*admin.Client).Raft, printRaft)
 }
 
 func printRaft(out io.Writer, st *admin.RaftStatus) error {
@@ -82,16 +74,9 @@ type raftTransferCmd struct {
 }
 
 func (c *raftTransferCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	st, err := client.TransferLeadership(ctx, c.To)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(s.out, st)
-	}
-	return printRaft(s.out, st)
+	return show(&c.adminFlags, s, func(client *admin.Client, ctx context.Context) (*admin.RaftStatus, error) {
+		return client.TransferLeadership(ctx, c.To)
+	}, printRaft)
 }
 
 type raftInspectCmd struct {
@@ -160,7 +145,6 @@ func (c *raftRecoverCmd) Run(s *streams) error {
 	return err
 }
 
-// servers returns the servers given by flags.
 func (c *raftRecoverCmd) servers() (servers []raftstore.Server, err error) {
 	if (c.Peers == "") == (len(c.Servers) == 0) {
 		return nil, fmt.Errorf("give the servers of the new group, by --server or by --peers")
@@ -186,7 +170,6 @@ func (c *raftRecoverCmd) servers() (servers []raftstore.Server, err error) {
 	return servers, nil
 }
 
-// maxPeersFile bounds a list of servers, in bytes.
 const maxPeersFile = 1 << 20
 
 func readServers(path string) (servers []raftstore.Server, err error) {
