@@ -263,7 +263,10 @@ func TestLoadIsTheFleets(t *testing.T) {
 }
 
 func facts(n *Node) (count, xor uint64) {
-	return n.tree.FactDigest(now(), 0, maxFactTime, n.backends.Numbers())
+	for _, s := range n.tree.FactDigests(now(), n.backends.Numbers()) {
+		count, xor = count+s.Count, xor^s.XOR
+	}
+	return count, xor
 }
 
 func TestRestartedNodeIsWarmBeforeItIsReady(t *testing.T) {
@@ -276,7 +279,7 @@ func TestRestartedNodeIsWarmBeforeItIsReady(t *testing.T) {
 	awaitFleet(t, one, two)
 	const placements, blocks = 3000, 16 // all anchors: six pages
 	for seed := range placements {
-		one.knowledge.shared.Placements.Record(one.backends.Roster().List[seed%2].ID, chain(seed, blocks), now(), nil)
+		one.tree.Record(one.backends.Roster().List[seed%2].ID, chain(seed, blocks), now(), nil)
 	}
 	eventually(t, "the second node has the facts live", func() bool {
 		have, _ := facts(two)

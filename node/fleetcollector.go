@@ -61,7 +61,7 @@ func countSeeds(join []string, attempts []member.SeedError) map[string]int {
 func (f *fleetFigures) collect(s metrics.Scrape) {
 	members := s.Gauge("members", "Nodes of the fleet by state as this node sees them, this one included. Not additive.", "state")
 	for state, count := range f.members {
-		members(float64(count), state.String())
+		members(float64(count), string(state))
 	}
 	seeds := s.Gauge("gossip_seeds", "Addresses of join and founders by the last attempt to reach them: joined, refused or unreachable.", "outcome")
 	for outcome, count := range f.seeds {

@@ -146,23 +146,21 @@ func (n *Node) buildRouting() error {
 	if n.hasher, err = prefixtree.NewHasher(secret, n.cfg.BlockBytes); err != nil {
 		return fmt.Errorf("hasher: %w", err)
 	}
-	n.tree, err = prefixtree.New(prefixtree.Config{
-		Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: n.cfg.MaxNumbers(),
-	})
-	if err != nil {
+	tree := prefixtree.Config{Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: n.cfg.MaxNumbers()}
+	outbox := prefixtree.NewOutbox(0)
+	if n.cfg.InFleet() {
+		tree.Changed = outbox.Add
+	}
+	if n.tree, err = prefixtree.New(tree); err != nil {
 		return fmt.Errorf("tree: %w", err)
 	}
-	index, numbers := policy.Index(n.tree), backends.NewRegistry(n.cfg.MaxNumbers(), n.release, time.Now)
-	placements := share.NewPlacements(n.tree)
-	if n.cfg.InFleet() {
-		index = placements
-	}
+	numbers := backends.NewRegistry(n.cfg.MaxNumbers(), n.release, time.Now)
 	n.router, err = policy.NewRouter(policy.Config{
 		Strategy: n.cfg.Strategy, WorkWeight: n.cfg.WorkWeight, Epsilon: n.cfg.Epsilon, BlockBytes: n.cfg.BlockBytes,
 		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: mathrand.Uint64(), SlowStart: orNone(n.cfg.SlowStart),
 		Failed: func(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Time) { n.health.Failed(b) },
 		Forgot: func(b prefixtree.Backend) { n.health.Forgot(b) },
-	}, index)
+	}, n.tree)
 	if err != nil {
 		return fmt.Errorf("policy: %w", err)
 	}
@@ -183,14 +181,14 @@ func (n *Node) buildRouting() error {
 	n.health = health.NewChecker(checks)
 	hotCfg := hot.Config{Router: n.router, Log: n.log.With().Str("component", "hot").Logger()}
 	if n.cfg.InFleet() {
-		n.knowledge = newKnowledge(share.New(placements, n.router, numbers), n.router, n.health)
+		n.knowledge = newKnowledge(share.New(n.tree, outbox, n.router, numbers), n.router, n.health)
 		hotCfg.Peers = func(sum hot.Sum) { n.knowledge.shared.PeerWork(sum.Add) }
 	}
 	if n.cfg.HotWarmUp {
 		describe := func(path string, body []byte, q *policy.Request) error {
 			return n.proxy.Describe([]byte(path), nil, body, q)
 		}
-		hotCfg.WarmUp = &hot.WarmUp{Post: n.backends.Post, Describe: describe, Index: index}
+		hotCfg.WarmUp = &hot.WarmUp{Post: n.backends.Post, Describe: describe, Index: n.tree}
 	}
 	n.hot = hot.New(hotCfg)
 	if n.sources, err = sources.New(n.cfg.BackendsFrom, n.busy, n.log.With().Str("component", "sources").Logger()); err != nil {

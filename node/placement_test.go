@@ -152,8 +152,8 @@ func TestPlacementsOutlastTheAgreement(t *testing.T) {
 				dispatch()
 			}
 			receive()
-			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.backends.Numbers())
-			atPeer, xorAtPeer := peer.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, peer.backends.Numbers())
+			count, xor := facts(n)
+			atPeer, xorAtPeer := facts(peer)
 			if least := uint64(len(attempts) + 4); count < least || atPeer != count || xorAtPeer != xor {
 				t.Errorf("%d facts here, %d at the peer, the same %v; want the same, %d at least", count, atPeer, xorAtPeer == xor, least)
 			}
@@ -215,7 +215,7 @@ func TestNewsBeforeTheBackend(t *testing.T) {
 		t.Fatalf("%d records, %d of them are news", want, news)
 	}
 	digest := func() uint64 {
-		count, _ := n.tree.FactDigest(now(), 0, maxFactTime, n.backends.Numbers())
+		count, _ := facts(n)
 		return count
 	}
 	for version, names := range [][]string{{"b"}, {"b", last}} {
@@ -441,7 +441,7 @@ func TestPlacementsWhileTheFleetIsFounded(t *testing.T) {
 	var digests [3][2]uint64
 	eventually(t, "all know the same", func() bool {
 		for i, n := range nodes {
-			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.backends.Numbers())
+			count, xor := facts(n)
 			digests[i] = [2]uint64{count, xor}
 		}
 		return digests[0] == digests[1] && digests[1] == digests[2]

@@ -155,7 +155,7 @@ func TestWatchdogOfStuckNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	names := &gate{Registry: n.backends.Numbers()}
-	n.knowledge.shared = share.New(n.knowledge.shared.Placements, n.router, names)
+	n.knowledge.shared = share.New(n.tree, prefixtree.NewOutbox(0), n.router, names)
 	n.raftTimers = patientRaft
 	if err := n.Start(t.Context()); err != nil {
 		t.Fatal(err)

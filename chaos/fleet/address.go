@@ -21,13 +21,11 @@ const (
 	services
 )
 
-// maxMembers bounds the members of one fleet: one byte of an address numbers them.
+// One byte of an address numbers the members.
 const maxMembers = 200
 
-// loopback leases addresses on this machine. On Linux all of 127.0.0.0/8 is local, so a fleet takes
-// a /24 of it; elsewhere only 127.0.0.1 is, so it takes a block of ports. A listener on the block's
-// first address keeps other fleets out until Close. All ports lie below the kernel's ephemeral
-// range.
+// loopback leases a /24 of 127.0.0.0/8 on Linux, elsewhere a block of ports, below the kernel's
+// ephemeral range. A listener on the first address keeps other fleets out until Close.
 type loopback struct {
 	guard net.Listener
 	net   [3]byte
@@ -60,7 +58,7 @@ func lease(members int) (*loopback, error) {
 	return nil, errNoAddresses
 }
 
-// tryLease draws a block independent of any seed, because fleets with equal seeds would collide.
+// tryLease ignores seeds, because fleets with equal seeds would collide.
 func tryLease(members int) *loopback {
 	l := &loopback{net: [3]byte{127, byte(64 + rand.IntN(128)), byte(rand.IntN(256))}, base: servicePort + 10*rand.IntN(64)}
 	guard := leasePort
@@ -120,7 +118,7 @@ func (l *loopback) thread(string) *thread { return l.own }
 
 func (l *loopback) links() (*netswitch.Switch, error) { return nil, errNotSwitched }
 
-// Close gives the addresses back. Their listeners should have ended.
+// Close gives the addresses back.
 func (l *loopback) Close() error {
 	l.own.close()
 	return l.guard.Close()

@@ -13,10 +13,10 @@ import (
 	"grapevine/node/admin"
 )
 
-// maxAnswer bounds an answer of a node or of HAProxy, in bytes.
+// maxAnswer is in bytes.
 const maxAnswer = 64 << 20
 
-// Facts returns the digest of the node's tree. The node scans the whole tree for it.
+// Facts returns the digest of the node's tree, which scans the whole tree.
 func (n *Node) Facts(ctx context.Context) (*admin.FactsStatus, error) {
 	text, err := n.get(ctx, n.admin, "/gossip?facts=1")
 	if err != nil {
@@ -29,11 +29,10 @@ func (n *Node) Facts(ctx context.Context) (*admin.FactsStatus, error) {
 	return s.Facts, nil
 }
 
-// Metrics are a node's metrics by plain name, summed over all label sets (histograms: name_sum,
-// name_count, name_bucket).
+// Metrics are by plain name, summed over all label sets (histograms: name_sum, name_count,
+// name_bucket).
 type Metrics map[string]float64
 
-// Metrics returns the node's metrics.
 func (n *Node) Metrics(ctx context.Context) (Metrics, error) {
 	text, err := n.get(ctx, n.admin, "/metrics")
 	if err != nil {
@@ -56,7 +55,7 @@ func (n *Node) Metrics(ctx context.Context) (Metrics, error) {
 	return m, nil
 }
 
-// Get returns a metric or an error, so that a renamed metric does not read as zero.
+// Get fails without the metric, so that a renamed one does not read as zero.
 func (m Metrics) Get(name string) (float64, error) {
 	v, ok := m[name]
 	if !ok {
@@ -65,7 +64,7 @@ func (m Metrics) Get(name string) (float64, error) {
 	return v, nil
 }
 
-// Ready returns nil if the node is ready for traffic, as it says over a new connection.
+// Ready asks the node over a new connection.
 func (n *Node) Ready(ctx context.Context) error {
 	_, err := n.get(ctx, n.data, "/readyz")
 	return err
@@ -79,7 +78,7 @@ func (n *Node) get(ctx context.Context, addr, path string) ([]byte, error) {
 	return text, n.named(err)
 }
 
-// Call sends a request with a JSON body, unless nil, to the admin API and returns status, answer.
+// Call sends a JSON body, unless nil, to the admin API.
 func (n *Node) Call(ctx context.Context, method, path string, body any) (int, []byte, error) {
 	return n.call(ctx, method, n.admin, path, body)
 }

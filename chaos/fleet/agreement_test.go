@@ -94,8 +94,6 @@ func agreementOf(ctx context.Context, f *fleet.Fleet, voters int) (a agreement, 
 	return a, nil
 }
 
-// writes are backends that a test adds to a fleet one at a time. They serve a model that no traffic
-// requests. Safe for concurrent use.
 type writes struct {
 	url string
 
@@ -179,7 +177,6 @@ func (w *writes) check(ctx context.Context, t *testing.T, f *fleet.Fleet) {
 	}
 }
 
-// absences are the times in which routers are dead. Safe for concurrent use.
 type absences struct {
 	mu   sync.Mutex
 	list []*absence

@@ -16,13 +16,11 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// BalancerConfig configures a balancer. Zero fields take the defaults.
 type BalancerConfig struct {
 	Seed uint64 // of the random choice of a target per connection
 
-	// Every Interval (default 250 ms) a target must answer GET /readyz on its data port with 200
-	// within Timeout (default 1 s). Two failures in a row take it out, two successes bring it back.
-	// Cloud balancers use tens of seconds.
+	// Every Interval (default 250 ms) a target must answer GET /readyz with 200 within Timeout
+	// (default 1 s). Two failures take it out, two successes bring it back.
 	Interval, Timeout time.Duration
 
 	Log zerolog.Logger
@@ -33,14 +31,12 @@ const (
 	dialTimeout = 3 * time.Second // for a connection to a target
 )
 
-// Target is one node behind a balancer.
 type Target struct {
 	Name, Addr string
 }
 
-// Balancer is a layer-4 balancer: a new connection goes to a random healthy target, or to any
-// if none is healthy, as in a cloud. It passes on ends and resets, and resets a connection
-// that the target refuses. Safe for concurrent use.
+// Balancer is a layer-4 balancer: a connection goes to a random healthy target, or to any if none
+// is. It passes on ends and resets. Safe for concurrent use.
 type Balancer struct {
 	cfg  BalancerConfig
 	at   where
@@ -61,7 +57,7 @@ type target struct {
 	against int // checks in a row that contradict healthy
 }
 
-// newBalancer listens on addr and serves until Close. All targets start as healthy.
+// newBalancer serves until Close; all targets start as healthy.
 func newBalancer(at where, addr string, targets []Target, cfg BalancerConfig) (*Balancer, error) {
 	if len(targets) == 0 {
 		return nil, errors.New("fleet: a balancer needs targets")
@@ -84,10 +80,9 @@ func newBalancer(at where, addr string, targets []Target, cfg BalancerConfig) (*
 	return b, nil
 }
 
-// Addr is the host:port for clients.
 func (b *Balancer) Addr() string { return b.ln.Addr().String() }
 
-// Close resets open connections and returns when all goroutines have ended. Idempotent.
+// Close resets open connections and waits for all goroutines. Idempotent.
 func (b *Balancer) Close() error {
 	b.stop()
 	err := b.ln.Close()
@@ -134,7 +129,7 @@ func (b *Balancer) watch(ctx context.Context, t *target) {
 	}
 }
 
-// ask makes one check over a new connection. Unlike http.Transport it leaves nothing behind.
+// ask makes one check over a new connection; unlike http.Transport it leaves nothing behind.
 func (b *Balancer) ask(ctx context.Context, addr string) bool {
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.Timeout)
 	defer cancel()
@@ -174,7 +169,7 @@ func (b *Balancer) note(t *target, ok bool) {
 	b.cfg.Log.Info().Str("component", "balancer").Str("node", t.Name).Bool("healthy", ok).Msg("target changed")
 }
 
-// acceptPause is the pause after a failed accept, so that a shortage of descriptors can pass.
+// acceptPause lets a shortage of descriptors pass.
 const acceptPause = 10 * time.Millisecond
 
 func (b *Balancer) accept(ctx context.Context) {
@@ -195,7 +190,6 @@ func (b *Balancer) accept(ctx context.Context) {
 		if !b.hold(c) {
 			return
 		}
-		// Draws follow the order of connections, so that the seed decides them.
 		t := b.draw()
 		b.work.Go(func() { b.carry(ctx, c, t) })
 	}
@@ -253,8 +247,7 @@ func (b *Balancer) carry(ctx context.Context, client net.Conn, t *target) {
 	up.Wait()
 }
 
-// pass copies between connections and passes on an end. Any error resets both, so that neither side
-// takes a broken message for a complete one.
+// pass copies between connections. An error resets both, lest a broken message looks complete.
 func pass(to, from net.Conn) {
 	_, err := io.Copy(to, from)
 	if err == nil {
@@ -266,7 +259,6 @@ func pass(to, from net.Conn) {
 	}
 }
 
-// reset closes a connection so that the peer sees a reset.
 func reset(c net.Conn) {
 	_ = c.(*net.TCPConn).SetLinger(0) // fails only on a closed socket
 	_ = c.Close()

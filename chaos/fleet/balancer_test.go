@@ -187,7 +187,6 @@ func rawBalancer(t *testing.T) (bal *fleet.Balancer, pair func() (client, server
 		for _, c := range []net.Conn{client, server} {
 			_ = c.SetDeadline(time.Now().Add(time.Minute))
 		}
-		// The target may accept before the balancer knows.
 		if _, err := io.WriteString(client, "x"); err != nil {
 			t.Fatal(err)
 		}

@@ -16,7 +16,7 @@ import (
 )
 
 // TestMain fails if a goroutine is left, except fasthttp's for the Date header and net/http's
-// closing connections, which last half a second.
+// closing connections.
 func TestMain(m *testing.M) {
 	if path := os.Getenv(orphanEnv); path != "" {
 		os.Exit(orphan(path))
@@ -53,7 +53,6 @@ func orphan(path string) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	// By rename, so that readers see the whole text.
 	text := f.Dir() + "\n"
 	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
 		return 1

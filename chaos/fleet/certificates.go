@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// authority issues the certificates of a fleet's nodes. Safe for concurrent use.
+// authority issues a fleet's certificates. Safe for concurrent use.
 type authority struct {
 	file string
 	cert *x509.Certificate
@@ -38,7 +38,6 @@ func newAuthority(dir string) (*authority, error) {
 	return a, a.sign(a.file, a.cert, a.key)
 }
 
-// sign writes a certificate for a key to a file.
 func (a *authority) sign(file string, cert *x509.Certificate, key *ecdsa.PrivateKey) error {
 	der, err := x509.CreateCertificate(rand.Reader, cert, a.cert, key.Public(), a.key)
 	if err != nil {
@@ -47,7 +46,7 @@ func (a *authority) sign(file string, cert *x509.Certificate, key *ecdsa.Private
 	return writePEM(file, "CERTIFICATE", der)
 }
 
-// certificate is a node's certificate and what renews it. Not safe for concurrent use.
+// certificate is not safe for concurrent use.
 type certificate struct {
 	by         *authority
 	file       string
@@ -86,7 +85,7 @@ func (c *certificate) renew(good time.Duration) error {
 	return c.by.sign(c.file, template, c.key)
 }
 
-// writePEM replaces a file atomically, because nodes read it at any time.
+// writePEM is atomic, because nodes read the file at any time.
 func writePEM(path, kind string, der []byte) error {
 	text := pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 	if err := os.WriteFile(path+".new", text, 0o600); err != nil {
@@ -95,8 +94,8 @@ func writePEM(path, kind string, der []byte) error {
 	return os.Rename(path+".new", path)
 }
 
-// IssueCertificate replaces the node's certificate by one that is valid for that long, or has
-// expired if it is negative. Nodes check it on new connections only. It needs Config.Certificates.
+// IssueCertificate replaces the node's certificate, by an expired one if valid is negative. Nodes
+// check new connections only. Needs Config.Certificates.
 func (n *Node) IssueCertificate(valid time.Duration) error {
 	if n.cert == nil {
 		return n.named(errors.New("has no certificate of its own"))

@@ -84,7 +84,7 @@ func made(guests []*guest) (n int64) {
 	return n
 }
 
-// tlsRecord is the overhead of a TLS 1.3 record: 5 bytes of header, 16 of tag, 1 of content type.
+// tlsRecord is 5 bytes of header, 16 of tag, 1 of content type (TLS 1.3).
 const tlsRecord = 22
 
 func TestLiveGossipBytes(t *testing.T) {
@@ -168,7 +168,7 @@ func TestLiveSoak(t *testing.T) {
 	}
 	load.stop()
 	load.noErrors(t)
-	// Medians of quarters, because single samples depend on the garbage collector.
+	// Medians, because single samples depend on the garbage collector.
 	quarter := len(samples) / 4
 	for i := range 4 {
 		q := medians(samples[i*quarter : (i+1)*quarter])

@@ -7,7 +7,7 @@ import (
 	"grapevine/chaos/engine"
 )
 
-// Engine is one emulated engine in this process. Safe for concurrent use.
+// Engine is an emulated engine in this process. Safe for concurrent use.
 type Engine struct {
 	name, addr string
 	cfg        engine.ServerConfig
@@ -22,16 +22,13 @@ func newEngine(name, addr string, at where, cfg engine.ServerConfig) *Engine {
 	return &Engine{name: name, addr: addr, cfg: cfg, at: at}
 }
 
-// Name is its name in the nodes' configuration.
 func (e *Engine) Name() string { return e.name }
 
-// Addr is its host:port.
 func (e *Engine) Addr() string { return e.addr }
 
-// URL is its base URL.
 func (e *Engine) URL() string { return "http://" + e.addr }
 
-// Start starts it with an empty cache. It fails if the engine runs.
+// Start begins with an empty cache; it fails if the engine runs.
 func (e *Engine) Start() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -50,7 +47,7 @@ func (e *Engine) Start() error {
 	return nil
 }
 
-// Stop ends it as a crash would: connections break, jobs and cache are lost. Idempotent.
+// Stop ends it as a crash would. Idempotent.
 func (e *Engine) Stop() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -62,7 +59,7 @@ func (e *Engine) Stop() error {
 	return err
 }
 
-// Server is the running engine, for its statistics and cache contents; nil while stopped.
+// Server is nil while stopped.
 func (e *Engine) Server() *engine.Server {
 	e.mu.Lock()
 	defer e.mu.Unlock()

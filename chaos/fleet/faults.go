@@ -15,22 +15,20 @@ const (
 	FaultInstrumented = "instrumented" // StepClock, FillDisk, HangDisk, SlowDisk
 )
 
-// Pause stops the process with SIGSTOP. Its connections stay open and peers get no notice.
+// Pause stops the process with SIGSTOP; its connections stay open.
 func (n *Node) Pause() error { return n.signal(syscall.SIGSTOP) }
 
-// Resume continues a paused process.
 func (n *Node) Resume() error { return n.signal(syscall.SIGCONT) }
 
-// UseBinary makes path the program of the node's next process.
+// UseBinary sets the program of the node's next process.
 func (n *Node) UseBinary(path string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.binary = path
 }
 
-// Supports tries whether a fault works on this machine with that program as router and returns nil,
-// or the reason and, where there is one, the remedy. Links need a process of Isolate. Callers must
-// report faults that they leave out.
+// Supports returns why a fault does not work here with that program, or nil. Links need a process
+// of Isolate. Callers must report faults that they leave out.
 func Supports(fault, program string) error {
 	switch fault {
 	case FaultLinks:

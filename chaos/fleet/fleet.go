@@ -1,9 +1,6 @@
-// Package fleet starts a fleet of routers on one machine: processes of the grapevine binary,
-// emulated engines and a layer-4 balancer. Callers break members by name. Close removes everything,
-// and so does the death of the calling process.
-//
-// The members have addresses of their own, on loopback or, with Config.Switched, each in a network
-// namespace whose links can be broken. The package breaks nothing by itself and judges nothing.
+// Package fleet starts a fleet on one machine: router processes, emulated engines and a layer-4
+// balancer, on loopback or in network namespaces. Callers break members by name. Close, or the
+// death of the calling process, removes everything.
 package fleet
 
 import (
@@ -28,7 +25,6 @@ import (
 	"grapevine/node/admin"
 )
 
-// Config describes a fleet. Binary and Nodes have no default.
 type Config struct {
 	Binary  string   // the program grapevine, see FindRouter
 	Env     []string // extra environment of its processes: NAME=VALUE
@@ -36,26 +32,24 @@ type Config struct {
 	Engines int // engine-0, ...; all in this process
 	Engine  engine.ServerConfig
 
-	// Alone turns gossip off: every node knows only what it observes.
+	// Alone turns gossip off.
 	Alone bool
-	// Guests is the number of gossip addresses reserved for members that this process runs.
+	// Guests is the number of gossip addresses reserved for members in this process.
 	Guests int
-	// Founders is how many nodes, the first ones, found the raft group as voters, 3 or 5. The
-	// default is 3, and none in a smaller fleet, where every node uses its own list. Spares is how
-	// many nodes, the last ones, also have a data directory and may replace a lost voter.
+	// Founders is how many first nodes found the raft group: 3 or 5; default 3, none in a smaller
+	// fleet. Spares is how many last nodes also have a data directory and may replace a voter.
 	Founders, Spares int
-	// Later is how many nodes, the last ones, Start leaves to the caller.
+	// Later is how many last nodes Start leaves to the caller.
 	Later int
-	// Settings override every node's settings, by key of the configuration file.
+	// Settings override every node's, by key of the configuration file.
 	Settings map[string]any
 
-	// Switched gives every node, every engine, the balancer and the clients a network namespace of
-	// their own. A switch joins them, and SetLink breaks its links one by one and per direction. It
-	// works only in a process started by Isolate.
+	// Switched gives all members network namespaces with links that SetLink breaks. Needs a process
+	// started by Isolate.
 	Switched bool
-	// HAProxy uses HAProxy, configured as in deploy/example, instead of this package's balancer.
+	// HAProxy replaces this package's balancer by HAProxy, configured as in deploy/example.
 	HAProxy bool
-	// Certificates gives each node a certificate from one authority instead of a derived one.
+	// Certificates come from one authority instead of being derived.
 	Certificates bool
 
 	NoBalancer bool
@@ -66,7 +60,7 @@ type Config struct {
 	Log zerolog.Logger
 }
 
-// Fleet is a running fleet. Safe for concurrent use.
+// Fleet is safe for concurrent use.
 type Fleet struct {
 	cfg     Config
 	dir     string
@@ -87,8 +81,8 @@ type Fleet struct {
 	closeErr error
 }
 
-// Start starts engines and nodes, waits until all nodes are ready, and starts the balancer. ctx
-// bounds the start only. On error it stops everything and includes the nodes' logs.
+// Start starts all and waits until the nodes are ready; ctx bounds the start only. An error
+// includes the nodes' logs and leaves nothing running.
 func Start(ctx context.Context, cfg Config) (*Fleet, error) {
 	f := &Fleet{cfg: cfg, http: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 	if err := f.start(ctx); err != nil {
@@ -141,7 +135,6 @@ func (f *Fleet) makeDir(context.Context) (err error) {
 	return err
 }
 
-// write makes a file of the fleet with one line and returns its path.
 func (f *Fleet) write(name, line string) (string, error) {
 	path := filepath.Join(f.dir, name)
 	return path, os.WriteFile(path, []byte(line+"\n"), 0o600)
@@ -236,7 +229,7 @@ func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
 	n.files(f.dir)
 	settings := map[string]any{"listen": n.data, "admin": n.admin, "node_name": n.name, "response_headers": "all"}
 	if !f.cfg.Alone {
-		// One file per node, because a node rewrites its own when keys rotate.
+		// A node rewrites its file when keys rotate.
 		settings["gossip"], settings["gossip_key_file"] = n.gossip, n.key
 		if f.authority != nil {
 			var files map[string]any
@@ -301,7 +294,7 @@ func (f *Fleet) startBalancer(ctx context.Context) error {
 	return err
 }
 
-// Nodes returns all nodes, running or not. The caller owns the slice.
+// Nodes returns all nodes, running or not.
 func (f *Fleet) Nodes() []*Node { return slices.Clone(f.nodes) }
 
 // Node returns a node by name, or nil.
@@ -321,10 +314,10 @@ func named[T interface{ Name() string }](list []T, name string) (none T) {
 	return none
 }
 
-// Engines returns all engines, running or not. The caller owns the slice.
+// Engines returns all engines, running or not.
 func (f *Fleet) Engines() []*Engine { return slices.Clone(f.engines) }
 
-// EngineNames returns the names of all engines, as in x-grapevine-backend.
+// EngineNames are as in x-grapevine-backend.
 func (f *Fleet) EngineNames() []string {
 	out := make([]string, len(f.engines))
 	for i, e := range f.engines {
@@ -333,10 +326,9 @@ func (f *Fleet) EngineNames() []string {
 	return out
 }
 
-// URL is the balancer's base URL, which clients use.
+// URL is the balancer's base URL.
 func (f *Fleet) URL() string { return "http://" + f.front.Addr() }
 
-// front is the balancer before the routers: that of this package, or HAProxy.
 type front interface {
 	Addr() string
 	Close() error
@@ -344,7 +336,7 @@ type front interface {
 	died() error
 }
 
-// WaitHealthy returns when the balancer's view of the node's health equals healthy, or ctx ends.
+// WaitHealthy waits until the balancer takes the node for healthy, or not.
 func (f *Fleet) WaitHealthy(ctx context.Context, node string, healthy bool) error {
 	return waitHealthy(ctx, f.front, node, healthy)
 }
@@ -366,7 +358,6 @@ func waitHealthy(ctx context.Context, b front, name string, healthy bool) error 
 	return nil
 }
 
-// GossipAddrs returns the gossip addresses of all nodes.
 func (f *Fleet) GossipAddrs() []string {
 	out := make([]string, f.cfg.Nodes)
 	for i := range out {
@@ -375,7 +366,7 @@ func (f *Fleet) GossipAddrs() []string {
 	return out
 }
 
-// Check returns an error if a node or HAProxy ended without being asked to.
+// Check returns an error if a node or HAProxy ended by itself.
 func (f *Fleet) Check() error {
 	var errs []error
 	for _, n := range f.nodes {
@@ -387,7 +378,7 @@ func (f *Fleet) Check() error {
 	return errors.Join(errs...)
 }
 
-// WaitMesh returns when every running node receives the gossip of every other; at once if alone.
+// WaitMesh waits until every running node receives the gossip of every other.
 func (f *Fleet) WaitMesh(ctx context.Context) error {
 	if f.cfg.Alone {
 		return nil
@@ -429,8 +420,7 @@ func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
 	return nil
 }
 
-// Partition drops all packets between two groups of members, in both directions, in addition to
-// existing faults of links. It needs Config.Switched.
+// Partition drops all packets between two groups of members. Needs Config.Switched.
 func (f *Fleet) Partition(a, b []string) (err error) {
 	for _, x := range a {
 		for _, y := range b {
@@ -440,8 +430,7 @@ func (f *Fleet) Partition(a, b []string) (err error) {
 	return err
 }
 
-// Close kills the processes with SIGKILL, then removes the rest, and returns when nothing is left.
-// The error includes nodes that died before. Idempotent.
+// Close kills and removes everything. The error includes nodes that died before. Idempotent.
 func (f *Fleet) Close() error {
 	f.once.Do(func() { f.closeErr = f.close() })
 	return f.closeErr

@@ -3,7 +3,6 @@ package fleet_test
 import (
 	"context"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -18,8 +17,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// guest is a gossip member in this process: real gossip and prefix tree, synthetic placements. Safe
-// for concurrent use.
+// guest is a gossip member with synthetic placements. Safe for concurrent use.
 type guest struct {
 	fleet  *gossip.Exchange
 	tree   *prefixtree.Tree
@@ -63,11 +61,12 @@ func newGuest(t *testing.T, cfg guestConfig) *guest {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tree, err := prefixtree.New(prefixtree.Config{MaxBackends: len(cfg.engines)})
+	outbox := prefixtree.NewOutbox(0)
+	tree, err := prefixtree.New(prefixtree.Config{MaxBackends: len(cfg.engines), Changed: outbox.Add})
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &guest{tree: tree, outbox: prefixtree.NewOutbox(0), names: cfg.engines, deaf: cfg.deaf}
+	g := &guest{tree: tree, outbox: outbox, names: cfg.engines, deaf: cfg.deaf}
 	g.fleet, err = gossip.New(gossip.Config{
 		Member: member.Config{
 			Self: member.Info{Name: cfg.name, Version: "test", Cluster: "grapevine", KeyID: hasher.KeyID(), BlockBytes: blockBytes},
@@ -110,7 +109,10 @@ func preload(ctx context.Context, t *testing.T, f *fleet.Fleet, placements int) 
 		p := source.next()
 		g.place(p.backend, p.chain)
 	}
-	told, _ := g.tree.FactDigest(now(), 0, math.MaxInt64, g.names)
+	told := uint64(0)
+	for _, s := range g.tree.FactDigests(now(), g.names) {
+		told += s.Count
+	}
 	for _, n := range f.Nodes() {
 		for {
 			got := factsOf(ctx, t, n).Count
@@ -182,7 +184,7 @@ func now() prefixtree.Time { return prefixtree.Time(time.Now().UnixMilli()) }
 
 func (g *guest) place(b prefixtree.Backend, chain []prefixtree.Hash) {
 	var tr prefixtree.TouchHistory
-	g.outbox.Add(g.tree.RecordNews(b, chain, now(), &tr, nil))
+	g.tree.Record(b, chain, now(), &tr)
 	g.placed.Add(1)
 }
 
@@ -270,13 +272,11 @@ func (g *guest) Apply(_ string, payload []byte, shift time.Duration) (gossip.App
 	if g.deaf {
 		return gossip.Applied{}, nil
 	}
-	a, news, err := g.tree.ApplyDeltaNews(payload, g.names, shift, now(), nil)
-	g.outbox.Add(news)
+	a, err := g.tree.ApplyDelta(payload, g.names, shift, now())
 	return gossip.Applied{Records: a.Records, News: a.News, Unknown: a.Unknown}, err
 }
 
-// Snapshot yields the guest's tree; a deaf guest yields nothing, so that joiners choose another
-// source.
+// Snapshot yields nothing of a deaf guest, so that joiners choose another source.
 func (g *guest) Snapshot(limit int, yield func(page []byte, records int) bool) {
 	if !g.deaf {
 		g.tree.Snapshot(now(), g.names, limit, yield)

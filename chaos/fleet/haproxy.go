@@ -18,9 +18,8 @@ import (
 	"time"
 )
 
-// haproxyFile is deploy/example/haproxy.cfg with the addresses of a fleet. It omits the log, the
-// user, the large connection limits, and the PROXY header, which would block the harness's own
-// readiness checks. A test compares the rest.
+// haproxyFile is deploy/example/haproxy.cfg (a test compares them) with a fleet's addresses,
+// without log, user, large limits, and PROXY header, which would block readiness checks.
 //
 //go:embed haproxy.cfg.tmpl
 var haproxyFile string
@@ -43,7 +42,7 @@ func findHAProxy() (string, error) {
 	return path, nil
 }
 
-// startHAProxy returns when HAProxy listens and all targets are healthy.
+// startHAProxy waits until all targets are healthy.
 func startHAProxy(ctx context.Context, t *thread, dir, addr string, targets []Target) (*haproxy, error) {
 	path, err := findHAProxy()
 	if err != nil {
@@ -72,10 +71,8 @@ func startHAProxy(ctx context.Context, t *thread, dir, addr string, targets []Ta
 	return h, nil
 }
 
-// Addr is the host:port for clients.
 func (h *haproxy) Addr() string { return h.addr }
 
-// Close kills it; the kernel closes its connections.
 func (h *haproxy) Close() error { return h.proc.kill() }
 
 func (h *haproxy) died() error {
@@ -85,7 +82,7 @@ func (h *haproxy) died() error {
 	return nil
 }
 
-// healthy reads the table that answers "show stat": a line of names, and one per proxy and server.
+// healthy reads the table of "show stat", which begins with a line of names.
 func (h *haproxy) healthy(ctx context.Context, name string) (bool, error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", h.socket)

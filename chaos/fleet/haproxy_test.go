@@ -21,8 +21,7 @@ func TestHAProxy(t *testing.T) {
 	f := start(t, fleet.Config{Nodes: 2, Engines: 1, Alone: true, HAProxy: true, Dir: t.TempDir(), Settings: map[string]any{"drain_grace": "0s", "drain_close": "0s"}})
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	// On a machine that stalls, HAProxy may take a live node for dead for a while, so the test
-	// waits.
+	// On a stalled machine HAProxy may take a live node for dead for a while.
 	answeredBy := func(want ...string) {
 		t.Helper()
 		for {

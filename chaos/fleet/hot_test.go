@@ -13,7 +13,7 @@ import (
 	"grapevine/node/admin"
 )
 
-// hotEngine prefills as fast as two current accelerators, so that this machine can emulate sixteen.
+// hotEngine prefills fast enough for this machine to emulate sixteen.
 func hotEngine(cfg *fleet.Config) {
 	cfg.Engines = 16
 	cfg.Engine = engine.ServerConfig{

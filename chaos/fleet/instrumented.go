@@ -15,7 +15,7 @@ import (
 
 const controlEnv = "CHAOS_CONTROL_FILE"
 
-// The words of that file, each an int64.
+// The words of the control file, each an int64.
 const (
 	stepWord = iota // how far the wall clock is ahead of the machine's, in nanoseconds
 	lookedWord
@@ -31,10 +31,9 @@ const (
 
 var errNotInstrumented = errors.New("this program has no clock and disk faults: make build-chaos builds one that has: give --router bin/grapevine-chaos")
 
-// instrumentedWithin bounds how long a program may take to print its version.
 const instrumentedWithin = 30 * time.Second
 
-// control is the control file. Not safe for concurrent use.
+// control is not safe for concurrent use.
 type control struct{ path string }
 
 func (c control) write(word int, v int64) (err error) {
@@ -73,24 +72,24 @@ func (c control) looked() error {
 	return err
 }
 
-// StepClock moves the node's wall clock by d, in addition to earlier steps. Monotonic time does not
-// change. The step survives restarts. It needs an instrumented program (FaultInstrumented).
+// StepClock moves the node's wall clock by d, in addition to earlier steps, also after restarts.
+// Needs FaultInstrumented.
 func (n *Node) StepClock(d time.Duration) error {
 	return n.instruct(stepWord, func(was int64) int64 { return was + int64(d) })
 }
 
-// FillDisk makes file writes of the node fail with ENOSPC until HealDisk, overwrites included, as
-// on a copy-on-write file system. Like HangDisk and SlowDisk it survives restarts and needs an
-// instrumented program.
+// FillDisk makes file writes fail with ENOSPC until HealDisk, overwrites included, as on a
+// copy-on-write file system. Like HangDisk and SlowDisk it survives restarts and needs
+// FaultInstrumented.
 func (n *Node) FillDisk() error { return n.setDisk(diskFull) }
 
-// HangDisk makes file writes and syncs of the node block until HealDisk.
+// HangDisk blocks file writes and syncs of the node until HealDisk.
 func (n *Node) HangDisk() error { return n.setDisk(diskHangs) }
 
-// SlowDisk delays every file write and sync of the node by that much, until HealDisk.
+// SlowDisk delays every file write and sync of the node until HealDisk.
 func (n *Node) SlowDisk(by time.Duration) error { return n.setDisk(max(int64(by), diskHangs+1)) }
 
-// HealDisk ends FillDisk, HangDisk and SlowDisk; blocked calls continue. The node need not run.
+// HealDisk ends disk faults; blocked calls continue. The node need not run.
 func (n *Node) HealDisk() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -115,8 +114,8 @@ func (n *Node) instruct(word int, change func(was int64) int64) error {
 	return n.named(err)
 }
 
-// instrumented returns nil if a program supports clock and disk faults, else why not. It runs the
-// program with the argument version, except a test program, which would run its tests.
+// instrumented runs the program with the argument version, except a test program, which would run
+// its tests.
 func instrumented(program string) (err error) {
 	if info, err := buildinfo.ReadFile(program); err == nil && strings.HasSuffix(info.Path, ".test") {
 		return fmt.Errorf("%s is a test: %w", program, errNotInstrumented)

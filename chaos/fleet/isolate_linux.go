@@ -18,9 +18,8 @@ const isolatedEnv = "GRAPEVINE_CHAOS_ISOLATED_FROM"
 func ownNetwork() (string, error) { return os.Readlink("/proc/self/ns/net") }
 
 // Isolate prepares cmd to run in an empty network namespace, as root of a new user namespace if the
-// caller is not root. The machine's network is unaffected. It, or the start of cmd, fails where the
-// kernel or its administrator forbids that. The kernel ends the process with the thread that starts
-// it, so the caller stays locked to its thread until it has waited for the process.
+// caller is not root. The kernel ends the process with the thread that starts it, so the caller
+// stays locked to its thread until it has waited for the process.
 func Isolate(cmd *exec.Cmd) error {
 	here, err := ownNetwork()
 	if err != nil {
@@ -43,7 +42,7 @@ func Isolate(cmd *exec.Cmd) error {
 	return nil
 }
 
-// Isolated reports whether Isolate started this process and it has a network of its own.
+// Isolated reports whether Isolate started this process.
 func Isolated() bool {
 	from := os.Getenv(isolatedEnv)
 	here, err := ownNetwork()
@@ -57,7 +56,7 @@ func raiseLoopback() error {
 	return netswitch.RaiseLoopback()
 }
 
-// subnet holds the addresses: the harness is the first, member m is 10 + m.
+// The harness has the subnet's first address, member m 10 + m.
 var subnet = [3]byte{10, 77, 0}
 
 func hostOf(last int) string {
@@ -68,9 +67,8 @@ func memberHost(m int) string { return hostOf(10 + m) }
 
 var errNotIsolated = errors.New("fleet: this process was not started by Isolate")
 
-// tie makes the kernel kill the process when the thread that starts it ends, which is at the latest
-// when this process dies. Its own process group leaves a Ctrl-C to the harness, which ends it in
-// order.
+// tie makes the kernel kill the process with the thread that starts it. Its process group leaves
+// Ctrl-C to the harness.
 func tie(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 }

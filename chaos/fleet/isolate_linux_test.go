@@ -54,8 +54,7 @@ func isolated(t *testing.T, required bool) bool {
 func reach(t *testing.T, from, to *fleet.Node, wait time.Duration) (ok bool) {
 	t.Helper()
 	err := from.InNetwork(func() error {
-		// A socket belongs to the network of the thread that opens it; for a literal address that
-		// is the calling thread.
+		// A socket belongs to the network of its thread: for a literal address the calling one.
 		c, err := net.DialTimeout("tcp", to.Addr(), wait)
 		if ok = err == nil; ok {
 			_ = c.Close()

@@ -14,8 +14,7 @@ type janitor struct {
 	life io.Closer // its standard input: the end of it is the signal
 }
 
-// sweep waits for the end of its input and removes the directory for up to a minute, because killed
-// processes may still write.
+// sweep removes the directory for up to a minute, because killed processes may still write.
 const sweep = `cat >/dev/null; n=0; while [ -e "$1" ] && [ $n -lt 600 ]; do rm -rf -- "$1"; [ -e "$1" ] && sleep 0.1; n=$((n+1)); done 2>/dev/null`
 
 func newJanitor(dir string) (*janitor, error) {
@@ -33,5 +32,5 @@ func newJanitor(dir string) (*janitor, error) {
 	return &janitor{cmd, w}, nil
 }
 
-// Close makes it remove the directory and returns when that is done.
+// Close removes the directory.
 func (j *janitor) Close() error { return errors.Join(j.life.Close(), j.cmd.Wait()) }

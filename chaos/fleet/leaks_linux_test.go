@@ -121,8 +121,7 @@ func TestNothingIsHeld(t *testing.T) {
 	}
 }
 
-// settled waits, within a limit, until holdings are at most most, because threads end some time
-// after their goroutines.
+// settled waits, because threads end some time after their goroutines.
 func settled(t *testing.T, most holdings) (now holdings) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {

@@ -8,31 +8,27 @@ import (
 	"grapevine/chaos/netswitch"
 )
 
-// Link describes the faults of packets from one member to another. The zero value has none.
+// Link is the faults of packets from one member to another.
 type Link = netswitch.Link
 
-// Names of the members of a switched fleet that are neither nodes nor engines, and the wildcard for
-// all members.
+// Members other than nodes and engines, and the wildcard for all.
 const (
 	BalancerName = "balancer"
 	ClientsName  = "clients"
 	Everybody    = "*"
 )
 
-// network is where a fleet's members are: loopback, or switched.
 type network interface {
-	// of is the address of a member's service. It stays reserved until Close, so that a killed member
-	// can bind it again.
+	// of is a member's address, reserved until Close, so that a killed member can bind it again.
 	of(member int, s service) string
 	at(name string) where
-	// thread starts a member's processes.
 	thread(name string) *thread
 	links() (*netswitch.Switch, error)
 	Close() error
 }
 
 type where interface {
-	// enter runs f; sockets that f itself opens, not in another goroutine, belong to the place.
+	// enter runs f; sockets that f itself opens belong to the place.
 	enter(f func() error) error
 	dial(ctx context.Context, network, address string) (net.Conn, error)
 	listen(address string) (net.Listener, error)
@@ -51,8 +47,7 @@ func (here) listen(address string) (net.Listener, error) { return net.Listen("tc
 
 var errNotSwitched = errors.New("fleet: only a switched fleet has links")
 
-// SetLink sets the faults of packets from one member to another, from the next packet on. Names are
-// those of nodes and engines, and the constants. The harness's own requests always pass.
+// SetLink sets the faults from one member to another. The harness's own requests always pass.
 func (f *Fleet) SetLink(from, to string, l Link) error {
 	sw, err := f.net.links()
 	if err == nil {
@@ -70,7 +65,7 @@ func (f *Fleet) ResetLink(a, b string) error {
 	return err
 }
 
-// Heal undoes SetLink and Partition. Delayed packets still arrive at their time.
+// Heal undoes SetLink and Partition; delayed packets still arrive.
 func (f *Fleet) Heal() error {
 	sw, err := f.net.links()
 	if err == nil {
@@ -79,7 +74,7 @@ func (f *Fleet) Heal() error {
 	return err
 }
 
-// DialClient connects to a literal address from the clients' place. It fits http.Transport.
+// DialClient connects from the clients' place to a literal address.
 func (f *Fleet) DialClient(ctx context.Context, network, address string) (net.Conn, error) {
 	return f.net.at(ClientsName).dial(ctx, network, address)
 }

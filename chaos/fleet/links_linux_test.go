@@ -21,7 +21,7 @@ import (
 const (
 	// patience bounds what must happen.
 	patience = 20 * time.Second
-	// enough is how long a test waits for what must not happen: a thousand times the usual time.
+	// enough is how long a test waits for what must not happen: a thousand times the usual.
 	enough = 300 * time.Millisecond
 )
 
@@ -123,8 +123,7 @@ func datagrams(t *testing.T, a, b *fleet.Node, count int) (arrived []int) {
 		for i := range count {
 			send(i)
 		}
-		// Links keep the order of packets that they do not delay on purpose, and delay others for
-		// 10 ms only.
+		// Links delay reordered packets by 10 ms.
 		for tick := time.NewTicker(50 * time.Millisecond); stop.Err() == nil; {
 			select {
 			case <-stop.Done():
@@ -180,7 +179,6 @@ func TestLinks(t *testing.T) {
 		if got := datagrams(t, a, b, count); len(got) != count {
 			t.Errorf("%d of %d datagrams arrived over a whole link", len(got), count)
 		}
-		// The kernel must not lose packets while the switch waits for a processor.
 		if n := within(t, a, queueOf); n < 10_000 {
 			t.Errorf("%d packets can wait for the switch", n)
 		}

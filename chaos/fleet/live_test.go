@@ -115,7 +115,7 @@ func liveFleet(t *testing.T, change func(*fleet.Config)) *fleet.Fleet {
 	return start(t, cfg)
 }
 
-// conversation is held turn by turn by the test, with unique text. Not safe for concurrent use.
+// conversation has unique text. Not safe for concurrent use.
 type conversation struct {
 	id       uint64
 	messages []message
@@ -145,8 +145,8 @@ func (c *conversation) body() []byte {
 	return raw
 }
 
-// placeHeader makes the routers of a fleet with placeRule place a request without regard to their
-// knowledge, so that no other router can predict the engine.
+// placeHeader makes routers with placeRule ignore their knowledge, so that no other router can
+// predict the engine.
 const placeHeader = "X-Place"
 
 func placeRule() []map[string]any {
@@ -185,8 +185,8 @@ func (c *conversation) send(ctx context.Context, client *http.Client, base strin
 	return nil
 }
 
-// known asks a router where it would send the next turn. It returns how many blocks the router
-// believes the last engine to hold, and whether it would choose that engine because of them.
+// known asks a router where the next turn would go: how many blocks it believes the last engine to
+// hold, and whether it would choose that engine for them.
 func (c *conversation) known(ctx context.Context, n *fleet.Node) (blocks int, follows bool, err error) {
 	r, err := n.Explain(ctx, "/v1/chat/completions", nil, c.body())
 	if err != nil {

@@ -20,8 +20,7 @@ import (
 	"grapevine/node/admin"
 )
 
-// engineProcess is an emulated engine in a process of its own, so that it can be killed. Not safe
-// for concurrent use.
+// engineProcess is an emulated engine that can be killed. Not safe for concurrent use.
 type engineProcess struct {
 	t    *testing.T
 	addr string
@@ -157,8 +156,7 @@ func TestLiveEngineDies(t *testing.T) {
 	var killed, gone atomic.Int64
 	load := startTraffic(ctx, t, f, trafficConfig{rate: whenFull(full, 10.0, 5), seed: 5, length: warm + dead + back, excuse: func(e replay.Ended) bool {
 		began, over := time.Duration(killed.Load()), time.Duration(gone.Load())
-		// Answers that had begun at the engine break off, even before their first token: no other
-		// engine can continue them.
+		// Answers that had begun at the engine break off, even before their first token.
 		return began > 0 && (e.TTFT >= 0 || e.Class == replay.InStream) && e.End >= began && (over == 0 || e.Sent <= over)
 	}})
 	at := func(when time.Duration) {

@@ -79,8 +79,7 @@ func compare(t *testing.T, full bool, before, after *calm) {
 		if !full {
 			shown(t, name+", after", is(after), fmt.Sprintf("us (of %g)", after.overhead[math.Inf(1)]))
 		} else {
-			// Histogram buckets are a factor of two wide, and another program on this machine costs
-			// milliseconds.
+			// Buckets are a factor of two wide, and other programs cost milliseconds.
 			atMost(t, name+", after", is(after), 2*is(before)+whenFull(q < 0.9, 100.0, 5000), "us")
 		}
 		shown(t, fmt.Sprintf("p%g of their first tokens, before", 100*q), 1e3*quantile(before.first, q).Seconds(), "ms")
@@ -126,7 +125,6 @@ func loseLeader(ctx context.Context, t *testing.T, leader *fleet.Node, led *admi
 			took := time.Since(killed)
 			mu.Lock()
 			defer mu.Unlock()
-			// The leader itself knows first.
 			loss.elected, loss.known = min(loss.elected, took), max(loss.known, took)
 		})
 	}

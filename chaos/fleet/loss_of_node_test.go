@@ -44,7 +44,7 @@ func TestLiveKill(t *testing.T) {
 	dead.end(load.now())
 	peers := knownProbes(ctx, t, f.Node("node-0"), probes)
 	cameBack := comeBack(ctx, t, victim)
-	// The victim first, so that what the others learn meanwhile counts against it.
+	// The victim first: what the others learn meanwhile counts against it.
 	facts := factsOf(ctx, t, victim)
 	allFacts := factsOf(ctx, t, f.Node("node-0"))
 	back := knownProbes(ctx, t, victim, probes)
@@ -73,7 +73,7 @@ func TestLiveKill(t *testing.T) {
 	atMost(t, "ready after the restart", cameBack.Seconds(), whenFull(full, 5.0, 20), "s")
 }
 
-// absence is the time in which a router is dead, in the traffic's time. Safe for concurrent use.
+// absence is the time in which a router is dead. Safe for concurrent use.
 type absence struct {
 	node string
 
@@ -93,9 +93,8 @@ func (a *absence) end(at time.Duration) {
 	a.mu.Unlock()
 }
 
-// excuse reports whether a failed answer had begun at this router, by the name in its header, and
-// broke off at the death. That may be a while after the absence began, because the process runs
-// until the kill reaches it.
+// excuse reports whether a failed answer had begun at this router and broke off at its death, which
+// may follow the begin of the absence after a while.
 func (a *absence) excuse(e replay.Ended) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -17,8 +17,8 @@ import (
 	"grapevine/node/admin"
 )
 
-// Node is a router process that can be ended and started again with the same name, addresses, files.
-// The embedded client calls its admin API with all rights. Safe for concurrent use.
+// Node is a router process that can be ended and started again with the same name, addresses and
+// files. Safe for concurrent use.
 type Node struct {
 	*admin.Client
 
@@ -40,16 +40,13 @@ type Node struct {
 
 var errNotRunning = errors.New("not running")
 
-// Name is the node's name, as in x-grapevine-node.
 func (n *Node) Name() string { return n.name }
 
 // Addr is the host:port for traffic.
 func (n *Node) Addr() string { return n.data }
 
-// AdminAddr is the host:port of its admin API.
 func (n *Node) AdminAddr() string { return n.admin }
 
-// GossipAddr is the host:port for other nodes.
 func (n *Node) GossipAddr() string { return n.gossip }
 
 func (n *Node) writeConfig(settings map[string]any) error {
@@ -60,7 +57,7 @@ func (n *Node) writeConfig(settings map[string]any) error {
 	return os.WriteFile(n.config, text, 0o600)
 }
 
-// Start starts the process and returns at once; see WaitReady. It fails if the process runs.
+// Start does not wait for readiness. It fails if the process runs.
 func (n *Node) Start() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -91,22 +88,21 @@ func (n *Node) process() *process {
 	return n.proc
 }
 
-// Running reports whether the latest process has not ended.
 func (n *Node) Running() bool { return n.process().running() }
 
-// PID is the id of the latest process, 0 before the first.
+// PID is that of the latest process, 0 before the first.
 func (n *Node) PID() int { return n.process().pid() }
 
-// Kill ends the process with SIGKILL and returns when it has ended. It is no error if none runs.
+// Kill ends the process with SIGKILL and waits; no error if none runs.
 func (n *Node) Kill() error { return n.named(n.process().kill()) }
 
-// Terminate drains the node with SIGTERM and returns when it has exited; if ctx ends first, it
-// kills it. A nonzero exit code is an error. It is no error if none runs.
+// Terminate drains the node with SIGTERM and waits; if ctx ends first, it kills it. A nonzero exit
+// code is an error.
 func (n *Node) Terminate(ctx context.Context) error { return n.named(n.process().terminate(ctx)) }
 
 func (n *Node) signal(sig os.Signal) error { return n.named(n.process().signal(sig)) }
 
-// WaitReady returns when the node is ready, or with its last answer and its log.
+// WaitReady fails with the node's last answer and its log.
 func (n *Node) WaitReady(ctx context.Context) error {
 	var last, died error
 	err := poll(ctx, 10*time.Millisecond, func() bool {
@@ -130,7 +126,7 @@ func (n *Node) died() error {
 	return nil
 }
 
-// shownLog bounds the log in an error, in bytes.
+// shownLog is in bytes.
 const shownLog = 8 << 10
 
 // Log returns the end of the node's log, over all its processes.

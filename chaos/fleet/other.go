@@ -10,8 +10,8 @@ import (
 	"grapevine/chaos/netswitch"
 )
 
-// tie gives the process a group of its own, so that a Ctrl-C reaches the harness alone. Only Linux
-// ends children with their parent; elsewhere Close ends them.
+// tie leaves Ctrl-C to the harness. Only Linux ends children with their parent; elsewhere Close
+// does.
 func tie(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
 
 func onMainThread() bool { return false }
@@ -19,7 +19,6 @@ func onMainThread() bool { return false }
 // Isolate works on Linux only.
 func Isolate(*exec.Cmd) error { return errors.ErrUnsupported }
 
-// Isolated is always false here.
 func Isolated() bool { return false }
 
 func raiseLoopback() error { return nil }

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// process is one program, ended by its id alone; a nil one never started. Safe for concurrent use.
+// process is ended by its id alone; a nil one never started. Safe for concurrent use.
 type process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -24,8 +24,8 @@ type process struct {
 	reaped bool
 }
 
-// startProcess starts a program on a thread and appends both outputs to the file at log. The
-// environment is this process's without grapevine settings, plus env.
+// startProcess appends outputs to the file at log. The environment is this process's without
+// grapevine settings, plus env.
 func startProcess(t *thread, log, path string, args, env []string) (*process, error) {
 	out, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -89,7 +89,7 @@ func (p *process) signal(sig os.Signal) error {
 	return p.cmd.Process.Signal(sig)
 }
 
-// kill ends the process at once and returns when it has ended. It is no error if it already had.
+// kill waits for the end; no error if the process had ended.
 func (p *process) kill() error {
 	if p == nil {
 		return nil
@@ -101,8 +101,7 @@ func (p *process) kill() error {
 	return nil
 }
 
-// terminate asks the process to end and waits. If ctx ends first, it kills the process and returns
-// the context's error; otherwise the error is nil for exit code 0.
+// terminate waits; if ctx ends first, it kills the process and returns ctx's error.
 func (p *process) terminate(ctx context.Context) error {
 	if p == nil {
 		return nil
@@ -133,7 +132,7 @@ func (p *process) died() error {
 	return fmt.Errorf("ended by itself: %w", p.err)
 }
 
-// tail returns the last max bytes of the file from the start of a line, or the read error.
+// tail returns at most max bytes from the start of a line, or the read error.
 func tail(path string, max int) string {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -148,7 +147,7 @@ func tail(path string, max int) string {
 	return string(text)
 }
 
-// poll calls ok at that interval until it returns true or ctx ends, whose error it returns.
+// poll calls ok until it returns true or ctx ends, whose error it returns.
 func poll(ctx context.Context, every time.Duration, ok func() bool) error {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()

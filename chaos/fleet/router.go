@@ -8,13 +8,12 @@ import (
 	"path/filepath"
 )
 
-// ErrNoRouter means that FindRouter found no program.
 var ErrNoRouter = errors.New("no router to start")
 
 const routerName = "grapevine"
 
-// FindRouter returns the absolute path of the router's program: given, else grapevine in the
-// directory of this program, else grapevine in PATH.
+// FindRouter returns the absolute path of given, else of grapevine in this program's directory,
+// else in PATH.
 func FindRouter(given string) (string, error) {
 	if given != "" {
 		path, err := exec.LookPath(given)

@@ -8,10 +8,9 @@ import (
 	"time"
 )
 
-// Measures how long one router's placement takes to steer all other routers. The first turn of a
-// conversation goes to a random engine; from then on the test asks the seven other routers where
-// the second turn would go, until they choose that engine for its cache. Other traffic runs
-// meanwhile.
+// TestLiveSpread measures how long one router's placement takes to steer the seven others: the
+// first turn goes to a random engine, and the test asks the others where the second would go until
+// all choose that engine for its cache.
 func TestLiveSpread(t *testing.T) {
 	full := live(t)
 	f := liveFleet(t, rulesOf)

@@ -16,8 +16,8 @@ import (
 	"grapevine/chaos/netswitch"
 )
 
-// switched is the network of an isolated process: a namespace per member, whose interface leads to
-// a port of a switch in this process. No fault reaches the process's own port.
+// switched has a namespace per member, whose interface leads to a port of a switch in this process.
+// No fault reaches the process's own port.
 type switched struct {
 	sw     *netswitch.Switch
 	home   int
@@ -99,7 +99,7 @@ func (s *switched) thread(name string) *thread { return s.places[name].thread }
 
 func (s *switched) links() (*netswitch.Switch, error) { return s.sw, nil }
 
-// Close closes the switch and the places. Processes in them should have ended.
+// Close closes the switch and the places.
 func (s *switched) Close() error {
 	s.end()
 	err := s.sw.Close()
@@ -138,12 +138,11 @@ func openNetwork() (int, error) {
 	return fd, nil
 }
 
-// enter runs f on a thread in the place: sockets that f itself opens belong to the place.
 func (p *place) enter(f func() error) error {
 	return p.visit(func(func()) error { return f() })
 }
 
-// visit is enter with a function that f calls when it no longer needs the place.
+// visit is enter; f calls leave when it no longer needs the place.
 func (p *place) visit(f func(leave func()) error) error {
 	result := make(chan error, 1)
 	go func() {
@@ -167,11 +166,10 @@ func (p *place) visit(f func(leave func()) error) error {
 	return <-result
 }
 
-// errOneSocket refuses a second socket for a connection, which would open outside of the place.
+// errOneSocket refuses a second socket, which would open outside of the place.
 var errOneSocket = errors.New("fleet: dial from a place: no address to connect from")
 
-// dial connects from the place to a literal address; a name would be resolved on another thread. It
-// stays in the place only to open the socket, and ends with the place.
+// dial needs a literal address, because a name would be resolved on another thread.
 func (p *place) dial(ctx context.Context, network, address string) (c net.Conn, err error) {
 	if _, perr := netip.ParseAddrPort(address); perr != nil {
 		return nil, fmt.Errorf("fleet: dial from a place: %w", perr)

@@ -6,9 +6,9 @@ import (
 	"sync"
 )
 
-// thread is an operating-system thread that runs functions for other goroutines. In Linux a child
-// gets its parent-death signal when the thread that forked it ends, and a network namespace belongs to a
-// thread, whose children inherit it. Safe for concurrent use.
+// thread is an operating-system thread that runs functions: on Linux a child gets its parent-death
+// signal when the thread that forked it ends, and inherits its network namespace. Safe for
+// concurrent use.
 type thread struct {
 	calls chan func()
 	quit  chan struct{}
@@ -32,8 +32,7 @@ func newThread(setup func() error) (*thread, error) {
 func (t *thread) run(setup func() error, ready chan<- error) {
 	runtime.LockOSThread()
 	if onMainThread() {
-		// The first thread represents the process in /proc and never ends. It blocks here while
-		// another one does the work.
+		// The first thread represents the process in /proc and never ends; another does the work.
 		go t.run(setup, ready)
 		<-t.done
 		runtime.UnlockOSThread()

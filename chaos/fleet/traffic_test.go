@@ -109,7 +109,6 @@ func (tr *traffic) now() time.Duration {
 	return time.Since(tr.began)
 }
 
-// noErrors checks that only excused requests failed. The traffic must have ended.
 func (tr *traffic) noErrors(t *testing.T) {
 	t.Helper()
 	if tr.err != nil && !errors.Is(tr.err, context.Canceled) {
@@ -123,9 +122,8 @@ func (tr *traffic) noErrors(t *testing.T) {
 	}
 }
 
-// followed returns which share of the cacheable tokens was cached, over later turns that arrived in
-// [from, to) and that keep accepts, and the number of turns. It stays below 1, because engines
-// cache whole blocks.
+// followed returns the share of cacheable tokens that were cached, over later turns in [from, to)
+// that keep accepts, and their number. Engines cache whole blocks only.
 func (tr *traffic) followed(from, to time.Duration, keep func(*turnEnd) bool) (share float64, turns int) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()

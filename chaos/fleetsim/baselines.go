@@ -7,8 +7,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// Baselines returns the compared rules from the literature and other routers by name, for
-// policy.Config.Extra. Every router needs its own set, because some keep counts.
+// Baselines returns rules of the literature and other routers, one set per router, because some
+// keep counts.
 func Baselines() map[string]policy.Strategy {
 	return map[string]policy.Strategy{
 		"argmin":     argmin{},
@@ -24,9 +24,8 @@ func (argmin) Choose(s *policy.Scene) (int, policy.Rung) {
 	return cheapest(s, func(c *policy.Candidate) float64 { return c.Queued + c.Uncached })
 }
 
-// lmetric takes the least product of new prefill tokens and batch size (LMetric, OSDI 2026, arXiv
-// 2603.15202). New prefill tokens include the queue's; the batch includes the request, so that idle
-// backends still differ by cache.
+// lmetric takes the least product of new prefill tokens, the queue's included, and batch size
+// (LMetric, OSDI 2026, arXiv 2603.15202).
 type lmetric struct{}
 
 func (lmetric) Choose(s *policy.Scene) (int, policy.Rung) {
@@ -62,9 +61,9 @@ func rungOf(s *policy.Scene, chosen int) policy.Rung {
 
 const twoChoiceTarget = 5.0
 
-// twoChoice maps the prompt's branch to two backends by independent hashes and takes the one with
-// affinity unless it would miss the target, else the sooner one (DualMap, ICLR 2026, arXiv
-// 2602.06502, without migration of queued requests). The router's branch key is the hashed prefix.
+// twoChoice maps the branch to two backends and takes the one with affinity unless it would miss
+// the target, else the sooner one (DualMap, ICLR 2026, arXiv 2602.06502, without migration of
+// queued requests).
 type twoChoice struct {
 	target float64
 }
@@ -116,15 +115,13 @@ const (
 	sglangRelThreshold   = 1.5
 )
 
-// sglang is the cache-aware rule of the SGLang family. If the spread of this router's own requests
-// exceeds both thresholds, it takes the shortest queue; else, if the longest match exceeds the
-// cache threshold, a worker with that match; else the least loaded, ties to the one with the fewest
-// processed.
+// sglang is the rule of the SGLang family: if the spread of this router's requests exceeds both
+// thresholds, the shortest queue; else the longest match, if above the cache threshold; else the
+// least loaded, ties to the fewest processed.
 type sglang struct {
 	processed []atomic.Int64
 }
 
-// maxBackendID bounds the ids that simulations use.
 const maxBackendID = 1 << 16
 
 func newSGLang() *sglang { return &sglang{processed: make([]atomic.Int64, maxBackendID)} }

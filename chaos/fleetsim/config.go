@@ -1,9 +1,6 @@
-// Package fleetsim runs a fleet in virtual time: a workload, routers with the real policy and
-// prefix tree, and engines of chaos/engine's model. An hour of traffic on sixteen engines takes
-// seconds, and equal seeds give byte-identical reports.
-//
-// It has no sockets, wall clock or parsing; chaos/replay measures their cost. DESIGN.md lists what
-// is modelled.
+// Package fleetsim runs a fleet in virtual time: routers with the real policy and prefix tree, and
+// engines of chaos/engine's model. Equal seeds give byte-identical reports. DESIGN.md lists what is
+// modelled.
 package fleetsim
 
 import (
@@ -23,58 +20,53 @@ import (
 type Ingress string
 
 const (
-	// Random: any node, drawn by the seed, as behind an L4 balancer.
+	// Random draws any node, as behind an L4 balancer.
 	Random Ingress = "random"
-	// Sticky: all turns of a session at one node; single requests at random.
+	// Sticky sends all turns of a session to one node, single requests to any.
 	Sticky Ingress = "sticky"
 )
 
 const (
-	// DefaultBackends is used for traces; generated workloads have their own.
+	// DefaultBackends is for traces; generated workloads have their own.
 	DefaultBackends = 16
 	// MaxBackends and MaxNodes bound what a mistyped flag can allocate.
 	MaxBackends = 4096
 	MaxNodes    = 1024
 )
 
-// Config describes the runs: every combination of policy, number of nodes, share and staleness.
-// Only Workload and Policies are required.
+// Config describes a run for every combination of policy, nodes, share and staleness. Only Workload
+// and Policies are required.
 type Config struct {
 	Workload workload.Workload
-	// Options of the workload. Run sets Backends.
 	Options  workload.Options
 	Policies []string
 	Nodes    []int // nil: one node
-	// Share and Staleness are what nodes send each other and how long it takes to reach all. nil:
-	// both, [DefaultStaleness].
+	// Share and Staleness are what nodes send and how long it takes to reach all. nil: both,
+	// [DefaultStaleness].
 	Share     []Share
 	Staleness []time.Duration
-	// Loss is the probability that a node's placements of one flush never reach a given peer. There
-	// is no repair, although live nodes have one.
-	Loss float64
-	// Partition cuts the fleet in two for a while.
+	// Loss is the probability that a node's placements of one flush never reach a given peer,
+	// without the repair of live nodes.
+	Loss      float64
 	Partition Partition
 	Backends  int // 0: the workload's, else DefaultBackends
-	// Engine configures every backend. Zero fields: as EngineFor the workload.
+	// Engine configures every backend; zero fields are EngineFor the workload's.
 	Engine  engine.Config
 	Ingress Ingress // "": Random
 	// Warmup is excluded from the report. 0: the workload's (none for traces); negative: none.
 	Warmup time.Duration
-	// Policy and Tree are the routers' settings. Run sets their seed, block size, number of nodes
-	// and extra strategies.
+	// Run sets the routers' seed, block size, number of nodes and extra strategies.
 	Policy policy.Config
 	Tree   prefixtree.Config
 	// HideCapacity hides the engines' KV size from the routers, as some engines do.
 	HideCapacity bool
-	// NoHot turns the replication of hot prefixes off. HotReplicas, if above 0, fixes the size of
-	// every replica set.
+	// HotReplicas, if above 0, fixes the size of every replica set of a hot prefix.
 	NoHot       bool
 	HotReplicas int
-	// Extra returns strategies beyond the built-in ones; called once per router. nil: Baselines.
-	Extra func() map[string]policy.Strategy
-	// Parallel is the number of concurrent runs; 0: GOMAXPROCS.
+	// Extra returns further strategies, once per router. nil: Baselines.
+	Extra    func() map[string]policy.Strategy
 	Parallel int
-	// Progress, if set, receives the progress of runs. Calls do not overlap.
+	// Progress, if set, is not called concurrently.
 	Progress func(Progress)
 }
 
@@ -92,9 +84,9 @@ type Progress struct {
 
 var ErrConfig = errors.New("simulation settings")
 
-// EngineFor returns the engine for a workload: for generated sessions ten times faster than a real
-// one, as is their load; for traces about one current accelerator that serves a mid-size model
-// (docs/design.md, section 10).
+// EngineFor returns, for generated sessions, an engine ten times faster than a real one, as is
+// their load; for traces, about one current accelerator with a mid-size model (docs/design.md,
+// section 10).
 func EngineFor(w workload.Workload) engine.Config {
 	if _, ok := w.(*workload.Sessions); ok {
 		return engine.Config{
@@ -156,7 +148,6 @@ func (c Config) completed() (Config, error) {
 	}
 	c.Options.Backends = c.Backends
 	if c.Warmup == 0 && sessions != nil {
-		// A run shorter than the preset's has a proportionally shorter warm-up.
 		c.Warmup = sessions.Warmup
 		if d := c.Options.Duration; d > 0 && d < sessions.Duration {
 			c.Warmup = time.Duration(float64(d) / float64(sessions.Duration) * float64(sessions.Warmup))

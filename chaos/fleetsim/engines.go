@@ -1,6 +1,7 @@
 package fleetsim
 
 import (
+	"container/heap"
 	"math"
 	"time"
 
@@ -9,12 +10,11 @@ import (
 
 const never = time.Duration(math.MaxInt64)
 
-// engines holds the backends in a binary heap by next event, with positions, so that one change
-// costs O(log n).
+// engines is a heap of the backends by next event, with positions.
 type engines struct {
 	models []*engine.Model
 	due    []time.Duration
-	heap   []int
+	order  []int
 	at     []int
 }
 
@@ -27,14 +27,14 @@ func newEngines(n int, cfg engine.Config) (*engines, error) {
 		}
 		e.models = append(e.models, m)
 		e.due = append(e.due, never)
-		e.heap = append(e.heap, id)
+		e.order = append(e.order, id)
 		e.at = append(e.at, id)
 	}
 	return e, nil
 }
 
 func (e *engines) earliest() (id int, at time.Duration) {
-	id = e.heap[0]
+	id = e.order[0]
 	return id, e.due[id]
 }
 
@@ -44,32 +44,21 @@ func (e *engines) update(id int) {
 		due = never
 	}
 	e.due[id] = due
-	i := e.at[id]
-	for i > 0 && e.less(i, (i-1)/2) {
-		e.swap(i, (i-1)/2)
-		i = (i - 1) / 2
-	}
-	for {
-		least := i
-		for c := 2*i + 1; c <= 2*i+2 && c < len(e.heap); c++ {
-			if e.less(c, least) {
-				least = c
-			}
-		}
-		if least == i {
-			return
-		}
-		e.swap(i, least)
-		i = least
-	}
+	heap.Fix(e, e.at[id])
 }
 
-func (e *engines) less(i, j int) bool {
-	a, b := e.heap[i], e.heap[j]
+func (e *engines) Len() int { return len(e.order) }
+
+func (e *engines) Less(i, j int) bool {
+	a, b := e.order[i], e.order[j]
 	return e.due[a] < e.due[b] || e.due[a] == e.due[b] && a < b
 }
 
-func (e *engines) swap(i, j int) {
-	e.heap[i], e.heap[j] = e.heap[j], e.heap[i]
-	e.at[e.heap[i]], e.at[e.heap[j]] = i, j
+func (e *engines) Swap(i, j int) {
+	e.order[i], e.order[j] = e.order[j], e.order[i]
+	e.at[e.order[i]], e.at[e.order[j]] = i, j
 }
+
+func (*engines) Push(any) {}
+
+func (*engines) Pop() any { return nil }

@@ -28,7 +28,7 @@ const (
 	healed
 )
 
-// message is what one node sends to all others at one moment. Receivers share it.
+// message is shared by its receivers.
 type message struct {
 	sent   time.Duration
 	origin int
@@ -37,10 +37,9 @@ type message struct {
 	state  *share.State
 }
 
-// exchange carries what nodes share from node to node, as gossip does. It is one log in the order of
-// sending with two cursors per node, because the other half of a partition may lag. A node takes
-// what has arrived just before it acts, which equals delivery at each message's time and is much
-// cheaper, because the tree stays in the processor's cache.
+// exchange carries what nodes share: one log in the order of sending with two cursors per node,
+// because the other half of a partition may lag. Taking what has arrived just before a node acts
+// equals delivery at each message's time and keeps its tree in the processor's cache.
 type exchange struct {
 	link
 	point     point
@@ -74,11 +73,9 @@ type sender struct {
 	batches uint64
 }
 
-// minLog is the least number of messages before the log is cut.
 const minLog = 1 << 12
 
-// newExchange returns the exchange between nodes, which have idle peers at first. Bytes are counted
-// from warm-up to span, the end of arrivals.
+// newExchange counts bytes from warm-up to span, the end of arrivals.
 func newExchange(cfg *Config, pt point, nodes []node, span time.Duration) *exchange {
 	x := &exchange{
 		point: pt, nodes: nodes, senders: make([]sender, len(nodes)), flush: min(flushEvery, pt.staleness), due: never,
@@ -100,10 +97,10 @@ func newExchange(cfg *Config, pt point, nodes []node, span time.Duration) *excha
 
 // acted makes a node send its news at the next flush.
 func (x *exchange) acted(node int, now time.Duration) {
-	s := &x.senders[node]
-	if s.pending {
+	if x == nil || x.senders[node].pending {
 		return
 	}
+	s := &x.senders[node]
 	s.pending, s.since = true, now
 	if x.flush == 0 {
 		x.send(node, now)
@@ -112,8 +109,10 @@ func (x *exchange) acted(node int, now time.Duration) {
 	}
 }
 
-// pass does what is due by now.
 func (x *exchange) pass(now time.Duration) {
+	if x == nil {
+		return
+	}
 	if now >= x.nextState {
 		// No event happened since it was due, so one state serves for all that were.
 		at := now / stateEvery * stateEvery
@@ -149,7 +148,6 @@ func (x *exchange) flushBy(now time.Duration) {
 	}
 }
 
-// send sends a node's changed placements and loads.
 func (x *exchange) send(node int, at time.Duration) {
 	s, shared := &x.senders[node], x.nodes[node].shared
 	s.pending = false
@@ -184,8 +182,8 @@ func (x *exchange) send(node int, at time.Duration) {
 	}
 }
 
-// changedLoads returns the node's load on the backends where it differs from the last sent, and on
-// all busy backends. Where no load is lost, the changes are enough.
+// changedLoads returns the load where it changed, and on all busy backends. No load is lost, so
+// changes are enough.
 func (s *sender) changedLoads(shared *share.Knowledge, at time.Duration) (changed, busy []wire.Load) {
 	for b := range s.next {
 		s.next[b] = wire.Load{Backend: uint32(b)}
@@ -233,7 +231,6 @@ func (x *exchange) post(m message) {
 	}
 }
 
-// cut removes the messages that all nodes have taken.
 func (x *exchange) cut(now time.Duration) {
 	x.limit = int(^uint(0) >> 1)
 	for node := range x.nodes {
@@ -250,6 +247,9 @@ func (x *exchange) cut(now time.Duration) {
 
 // deliver gives a node what has arrived by now.
 func (x *exchange) deliver(node int, now time.Duration) {
+	if x == nil {
+		return
+	}
 	news := x.advance(node, now, x.near, false)
 	if !x.none() && x.advance(node, now, x.far, true) || news {
 		x.acted(node, now) // it may know more than a sender
@@ -311,7 +311,7 @@ func (x *exchange) part(now time.Duration) {
 	}
 }
 
-// reunite connects the halves: peers are idle at first, and every node sends its load and state.
+// reunite connects the halves: peers are idle until every node sends its load and state.
 func (x *exchange) reunite(now time.Duration) {
 	for i := range x.nodes {
 		x.deliver(i, now)
@@ -355,7 +355,7 @@ func (x *exchange) report() (g report.Gossip) {
 	return g
 }
 
-// engineKeys uses a backend's number as its key, because the simulated nodes agree on numbers.
+// engineKeys uses a backend's number as its key.
 type engineKeys int
 
 func (n engineKeys) Key(b prefixtree.Backend) (uint32, bool) { return uint32(b), int(b) < int(n) }

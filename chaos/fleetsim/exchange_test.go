@@ -14,8 +14,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// watched is a strategy that chooses by the prompt alone, so that fleets of any size make the same
-// choices; look sees every choice.
+// watched chooses by the prompt alone, so that fleets of any size choose alike; look sees each
+// choice.
 type watched struct {
 	look func(*policy.Scene)
 }
@@ -69,7 +69,7 @@ func rehearse(t *testing.T, pt point, change func(*Config)) (*fleet, *watched) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.feed = &reel{tape: newTape(src, c)}
+	f.feed = feed{Source: src, chainer: c}
 	return f, w
 }
 
@@ -81,9 +81,11 @@ func play(t *testing.T, f *fleet) {
 }
 
 func digest(f *fleet, node int) string {
-	f.hear(node)
-	now := clock(f.now)
-	n, x := f.nodes[node].tree.FactDigest(now, epoch, now+1, nil)
+	f.deliver(node, f.now)
+	n, x := uint64(0), uint64(0)
+	for _, s := range f.nodes[node].tree.FactDigests(clock(f.now), engineKeys(f.cfg.Backends)) {
+		n, x = n+s.Count, x^s.XOR
+	}
 	return fmt.Sprintf("%d facts %x", n, x)
 }
 
@@ -146,8 +148,7 @@ func TestDelay(t *testing.T) {
 			past = append(past, now)
 			return
 		}
-		// The other node's count between the choices around what the node may know: it is as old as the
-		// delay, or younger by up to the interval of flushes.
+		// The node's knowledge is as old as the delay, or younger by up to the interval of flushes.
 		lo, hi := int64(math.MaxInt64), int64(-1)
 		for i := range past {
 			last := i+1 == len(past)
@@ -178,8 +179,7 @@ func TestDelay(t *testing.T) {
 	}
 }
 
-// TestLateTakingIsExact: nodes that take messages when they act behave like nodes that take each on
-// its arrival.
+// TestLateTakingIsExact: taking messages when a node acts equals taking each on its arrival.
 func TestLateTakingIsExact(t *testing.T) {
 	for _, delay := range []time.Duration{0, 700 * time.Millisecond} {
 		pt := point{nodes: 6, share: ShareBoth, staleness: delay}
@@ -261,7 +261,6 @@ func TestPartition(t *testing.T) {
 		if phase == 0 {
 			return
 		}
-		// The other half's load is gone.
 		for i := range s.Candidates {
 			var sides [2]int64
 			for n := range f.nodes {
@@ -313,9 +312,10 @@ func TestLossLoses(t *testing.T) {
 		f, _ := rehearse(t, point{nodes: 5, share: SharePrefix}, func(c *Config) { c.Loss = loss })
 		play(t, f)
 		for i := range f.nodes {
-			f.hear(i)
-			facts, _ := f.nodes[i].tree.FactDigest(clock(f.now), epoch, clock(f.now)+1, nil)
-			n += float64(facts)
+			f.deliver(i, f.now)
+			for _, s := range f.nodes[i].tree.FactDigests(clock(f.now), engineKeys(f.cfg.Backends)) {
+				n += float64(s.Count)
+			}
 		}
 		return n
 	}

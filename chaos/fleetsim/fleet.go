@@ -15,8 +15,7 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// epoch is the routers' clock at the start of a run, in ms, so that times are never negative and an
-// unset time is long ago.
+// epoch is the routers' clock at the start, in ms, so that an unset time is long ago.
 const epoch = prefixtree.Time(1_700_000_000_000)
 
 func clock(at time.Duration) prefixtree.Time { return epoch + prefixtree.Time(at.Milliseconds()) }
@@ -117,7 +116,7 @@ func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, er
 }
 
 // All trees share the machine's memory. The least budget holds about 600,000 facts, several times
-// the live facts of the real traces; the most is the live default.
+// the traces' live facts; the most is the live default.
 const (
 	treesBudget = 4 << 30
 	leastBudget = 16 << 20
@@ -134,16 +133,16 @@ func (f *fleet) newNode(number int, c *chainer) (n node, err error) {
 	case treeCfg.Budget == 0:
 		treeCfg.Budget = min(max(treesBudget/int64(f.point.nodes), leastBudget), mostBudget)
 	}
+	outbox := prefixtree.NewOutbox(0)
+	if f.point.shares() && f.point.share.prefixes() {
+		treeCfg.Changed = outbox.Add
+	}
 	if n.tree, err = prefixtree.New(treeCfg); err != nil {
 		return n, err
 	}
-	placements := share.NewPlacements(n.tree)
 	var index policy.Index = n.tree
-	switch {
-	case blind[f.point.policy]:
+	if blind[f.point.policy] {
 		index = blank{}
-	case f.point.shares() && f.point.share.prefixes():
-		index = placements
 	}
 	p := f.cfg.Policy
 	p.Strategy, p.BlockBytes, p.Extra = f.point.policy, c.hasher.BlockBytes(), f.cfg.Extra()
@@ -152,12 +151,12 @@ func (f *fleet) newNode(number int, c *chainer) (n node, err error) {
 	if n.router, err = policy.NewRouter(p, index); err != nil {
 		return n, err
 	}
-	n.shared = share.New(placements, n.router, engineKeys(f.cfg.Backends))
+	n.shared = share.New(n.tree, outbox, n.router, engineKeys(f.cfg.Backends))
 	return n, nil
 }
 
-// run plays the feed until the last request has ended. Simultaneous events have a fixed order:
-// engines by id, then arrivals.
+// run plays the feed to the end. Simultaneous events have a fixed order: engines by id, then
+// arrivals.
 func (f *fleet) run(ctx context.Context) error {
 	emit := f.event
 	for turn := 0; ; turn++ {
@@ -187,12 +186,9 @@ func (f *fleet) run(ctx context.Context) error {
 	}
 }
 
-// pass advances the clock and samples the engines' busy time at the start of measurement and the
-// end of arrivals.
+// pass advances the clock and samples the engines' busy time.
 func (f *fleet) pass(now time.Duration) {
-	if f.exchange != nil {
-		f.exchange.pass(now)
-	}
+	f.exchange.pass(now)
 	f.hot.pass(now, f.nodes, f.exchange)
 	if f.atWarm == nil && now >= f.cfg.Warmup {
 		f.atWarm, f.warmedAt = f.busy(), now
@@ -212,11 +208,12 @@ func (f *fleet) busy() []time.Duration {
 }
 
 func (f *fleet) arrive() {
-	fl := f.take()
-	r, hashes := f.feed.Next(fl.hashes)
-	if _, shared := f.feed.(*reel); !shared {
-		fl.hashes = hashes
+	fl := new(flight)
+	if n := len(f.free); n > 0 {
+		fl, f.free = f.free[n-1], f.free[:n-1]
 	}
+	var r *workload.Request
+	r, fl.hashes = f.feed.next(fl.hashes)
 	f.started++
 	f.open++
 	if f.started == f.cfg.Options.Requests {
@@ -225,13 +222,13 @@ func (f *fleet) arrive() {
 	fl.node = f.enter(r)
 	n := &f.nodes[fl.node]
 	fl.request = r
-	fl.query = policy.Request{Hashes: hashes, PromptBytes: r.PromptTokens * workload.BytesPerToken}
+	fl.query = policy.Request{Hashes: fl.hashes, PromptBytes: r.PromptTokens * workload.BytesPerToken}
 	if r.Session >= 0 {
 		fl.session = strconv.AppendInt(fl.session[:0], int64(r.Session), 10)
 		fl.query.Session = fl.session
 	}
 	now := clock(r.At)
-	f.hear(fl.node)
+	f.deliver(fl.node, f.now)
 	if err := n.router.Pick(&fl.query, now, &fl.attempt); err != nil {
 		f.err = fmt.Errorf("fleetsim: request %d: %w", r.Index, err)
 		return
@@ -242,26 +239,13 @@ func (f *fleet) arrive() {
 		fl.predicted = -1
 	}
 	fl.attempt.Dispatched(now)
-	f.acted(fl.node)
+	f.acted(fl.node, f.now)
 	fl.job = engine.Job{
 		Keys: r.Keys, OutKeys: r.OutKeys, KeyTokens: r.KeyTokens,
 		PromptTokens: r.PromptTokens, OutputTokens: r.OutputTokens, User: fl,
 	}
 	f.engines.models[fl.backend].Submit(&fl.job, r.At)
 	f.engines.update(fl.backend)
-}
-
-// hear gives a node, before it acts, what has arrived from others.
-func (f *fleet) hear(node int) {
-	if f.exchange != nil {
-		f.deliver(node, f.now)
-	}
-}
-
-func (f *fleet) acted(node int) {
-	if f.exchange != nil {
-		f.exchange.acted(node, f.now)
-	}
 }
 
 func (f *fleet) enter(r *workload.Request) int {
@@ -279,7 +263,7 @@ func (f *fleet) event(e engine.Event) {
 	switch e.Kind {
 	case engine.FirstToken:
 		fl.attempt.FirstToken(clock(e.At))
-		f.acted(fl.node)
+		f.acted(fl.node, f.now)
 	case engine.Finished:
 		f.end(fl, e.At, policy.None)
 	case engine.Refused:
@@ -288,7 +272,7 @@ func (f *fleet) event(e engine.Event) {
 }
 
 func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
-	f.hear(fl.node)
+	f.deliver(fl.node, f.now)
 	r, j := fl.request, &fl.job
 	s := report.Sample{
 		At: r.At, End: at, Session: r.Session, Turn: r.Turn, Backend: fl.backend,
@@ -302,7 +286,7 @@ func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
 	}
 	f.rec.Add(s)
 	fl.attempt.End(o, clock(at))
-	f.acted(fl.node)
+	f.acted(fl.node, f.now)
 	f.feed.Done(r, at)
 	f.open--
 	f.ended++
@@ -311,13 +295,4 @@ func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
 	}
 	fl.request = nil
 	f.free = append(f.free, fl)
-}
-
-func (f *fleet) take() *flight {
-	if n := len(f.free); n > 0 {
-		fl := f.free[n-1]
-		f.free = f.free[:n-1]
-		return fl
-	}
-	return new(flight)
 }

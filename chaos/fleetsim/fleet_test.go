@@ -192,7 +192,7 @@ func TestEachSampleIsPossible(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.span, f.feed = src.Span(), &reel{tape: newTape(src, c)}
+	f.span, f.feed = src.Span(), feed{Source: src, chainer: c}
 	if err := f.run(context.Background()); err != nil {
 		t.Fatal(err)
 	}

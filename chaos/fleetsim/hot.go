@@ -2,6 +2,7 @@ package fleetsim
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"grapevine/chaos/report"
@@ -9,8 +10,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// hotBoard is the leader's decision about hot prefixes, made by the first node half-way between the
-// nodes' reports. All nodes apply it at once, because it does not travel by gossip.
+// hotBoard is the first node's decision about hot prefixes, half-way between the nodes' reports.
+// All nodes apply it at once, because it does not travel by gossip.
 type hotBoard struct {
 	sizer  hot.Sizer
 	pools  []hot.Pool
@@ -21,8 +22,7 @@ type hotBoard struct {
 
 const hotEvery = hot.Every * time.Millisecond
 
-// newHotBoard returns nil if there is nothing to decide: switched off, a policy that ignores hot
-// prefixes, or nodes that share nothing.
+// newHotBoard returns nil if hot prefixes are off, ignored, or not shared.
 func newHotBoard(cfg *Config, pt point, kvTokens int) *hotBoard {
 	if cfg.NoHot || pt.policy != policy.Prefix || pt.nodes > 1 && !pt.shares() {
 		return nil
@@ -41,10 +41,8 @@ func (b *hotBoard) pass(now time.Duration, nodes []node, x *exchange) {
 	b.next = at + hotEvery
 	sum, leader := hot.Sum{}, &nodes[0]
 	sum.Add(leader.router.OwnWork(hot.MaxPools, clock(at)))
-	if x != nil {
-		x.deliver(0, at)
-		leader.shared.PeerWork(sum.Add)
-	}
+	x.deliver(0, at)
+	leader.shared.PeerWork(sum.Add)
 	changes := b.sizer.Decide(clock(at), b.pools, sum, b.agreed)
 	if len(changes) == 0 {
 		return
@@ -62,25 +60,21 @@ func (b *hotBoard) pass(now time.Duration, nodes []node, x *exchange) {
 func (b *hotBoard) agree(at time.Duration, changes []hot.Change) {
 	now := clock(at)
 	for _, c := range changes {
-		i := 0
-		for i < len(b.agreed) && b.agreed[i].Anchor != c.Anchor {
-			i++
+		i := slices.IndexFunc(b.agreed, func(p hot.Prefix) bool { return p.Anchor == c.Anchor })
+		if i < 0 {
+			i = len(b.agreed)
+			b.agreed = append(b.agreed, hot.Prefix{Since: now})
 		}
-		before := 0
-		switch {
-		case i < len(b.agreed) && c.Remove:
-			before = b.agreed[i].Replicas
-			b.agreed = append(b.agreed[:i], b.agreed[i+1:]...)
+		p := &b.agreed[i]
+		before := p.Replicas
+		if c.Remove {
+			b.agreed = slices.Delete(b.agreed, i, i+1)
 			c.Replicas = 0
-		case i < len(b.agreed):
-			p := &b.agreed[i]
-			before = p.Replicas
-			if p.Replicas != c.Replicas {
+		} else {
+			p.HotPrefix, p.Expires = c.HotPrefix, c.Expires
+			if before != c.Replicas {
 				p.Changed = now
 			}
-			p.HotPrefix, p.Expires = c.HotPrefix, c.Expires
-		case !c.Remove:
-			b.agreed = append(b.agreed, hot.Prefix{HotPrefix: c.HotPrefix, Since: now, Changed: now, Expires: c.Expires})
 		}
 		if before != c.Replicas {
 			b.made.Changes = append(b.made.Changes, report.HotChange{

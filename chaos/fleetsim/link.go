@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// Partition separates the nodes of a run into two halves between two moments of virtual time. The
-// zero value is none.
+// Partition separates the nodes into two halves for a time; zero is none.
 type Partition struct {
 	From, To time.Duration
 }
@@ -33,11 +32,10 @@ func ParsePartition(s string) (Partition, error) {
 func (p Partition) valid() bool { return p.none() || 0 <= p.From && p.From < p.To }
 
 const (
-	// detection is how long nodes keep the load of silent peers: the upper end of the failure
-	// detection's two to five seconds.
+	// detection is the longest time for which nodes keep the load of silent peers.
 	detection = 5 * time.Second
-	// reunion is how long after a partition the halves have reconnected and repaired: lost members
-	// are dialled about every five seconds.
+	// reunion is how long after a partition the halves have repaired: lost members are dialled
+	// about every five seconds.
 	reunion = 5 * time.Second
 )
 
@@ -60,8 +58,8 @@ func (l *link) far(a, b int) bool { return !l.none() && l.half(a) != l.half(b) }
 
 func (l *link) up(sent time.Duration) bool { return l.none() || sent < l.From || sent >= l.To+reunion }
 
-// known returns when the other half receives what was sent at that time. Messages of a partition
-// arrive after it, because nodes request missed batches.
+// known returns when the other half receives a message: after a partition, because nodes request
+// missed batches.
 func (l *link) known(sent time.Duration) time.Duration {
 	if l.up(sent) {
 		return sent + l.delay
@@ -69,8 +67,8 @@ func (l *link) known(sent time.Duration) time.Duration {
 	return l.To + reunion + l.delay
 }
 
-// lost reports whether one flush of an origin's tree changes never reaches a node: a pure function,
-// independent for every pair. Loads are never lost, because a stream delivers the latest.
+// lost reports whether one flush of tree changes never reaches a node. Loads are never lost,
+// because a stream delivers the latest.
 func (l *link) lost(origin, node int, sent time.Duration) bool {
 	if l.loss == 0 {
 		return false

@@ -2,7 +2,6 @@ package fleetsim
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -11,12 +10,10 @@ import (
 	"time"
 
 	"grapevine/chaos/report"
-	"grapevine/chaos/workload"
 )
 
-// Run plays the workload for every combination of policy, nodes, share and staleness and returns
-// the reports in this order, the last varying fastest. Equivalent combinations are played once. It
-// returns early with the first error, or with ctx's.
+// Run returns the reports of every combination of policy, nodes, share and staleness in this order,
+// the last varying fastest; it plays equivalent ones once. It returns the first error, or ctx's.
 func Run(ctx context.Context, cfg Config) ([]report.Report, error) {
 	cfg, err := cfg.completed()
 	if err != nil {
@@ -38,14 +35,12 @@ type batch struct {
 	chainer *chainer
 	points  []point
 	runs    []point
-	tape    *tape
 	span    time.Duration
 	total   int
 	mu      sync.Mutex
 }
 
-// prepare draws what all runs share, and makes every fleet once, so that an invalid setting fails
-// before hours of virtual time.
+// prepare makes every fleet once, so that an invalid setting fails early.
 func (b *batch) prepare() error {
 	src, err := b.cfg.Workload.Source(b.cfg.Options)
 	if err != nil {
@@ -54,9 +49,6 @@ func (b *batch) prepare() error {
 	b.span, b.total = src.Span(), src.Total()
 	if b.cfg.Warmup >= b.span && b.cfg.Warmup > 0 {
 		return fmt.Errorf("%w: warm-up of %v leaves nothing of a run of %v", ErrConfig, b.cfg.Warmup, b.span)
-	}
-	if _, ok := b.cfg.Workload.(*workload.Trace); ok {
-		b.tape = newTape(src, b.chainer)
 	}
 	for _, p := range b.cfg.Policies {
 		if _, err := newFleet(b.cfg, point{policy: p, nodes: 1}, b.chainer, b.span); err != nil {
@@ -73,10 +65,10 @@ func (b *batch) prepare() error {
 }
 
 func (b *batch) play(ctx context.Context) ([]report.Report, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	runs := len(b.runs)
-	reports, errs := make([]report.Report, runs), make([]error, runs)
+	reports := make([]report.Report, runs)
 	workers := b.cfg.Parallel
 	if workers == 0 {
 		workers = runtime.GOMAXPROCS(0)
@@ -86,23 +78,16 @@ func (b *batch) play(ctx context.Context) ([]report.Report, error) {
 	for range min(workers, runs) {
 		wg.Go(func() {
 			for i := int(next.Add(1)) - 1; i < runs; i = int(next.Add(1)) - 1 {
-				if reports[i], errs[i] = b.one(ctx, i); errs[i] != nil {
-					cancel()
+				var err error
+				if reports[i], err = b.one(ctx, i); err != nil {
+					cancel(err)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	// Prefers the cause to the cancellations that followed from it.
-	for _, err := range errs {
-		if err != nil && !errors.Is(err, context.Canceled) {
-			return nil, err
-		}
-	}
-	for _, err := range errs {
-		if err != nil {
-			return nil, err
-		}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
 	}
 	out := make([]report.Report, len(b.points))
 	for i, p := range b.points {
@@ -130,14 +115,9 @@ func (b *batch) one(ctx context.Context, i int) (report.Report, error) {
 	if err != nil {
 		return report.Report{}, err
 	}
-	if b.tape != nil {
-		f.feed = &reel{tape: b.tape}
-	} else {
-		src, err := b.cfg.Workload.Source(b.cfg.Options)
-		if err != nil {
-			return report.Report{}, fmt.Errorf("%w: %w", ErrConfig, err)
-		}
-		f.feed = &live{Source: src, chainer: b.chainer}
+	f.feed = feed{chainer: b.chainer}
+	if f.feed.Source, err = b.cfg.Workload.Source(b.cfg.Options); err != nil {
+		return report.Report{}, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	tell := func(ended int, at time.Duration, done bool) {
 		if b.cfg.Progress == nil {
@@ -155,8 +135,8 @@ func (b *batch) one(ctx context.Context, i int) (report.Report, error) {
 	return f.report(), nil
 }
 
-// warmShare is the share of the arrivals' time excluded from prediction errors: caches are empty
-// then, and easily predicted.
+// warmShare of the arrivals' time is excluded from prediction errors: empty caches are easily
+// predicted.
 const warmShare = 0.1
 
 func (f *fleet) report() report.Report {

@@ -14,14 +14,11 @@ import (
 type Share string
 
 const (
-	// ShareBoth shares placements and outstanding work, as live nodes do.
-	ShareBoth Share = "both"
-	// SharePrefix shares placements only.
+	// ShareBoth is what live nodes share: placements and outstanding work.
+	ShareBoth   Share = "both"
 	SharePrefix Share = "prefix"
-	// ShareLoad shares outstanding work only.
-	ShareLoad Share = "load"
-	// ShareNone shares nothing.
-	ShareNone Share = "none"
+	ShareLoad   Share = "load"
+	ShareNone   Share = "none"
 )
 
 func (s Share) prefixes() bool { return s == ShareBoth || s == SharePrefix }
@@ -42,7 +39,7 @@ func (s Share) withhold(state *share.State) {
 	}
 }
 
-// Never is the staleness of nodes that do not hear of each other.
+// Never is the staleness of nodes that share nothing.
 const Never time.Duration = -1
 
 // DefaultStaleness is about the worst in one place: a flush every 50 ms, the network, and a busy
@@ -67,14 +64,13 @@ func ParseStaleness(s string) (time.Duration, error) {
 	return d, nil
 }
 
-// Policies returns the strategies that a simulation can compare: those of live routers, the default
-// first, and the baselines.
+// Policies returns the strategies of live routers, the default first, and the baselines.
 func Policies() []string {
 	return append(policy.Strategies(), slices.Sorted(maps.Keys(Baselines()))...)
 }
 
-// blind are the strategies that ignore cache contents. Their routers have no tree, which would
-// change no choice and take most of the run's time, and make no predictions.
+// blind strategies ignore cache contents. Their routers have no tree, which would take most of the
+// run's time.
 var blind = map[string]bool{
 	policy.PrefixHash: true, policy.LeastRequest: true, policy.Session: true, policy.RoundRobin: true, policy.Random: true,
 }
@@ -90,8 +86,7 @@ type point struct {
 	staleness time.Duration
 }
 
-// effective maps points that cannot differ to one, so that it is played once: knowledge that is
-// never received or never used, and fleets of one node.
+// effective maps points that cannot differ to one.
 func (p point) effective() point {
 	if p.nodes == 1 || p.staleness == Never || deaf[p.policy] {
 		p.share = ShareNone
@@ -120,8 +115,7 @@ func (p point) effective() point {
 
 func (p point) shares() bool { return p.nodes > 1 && p.staleness != Never && p.share != ShareNone }
 
-// fleet returns the number of nodes and the staleness that routers of this point are given at the
-// start.
+// fleet returns the number of nodes and the staleness that routers start with.
 func (p point) fleet() (nodes int, staleness time.Duration) {
 	switch {
 	case p.nodes == 1:

@@ -1,6 +1,5 @@
-// Package history records the operations of clients on a fleet's membership and judges whether they
-// are linearizable, with porcupine. Callers make the operations: raftstore's tests in their
-// process, the chaos harness over admin APIs.
+// Package history records clients' operations on a fleet's membership and judges with porcupine
+// whether they are linearizable.
 package history
 
 import (
@@ -17,7 +16,6 @@ import (
 
 type Kind uint8
 
-// Each operation is on one backend.
 const (
 	Add Kind = iota
 	Drain
@@ -35,13 +33,11 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind %d", k)
 }
 
-// Input is the request of an operation.
 type Input struct {
 	Kind    Kind
 	Backend string
 }
 
-// Output is its answer.
 type Output struct {
 	Unknown bool // the outcome is unknown
 	Refused bool // the backend exists already, or does not exist
@@ -49,7 +45,7 @@ type Output struct {
 	Drained bool
 }
 
-// Operation has its span in nanoseconds since a common zero; an unknown output has no end.
+// Operation spans nanoseconds since a common zero; an unknown output has no end.
 type Operation = porcupine.Operation
 
 type backend struct{ exists, drained bool }
@@ -90,14 +86,13 @@ func (st backend) after(kind Kind) (next backend, refused bool) {
 	return backend{exists: true, drained: kind == Drain}, false
 }
 
-// Log records operations. The zero value is empty. Safe for concurrent use.
+// Log records operations; its zero value is ready. Safe for concurrent use.
 type Log struct {
 	mu    sync.Mutex
 	ops   []Operation
 	began time.Time
 }
 
-// Now is the time of an operation, for Add.
 func (l *Log) Now() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,8 +102,8 @@ func (l *Log) Now() int64 {
 	return int64(time.Since(l.began))
 }
 
-// Add records an operation that was called at a time of Now and has returned now. An operation of
-// unknown outcome may take effect at any later time.
+// Add records an operation that was called at a time of Now and ends now. An unknown outcome may
+// take effect at any later time.
 func (l *Log) Add(client int, in Input, called int64, out Output) {
 	end := l.Now()
 	if out.Unknown {
@@ -119,14 +114,12 @@ func (l *Log) Add(client int, in Input, called int64, out Output) {
 	l.ops = append(l.ops, Operation{ClientId: client, Input: in, Call: called, Output: out, Return: end})
 }
 
-// Operations returns a copy of the recorded operations.
 func (l *Log) Operations() []Operation {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.ops)
 }
 
-// Verdict is a judgement of a history.
 type Verdict struct {
 	Result porcupine.CheckResult // Ok, Illegal, or Unknown if time ran out
 	info   porcupine.LinearizationInfo
@@ -138,8 +131,7 @@ func Judge(ops []Operation, within time.Duration) Verdict {
 	return Verdict{result, info}
 }
 
-// OK reports that the history is linearizable.
 func (v Verdict) OK() bool { return v.Result == porcupine.Ok }
 
-// Draw writes a page that shows the operations and their partial order.
+// Draw writes a page of the operations and their partial order.
 func (v Verdict) Draw(w io.Writer) error { return porcupine.Visualize(model, v.info, w) }

@@ -1,17 +1,16 @@
 // Command instrument builds a program whose wall clock can be stepped and whose disk can be full,
-// slow or hanging, without effect on other processes.
+// slow or hanging.
 //
 //	go run ./chaos/instrument -o bin/grapevine-chaos -plant . ./cmd/grapevine
 //
-// It overlays files of the standard library (go build -overlay). time.Now returns the stepped time
-// in the whole program, while monotonic time, timers and measured durations are unaffected. Writes
-// at an offset, truncations and syncs of files fail, wait or hang; other writes, such as those to
-// sockets and logs, work. The program's own code is unchanged, except for the defects of
-// chaos/plant, which are inactive unless GRAPEVINE_PLANT names one.
+// It overlays files of the standard library (go build -overlay). time.Now returns the stepped time;
+// monotonic time, timers and durations are unaffected. Writes at an offset, truncations and syncs
+// of files fail, wait or hang; sockets and logs work. The defects of chaos/plant are inactive
+// unless GRAPEVINE_PLANT names one.
 //
-// The file named by CHAOS_CONTROL_FILE controls a running program. It holds three little-endian
-// int64: the step of the wall clock in nanoseconds; 1, written by the program when it reads the
-// file; and the state of the disk: 0 works, 1 is full, 2 hangs, above: nanoseconds of delay.
+// The file named by CHAOS_CONTROL_FILE controls a running program by three little-endian int64: the
+// step of the wall clock in nanoseconds; 1, written by the program when it reads the file; and the
+// disk: 0 works, 1 is full, 2 hangs, above: nanoseconds of delay.
 package main
 
 import (
@@ -68,7 +67,7 @@ func main() {
 	}
 }
 
-// overlay is the input of go build -overlay: files by the paths of texts in one directory.
+// overlay is the input of go build -overlay.
 type overlay struct {
 	dir     string
 	Replace map[string]string

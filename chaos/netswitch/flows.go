@@ -8,7 +8,7 @@ import (
 
 type flowKey struct{ a, b netip.AddrPort }
 
-// flow is the state of one TCP connection by side: 0 is flowKey.a, 1 is flowKey.b.
+// flow is one TCP connection by side: 0 is flowKey.a, 1 flowKey.b.
 type flow struct {
 	end    [2]uint32 // sequence number after the last segment of this side
 	ack    [2]uint32
@@ -18,9 +18,8 @@ type flow struct {
 }
 
 const (
-	// maxFlows bounds the remembered connections: more than a process has descriptors.
+	// maxFlows is more than a process has descriptors.
 	maxFlows = 1 << 15
-	// doomTime is how long packets of a reset connection are answered by resets.
 	doomTime = time.Minute
 )
 
@@ -35,7 +34,7 @@ func keyOf(p packet, s segment) (key flowKey, side int) {
 	return flowKey{dst, src}, 1
 }
 
-// note records a segment. If its connection was reset, the answer, unless nil, goes to the sender.
+// note records a segment; the answer to one of a reset connection, unless nil, goes to the sender.
 func (f flows) note(p packet, s segment, now time.Time) (pass bool, answer packet) {
 	key, side := keyOf(p, s)
 	c := f[key]
@@ -58,7 +57,7 @@ func (f flows) note(p packet, s segment, now time.Time) (pass bool, answer packe
 			return false, nil
 		default:
 			// A reset is valid only with the sequence number that the receiver expects (RFC 5961,
-			// section 3.2), which is the acknowledgement number of this segment.
+			// section 3.2): this segment's acknowledgement.
 			from, to := key.b, key.a
 			if side == 1 {
 				from, to = key.a, key.b
@@ -103,9 +102,8 @@ func (f flows) forget(now time.Time) {
 	}
 }
 
-// doom resets a connection: the returned packets go to the sides beside them. It sends resets with
-// both numbers that a side may expect: its latest acknowledgement, and the end of what was sent to
-// it since. A wrong one makes the side send the right one.
+// doom returns resets with both numbers that a side may expect: its latest acknowledgement, and the
+// end of what was sent to it since.
 func (c *flow) doom(key flowKey, now time.Time) (packets [2][2]packet) {
 	c.doomed = now
 	packets[0] = [2]packet{newReset(key.b, key.a, c.ack[0], c.end[0]), newReset(key.b, key.a, c.end[1], c.end[0])}

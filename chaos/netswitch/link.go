@@ -5,17 +5,15 @@ import (
 	"time"
 )
 
-// Link describes the faults of packets in one direction between two ports. The zero value has none.
+// Link is the faults of packets in one direction between two ports.
 type Link struct {
-	// Delay applies to every packet, and up to Jitter more, drawn evenly. Packets keep their order.
+	// Delay, and up to Jitter more, applies to every packet in order.
 	Delay, Jitter time.Duration
-	// Loss, Duplicate and Reorder are independent probabilities per packet, without bursts: that it
-	// is lost (1: nothing passes), arrives twice, or is held back for 10 ms, so that later packets
-	// overtake it.
+	// Loss, Duplicate and Reorder are independent probabilities per packet; reordered ones wait 10
+	// ms.
 	Loss, Duplicate, Reorder float64
-	// Rate is in bytes per second, IP headers included; 0 is unlimited. Its queue holds a quarter
-	// of a second, at least 64 KiB; packets beyond are lost. At most 16 MiB are on their way, with
-	// or without a rate.
+	// Rate is in bytes per second with IP headers; 0 is unlimited. Packets beyond a queue of a
+	// quarter of a second (at least 64 KiB), or 16 MiB in flight, are lost.
 	Rate int64
 }
 
@@ -35,13 +33,11 @@ func (l Link) check() error {
 }
 
 const (
-	// heldBack is the delay of a reordered packet: longer than gaps in bursts, shorter than timeouts.
-	heldBack = 10 * time.Millisecond
-	// rateQueue bounds the queue of a rate as time, leastQueue in bytes.
+	// heldBack is longer than gaps in bursts, shorter than timeouts.
+	heldBack   = 10 * time.Millisecond
 	rateQueue  = 250 * time.Millisecond
 	leastQueue = 64 << 10
-	// maxFlight bounds the bytes on their way on one link, copies included.
-	maxFlight = 16 << 20
+	maxFlight  = 16 << 20
 )
 
 type line struct {
@@ -63,11 +59,11 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// set changes the link from the next packet on, which does not queue behind earlier ones.
+// set changes the link; later packets do not queue behind earlier ones.
 func (n *line) set(l Link) { n.link, n.free, n.last = l, time.Time{}, time.Time{} }
 
-// fate returns when a packet that is sent now arrives: never, once or twice. It always draws the
-// same numbers, so that the decisions of one fault do not depend on the others.
+// fate returns when a packet arrives: never, once or twice. It always draws as many numbers, so
+// that faults do not influence each other.
 func (n *line) fate(now time.Time, size int) (arrivals [2]time.Time, copies int) {
 	lose, double, hold, jitter := n.draw.Float64(), n.draw.Float64(), n.draw.Float64(), n.draw.Float64()
 	l := &n.link

@@ -33,7 +33,7 @@ func parse(b []byte) (p packet, ok bool) {
 func (p packet) src() netip.Addr { return netip.AddrFrom4([4]byte(p[12:16])) }
 func (p packet) dst() netip.Addr { return netip.AddrFrom4([4]byte(p[16:20])) }
 
-// tcp returns the TCP segment, not ok for anything else and all but the first fragment.
+// tcp is not ok for other protocols and later fragments.
 func (p packet) tcp() (s segment, ok bool) {
 	header := int(p[0]&0xf) * 4
 	offset := binary.BigEndian.Uint16(p[6:]) & 0x1fff
@@ -95,7 +95,7 @@ func sum(b []byte, start uint32) uint32 {
 	return start
 }
 
-// checksum is the Internet checksum (RFC 1071) of b, of even length, and of the sum start.
+// checksum is the Internet checksum (RFC 1071) of b, of even length, added to start.
 func checksum(b []byte, start uint32) uint16 {
 	s := sum(b, start)
 	for s>>16 != 0 {

@@ -1,7 +1,5 @@
-// Package netswitch joins network namespaces by a user-space switch whose links lose, delay,
-// duplicate, reorder, slow down and reset packets, per direction and decided by a seed.
-//
-// It parses IPv4 and TCP headers only, and drops all that is not IPv4.
+// Package netswitch joins network namespaces by a user-space IPv4 switch whose links have faults
+// per direction, decided by a seed.
 package netswitch
 
 import (
@@ -15,15 +13,15 @@ import (
 	"time"
 )
 
-// Everybody is the wildcard for all ports in names of links.
+// Everybody names all ports of links.
 const Everybody = "*"
 
-// Port is a place on the switch. A call of Device moves one packet; Read ends when it is closed.
+// Port is a place on the switch. A call of Device moves one packet.
 type Port struct {
 	Name   string
 	Addr   netip.Addr // IPv4; packets from another address are lost
 	Device io.ReadWriteCloser
-	// Immune ports have no faulty links, for observers of the network.
+	// Immune ports, of observers, have no faulty links.
 	Immune bool
 }
 
@@ -49,12 +47,12 @@ type port struct {
 	queue []queued // guarded by Switch.mu
 }
 
-// New returns a switch without ports. Faults follow from seed, order of ports, and packets.
+// New returns a switch; seed, order of ports, and packets decide its faults.
 func New(seed uint64) *Switch {
 	return &Switch{seed: seed, addrs: map[netip.Addr]*port{}, lines: map[[2]*port]*line{}, flows: flows{}}
 }
 
-// Attach adds a port and serves it. Close closes its device.
+// Attach adds and serves a port, whose device Close closes.
 func (s *Switch) Attach(p Port) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,7 +116,7 @@ func (s *Switch) pairs(from, to string, f func(a, b *port)) error {
 	return nil
 }
 
-// SetLink changes the link from one port to another, or Everybody, from the next packet on.
+// SetLink changes the link between two ports, or Everybody, in one direction.
 func (s *Switch) SetLink(from, to string, l Link) error {
 	if err := l.check(); err != nil {
 		return err
@@ -128,7 +126,6 @@ func (s *Switch) SetLink(from, to string, l Link) error {
 	return s.pairs(from, to, func(a, b *port) { s.line(a, b).set(l) })
 }
 
-// Heal removes the faults of all links.
 func (s *Switch) Heal() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -137,7 +134,7 @@ func (s *Switch) Heal() {
 	}
 }
 
-// Reset resets all TCP connections between two ports, or Everybody, and returns their number.
+// Reset resets all TCP connections between two ports, or Everybody; it returns their number.
 func (s *Switch) Reset(a, b string) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,8 +158,8 @@ func (s *Switch) Reset(a, b string) (int, error) {
 	return n, nil
 }
 
-// Close closes all devices and returns when all goroutines have ended; packets on their way are
-// lost. The error names the ports that had failed before. Idempotent.
+// Close closes all devices, waits for all goroutines, and returns which ports had failed.
+// Idempotent.
 func (s *Switch) Close() error {
 	s.mu.Lock()
 	if !s.closed {
@@ -206,7 +203,6 @@ func (s *Switch) read(p *port) {
 	}
 }
 
-// pass returns the port to write a packet to at once, or nil if it is lost or queued.
 func (s *Switch) pass(from *port, pkt packet) *port {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -275,7 +271,6 @@ func (s *Switch) deliver(p *port) {
 	}
 }
 
-// due removes the first packet of a port's queue if its time has come, or returns the time to wait.
 func (s *Switch) due(p *port) (q queued, wait time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -289,7 +284,7 @@ func (s *Switch) due(p *port) (q queued, wait time.Duration) {
 	return q, wait
 }
 
-// landed takes a packet off its link after the write, so that the next one does not overtake it.
+// landed takes a packet off its link after the write, so that no other overtakes it.
 func (s *Switch) landed(q queued) {
 	if q.line == nil {
 		return
@@ -314,7 +309,7 @@ func (s *Switch) failed(p *port, err error) {
 	}
 }
 
-// queued is a packet on its way. Queues are in order of time, equal times in order of arrival.
+// queued is a packet in flight, sorted by time and arrival.
 type queued struct {
 	at     time.Time
 	line   *line

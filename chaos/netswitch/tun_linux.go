@@ -14,14 +14,13 @@ import (
 const tunPath = "/dev/net/tun"
 
 const (
-	// portMTU is Ethernet's, for realistic packet sizes.
 	portMTU = 1500
-	// portQueue is the kernel's queue in packets, so that a stalled harness loses none. The default
-	// of 500 is full after 0.75 MB, less than one TCP connection may have in flight.
+	// portQueue is in packets. The default of 500 is less than one TCP connection may have in
+	// flight.
 	portQueue = 10_000
 )
 
-// Available returns nil if this process may open ports in its own network namespace, else why not.
+// Available returns why this process cannot open ports in its network namespace, or nil.
 func Available() error {
 	f, err := os.OpenFile(tunPath, os.O_RDWR, 0)
 	if err != nil {
@@ -30,9 +29,8 @@ func Available() error {
 	return f.Close()
 }
 
-// OpenTUN makes the network interface name in the calling thread's network namespace, with that
-// address and with the whole prefix behind it, brings it and loopback up, and returns the switch's
-// end. Closing that end removes the interface.
+// OpenTUN makes a network interface in the calling thread's network namespace, brings it and
+// loopback up, and returns the switch's end, whose Close removes it.
 func OpenTUN(name string, addr netip.Prefix) (_ *os.File, err error) {
 	fd, err := unix.Open(tunPath, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -54,7 +52,7 @@ func OpenTUN(name string, addr netip.Prefix) (_ *os.File, err error) {
 	if err := configure(name, addr); err != nil {
 		return nil, err
 	}
-	// Only now: a poller that watches the descriptor before it is an interface never wakes.
+	// A poller that watches the descriptor before it is an interface never wakes.
 	return os.NewFile(uintptr(fd), tunPath), nil
 }
 
@@ -98,7 +96,6 @@ func order(socket int, name string, call uint, value func(*unix.Ifreq) error) er
 
 func up(r *unix.Ifreq) error { r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING); return nil }
 
-// RaiseLoopback enables 127.0.0.0/8 in the calling thread's network namespace.
 func RaiseLoopback() error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -107,7 +104,7 @@ func RaiseLoopback() error {
 	return errors.Join(order(s, "lo", unix.SIOCSIFFLAGS, up), unix.Close(s))
 }
 
-// lengthen sets an interface's queue by netlink: the older ioctl refuses root of a user namespace.
+// lengthen uses netlink: the older ioctl refuses root of a user namespace.
 func lengthen(name string, packets uint32) error {
 	link, err := net.InterfaceByName(name)
 	if err != nil {
@@ -131,7 +128,6 @@ func lengthen(name string, packets uint32) error {
 	if err := unix.Sendto(s, msg, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return err
 	}
-	// The answer is an error message, 0 for success, and a copy of the request.
 	answer := make([]byte, 4*size)
 	n, _, err := unix.Recvfrom(s, answer, 0)
 	switch {

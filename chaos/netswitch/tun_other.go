@@ -9,8 +9,6 @@ import (
 	"os"
 )
 
-// Available reports that ports need Linux.
 func Available() error { return fmt.Errorf("netswitch: no ports: %w", errors.ErrUnsupported) }
 
-// OpenTUN needs Linux.
 func OpenTUN(string, netip.Prefix) (*os.File, error) { return nil, Available() }

@@ -1,9 +1,9 @@
-// Package plant holds planted defects, at least one realistic mistake per promise of the fleet, so
-// that tests can show that the chaos harness finds them.
+// Package plant holds planted defects, at least one per promise of the fleet, so that tests can
+// show that the chaos harness finds them.
 //
-// The product's source does not contain them. The build of bin/grapevine-chaos (make build-chaos,
-// chaos/instrument) replaces source text by all of them; GRAPEVINE_PLANT activates one at process
-// start. The build and a test fail if the replaced text no longer occurs exactly once.
+// The build of bin/grapevine-chaos (make build-chaos, chaos/instrument) replaces source text by all
+// of them; GRAPEVINE_PLANT activates one. The build and a test fail if a replaced text does not
+// occur exactly once.
 package plant
 
 import (
@@ -16,10 +16,9 @@ import (
 	"strings"
 )
 
-// Env names the variable that activates one defect.
+// Env activates one defect.
 const Env = "GRAPEVINE_PLANT"
 
-// Defect is one mistake.
 type Defect struct {
 	Name   string
 	Breaks string // the promise, by its name in chaos/scenario
@@ -34,7 +33,7 @@ type Edit struct {
 	New  string
 }
 
-// hook defines planted; every edited package gets it in a file of its own.
+// hook defines planted for an edited package.
 const hook = `package %s
 
 import "os"
@@ -47,10 +46,10 @@ func planted(name string) bool { return plantedDefect == name }
 
 const hookFile = "chaos_planted.go"
 
-// All lists the defects in the order of the promises. The caller owns the slice.
+// All lists the defects in the order of the promises.
 func All() []Defect { return slices.Clone(defects) }
 
-// Overlay returns the files that the defects change or add in the module at root, by path below it.
+// Overlay returns the changed and added files of the module at root by path.
 func Overlay(root string) (map[string]string, error) {
 	out := make(map[string]string)
 	for _, d := range defects {
@@ -70,7 +69,6 @@ func Overlay(root string) (map[string]string, error) {
 	return out, nil
 }
 
-// lay makes one edit on top of earlier edits of its file.
 func lay(root string, out map[string]string, defect string, e Edit) error {
 	text, changed := out[e.File]
 	if !changed {

@@ -1,5 +1,4 @@
-// Package plot draws panels with axes, lines, dots and bars into one SVG picture. The caller places
-// each panel and text.
+// Package plot draws panels with axes, lines, dots and bars into one SVG picture.
 package plot
 
 import (
@@ -9,7 +8,7 @@ import (
 	"strings"
 )
 
-// Palette is Okabe and Ito's for the colour-blind, extended. The first is for the main line.
+// Palette is Okabe and Ito's for the colour-blind, extended; the first is for the main line.
 var Palette = []string{
 	"#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a5230", "#808080", "#6a3d9a", "#1b1b1b", "#6ba532", "#fb9a99",
 }
@@ -17,22 +16,21 @@ var Palette = []string{
 // Colour is the i-th of the palette, which repeats.
 func Colour(i int) string { return Palette[i%len(Palette)] }
 
-// Picture collects drawn elements in its own units, from its upper left corner.
+// Picture collects elements in its own units from its upper left corner.
 type Picture struct {
 	width, height float64
 	body          strings.Builder
 }
 
-// New returns an empty white picture.
 func New(width, height float64) *Picture { return &Picture{width: width, height: height} }
 
-// SVG is the picture as a file, or as a part of a page.
+// SVG is the picture as a file or a part of a page.
 func (p *Picture) SVG() string {
 	return fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" style="background:#fff" viewBox="0 0 %.0f %.0f" font-family="system-ui,'Liberation Sans',Arial,sans-serif" font-size="11" role="img">`+"\n%s</svg>\n",
 		p.width, p.height, p.body.String())
 }
 
-// Text writes s at a point of its base line. style has more attributes, such as text-anchor.
+// Text writes s at a point of its base line; style has further attributes.
 func (p *Picture) Text(x, y float64, style, s string) {
 	fmt.Fprintf(&p.body, `<text x="%.1f" y="%.1f" %s>%s</text>`+"\n", x, y, style, html.EscapeString(s))
 }
@@ -45,19 +43,17 @@ func (p *Picture) Box(x, y, w, h float64, style, title string) {
 	fmt.Fprintf(&p.body, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" %s>%s</rect>`+"\n", x, y, w, h, style, title)
 }
 
-// Rule draws a straight line.
 func (p *Picture) Rule(x1, y1, x2, y2 float64, style string) {
 	fmt.Fprintf(&p.body, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" %s/>`+"\n", x1, y1, x2, y2, style)
 }
 
-// Axis maps values to a side of a panel. It clips values outside.
+// Axis maps values to a side of a panel; it clips values outside.
 type Axis struct {
 	Lo, Hi float64
 	Log    bool // requires a positive Lo
 	Ticks  []Tick
 }
 
-// Tick is a value with its label.
 type Tick struct {
 	At    float64
 	Label string
@@ -109,7 +105,7 @@ type Panel struct {
 	Bare                     bool // without labels of the upward axis
 }
 
-// Frame draws border, tick lines, axis labels, and a title above.
+// Frame draws border, tick lines, labels, and a title above.
 func (p Panel) Frame(title string) {
 	for _, t := range p.Up.Ticks {
 		p.Level(t.At, `stroke="#e0e0e0"`)
@@ -129,10 +125,9 @@ func (p Panel) Frame(title string) {
 func (p Panel) x(v float64) float64 { return p.Left + p.Width*p.Across.share(v) }
 func (p Panel) y(v float64) float64 { return p.Top + p.Height*(1-p.Up.share(v)) }
 
-// Point is in the values of the axes.
 type Point struct{ X, Y float64 }
 
-// Line joins points. A NaN Y leaves a gap. style has at least the stroke.
+// Line joins points; a NaN Y leaves a gap.
 func (p Panel) Line(points []Point, style string) {
 	var run []string
 	flush := func() {
@@ -151,12 +146,10 @@ func (p Panel) Line(points []Point, style string) {
 	flush()
 }
 
-// Level draws a line across the panel at a value of the upward axis.
 func (p Panel) Level(v float64, style string) {
 	p.Rule(p.Left, p.y(v), p.Left+p.Width, p.y(v), style)
 }
 
-// Dot marks a point.
 func (p Panel) Dot(at Point, style string) {
 	fmt.Fprintf(&p.body, `<circle cx="%.1f" cy="%.1f" r="2" %s/>`+"\n", p.x(at.X), p.y(at.Y), style)
 }

@@ -17,7 +17,6 @@ import (
 // ErrPlot is wrapped by every error of drawing.
 var ErrPlot = errors.New("plot")
 
-// Sizes of the picture, in its own units.
 const (
 	plotWidth   = 960
 	plotLeft    = 62
@@ -32,7 +31,7 @@ const (
 
 var dashes = []string{"", "6 2", "2 2", "8 2 2 2"}
 
-// WriteSVG draws hit rate and TTFT over the run and the engines' load, or fails with [ErrPlot].
+// WriteSVG draws hit rate, TTFT and the engines' load.
 func WriteSVG(w io.Writer, runs ...Report) error {
 	if len(runs) == 0 {
 		return fmt.Errorf("%w: no runs", ErrPlot)
@@ -166,7 +165,6 @@ func loads(f plot.Panel, runs []Report) {
 		bs := runs[i].Backends
 		mean := float64(runs[i].Requests) / float64(max(1, len(bs)))
 		for j, b := range bs {
-			// Spreads the dots in order of the engines' ids.
 			at := plot.Point{X: float64(i) + 0.5*(float64(j)+0.5)/float64(len(bs)) - 0.25, Y: 100 * float64(b.Requests) / max(1, mean)}
 			dots[i] = append(dots[i], at)
 			top = max(top, at.Y*1.08)

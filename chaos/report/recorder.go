@@ -16,11 +16,11 @@ type Sample struct {
 	Turn    int // from 1; 0: none
 	Backend int // dense from 0; -1: unknown
 
-	// Tokens as reported by the engine; -1: not reported.
+	// Tokens are the engine's; -1: not reported.
 	PromptTokens int
 	CachedTokens int
 	OutputTokens int
-	// Predicted is how many prompt tokens the router expected to be cached on Backend; -1: unknown.
+	// Predicted is how many cached prompt tokens the router expected; -1: unknown.
 	Predicted int
 
 	TTFT     time.Duration // from At to the first token; negative: none came
@@ -28,11 +28,11 @@ type Sample struct {
 	Overhead time.Duration // time in the router; negative: not measured
 	Rung     string        // "": unknown
 	Failed   bool
-	// Cut is a failure that no router could prevent: an answer on a killed node. It is no error.
+	// Cut is a failure that no router could prevent; no error.
 	Cut bool
 }
 
-// Recorder keeps all samples, about 140 bytes each, for exact quantiles. Safe for concurrent use.
+// Recorder keeps all samples for exact quantiles. Safe for concurrent use.
 type Recorder struct {
 	mu      sync.Mutex
 	samples []Sample
@@ -44,26 +44,23 @@ func (r *Recorder) Add(s Sample) {
 	r.mu.Unlock()
 }
 
-// Setting is the context of a report.
 type Setting struct {
 	Policy, Workload, Label string
 	Nodes                   int
 	Backends                int // number of backends, busy or not
 	Seed                    uint64
 	Speed                   float64
-	// Warmup excludes requests due before it. WarmPrediction does so for prediction errors alone,
-	// if later, because an empty cache is easy to predict.
+	// WarmPrediction is Warmup for prediction errors, because an empty cache is easy to predict.
 	Warmup, WarmPrediction time.Duration
 	// Busy is each backend's share of time with prompt tokens to compute; may be nil.
-	Busy []float64
-	// Gossip and Hot are copied.
+	Busy   []float64
 	Gossip Gossip
 	Hot    *Hot
 }
 
 const buckets = 60
 
-// Report summarises the samples, which stay. Their order does not matter.
+// Report summarises the samples, in any order, and keeps them.
 func (r *Recorder) Report(set Setting) Report {
 	r.mu.Lock()
 	all := slices.Clone(r.samples)
@@ -137,7 +134,6 @@ func (rep *Report) count(measured []Sample, set Setting) {
 
 func (s *Sample) counted() bool { return !s.Failed && s.PromptTokens >= 0 }
 
-// tally sums tokens of counted samples.
 type tally struct{ prompt, cached int64 }
 
 func (t *tally) add(s *Sample) {
@@ -267,7 +263,7 @@ func (rep *Report) series(all []Sample) {
 // Milliseconds is the unit of the latencies of a report.
 func Milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// Summarise sorts v and summarises it.
+// Summarise sorts v.
 func Summarise(v []float64) Quantiles {
 	if len(v) == 0 {
 		return Quantiles{}

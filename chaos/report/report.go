@@ -1,7 +1,5 @@
-// Package report is the common report of live runs, simulations and the demo: a recorder for ended
-// requests, the report as JSON, a table, and plots.
-//
-// It judges and compares nothing, starts no goroutine and reads no clock.
+// Package report records the requests of live runs, simulations and the demo, and writes them as
+// JSON, a table, and plots.
 package report
 
 import (
@@ -9,11 +7,10 @@ import (
 	"io"
 )
 
-// Report is the outcome of one run. The JSON field names are a published format (docs/design.md,
-// section 9); fields may be added, never changed. Unless noted, figures exclude the warm-up, and
-// shares lie in [0, 1].
+// Report is one run. Its JSON names are a published format (docs/design.md, section 9): fields may
+// be added, never changed. Unless noted, figures exclude the warm-up; shares lie in [0, 1].
 type Report struct {
-	// Requests counts what ended, Errors the failures, which have no latencies and tokens.
+	// Errors have no latencies and tokens.
 	Requests     int     `json:"requests"`
 	Errors       int     `json:"errors"`
 	DurationS    float64 `json:"duration_s"` // from the first arrival (or the end of warm-up) to the last end
@@ -21,8 +18,8 @@ type Report struct {
 	CachedTokens int64   `json:"cached_tokens"`
 	// HitRate is cached / prompt tokens as counted by the engines.
 	HitRate float64 `json:"hit_rate"`
-	// FollowupCached is the hit rate of second and later turns, FollowupSameBackend the share of
-	// them at the engine of the turn before.
+	// FollowupCached is the hit rate of later turns, FollowupSameBackend the share of them at the
+	// previous turn's engine.
 	FollowupCached      float64 `json:"followup_cached"`
 	FollowupSameBackend float64 `json:"followup_same_backend"`
 	// LoadCov is the standard deviation of requests per backend (idle too) over their mean.
@@ -43,28 +40,26 @@ type Report struct {
 	*Sharing // nil: not a simulation
 
 	Label string `json:"label,omitempty"`
-	// Queue is the part of TTFT until an engine begins with the prompt; zero if not measured.
+	// Queue is the part of TTFT until an engine begins the prompt; zero if not measured.
 	Queue        Quantiles `json:"queue_ms"`
 	Workload     string    `json:"workload,omitempty"`
 	OutputTokens int64     `json:"output_tokens"`
-	// Utilization is the backends' mean share of time with prompt tokens to compute; 0: not measured.
+	// Utilization is the backends' mean share of time with prompt tokens to compute; 0: not
+	// measured.
 	Utilization float64 `json:"utilization"`
-	// Hot is nil without replication of hot prefixes.
-	Hot *Hot `json:"hot,omitempty"`
-	// Cut counts requests that broke because the run broke their node: in Requests, not in Errors.
+	Hot         *Hot    `json:"hot,omitempty"`
+	// Cut counts requests that broke with their node: in Requests, not in Errors.
 	Cut int `json:"cut,omitempty"`
 	// Speed is the factor by which the workload was accelerated.
-	Speed          float64 `json:"speed,omitempty"`
-	WarmupS        float64 `json:"warmup_s"`
-	WarmupRequests int     `json:"warmup_requests"`
-	// FollowupRequests is the number behind the follow-up shares.
-	FollowupRequests int `json:"followup_requests"`
+	Speed            float64 `json:"speed,omitempty"`
+	WarmupS          float64 `json:"warmup_s"`
+	WarmupRequests   int     `json:"warmup_requests"`
+	FollowupRequests int     `json:"followup_requests"`
 
-	// Series is the course of the run, for plots.
 	Series []Bucket `json:"-"`
 }
 
-// Quantiles summarises a distribution by nearest rank, in the unit of its field; zero without any.
+// Quantiles are by nearest rank, in the unit of their field; zero without values.
 type Quantiles struct {
 	Mean float64 `json:"mean"`
 	P50  float64 `json:"p50"`
@@ -72,35 +67,32 @@ type Quantiles struct {
 	P99  float64 `json:"p99"`
 }
 
-// PredictionSummary is the difference between expected cached tokens and the engine's count.
+// PredictionSummary is the difference between expected and counted cached tokens.
 type PredictionSummary struct {
 	Mean float64 `json:"mean"`
 	P95  float64 `json:"p95"`
-	// Share is the sum of errors over the sum of prompt tokens. Bias is signed: above 0 the router
-	// expected too much.
+	// Share is the sum of errors over prompt tokens. Bias above 0: the router expected too much.
 	Share    float64 `json:"share"`
 	Bias     float64 `json:"bias"`
 	Requests int     `json:"requests"` // with both figures
 }
 
-// Gossip is the cost and speed of gossip; zero without any.
 type Gossip struct {
 	BytesPerSPerNode float64     `json:"bytes_per_s_per_node"`
 	Convergence      Convergence `json:"convergence_ms"`
 }
 
-// Convergence is the age of a fact when it had reached every node.
+// Convergence is the age of a fact when every node has it.
 type Convergence struct {
 	P50 float64 `json:"p50"`
 	P99 float64 `json:"p99"`
 }
 
-// Hot lists the decisions about hot prefixes.
 type Hot struct {
 	Changes []HotChange `json:"changes"`
 }
 
-// HotChange is one decision; 0 replicas end the prefix's set.
+// HotChange is a decision; 0 replicas end the prefix's set.
 type HotChange struct {
 	AtS      float64 `json:"at_s"`
 	Anchor   string  `json:"anchor"`
@@ -109,18 +101,15 @@ type HotChange struct {
 	Why      string  `json:"why"`
 }
 
-// Sharing describes the gossip of a simulation.
 type Sharing struct {
 	Share string `json:"share"` // both, prefix, load, none
-	// StalenessMS is the time from an event at one node until all others know of it; null: never.
+	// StalenessMS is the time until all nodes know an event; null: never.
 	StalenessMS *float64 `json:"staleness_ms"`
-	// Loss is the share of placement updates that never arrived. PartitionS is the begin and end of
-	// the partition.
+	// Loss is the share of lost placement updates, PartitionS a partition's begin and end.
 	Loss       float64   `json:"loss"`
 	PartitionS []float64 `json:"partition_s,omitempty"`
 }
 
-// Backend is one engine's part of a run.
 type Backend struct {
 	ID           int     `json:"id"`
 	Requests     int     `json:"requests"`
@@ -129,7 +118,7 @@ type Backend struct {
 	Utilization  float64 `json:"utilization,omitempty"`
 }
 
-// Bucket is one of equal slices of a run's time, by arrival.
+// Bucket is a slice of the run by arrival.
 type Bucket struct {
 	From, To float64 // s since the start
 	Requests int
@@ -137,7 +126,7 @@ type Bucket struct {
 	TTFT     Quantiles // ms
 }
 
-// WriteJSON writes one report as it is, or several as {"runs":[...]}, with a line feed.
+// WriteJSON writes one report as it is, several as {"runs":[...]}.
 func WriteJSON(w io.Writer, runs ...Report) error {
 	enc := json.NewEncoder(w)
 	if len(runs) == 1 {

@@ -23,7 +23,6 @@ func sample(at time.Duration, session, turn, backend, prompt, cached int) Sample
 
 func TestReportSums(t *testing.T) {
 	var r Recorder
-	// Added in order of completion, not of arrival.
 	b := sample(2*time.Second, 1, 2, 0, 200, 100)
 	b.Predicted = 150
 	r.Add(b)

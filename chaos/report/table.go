@@ -73,7 +73,7 @@ func (r *Report) staleness() string {
 
 func hasFollowups(r *Report) bool { return r.FollowupRequests > 0 }
 
-// cells returns a row of headings and a row per run, without columns that no run has.
+// cells returns a row of headings and one per run, without empty columns.
 func cells(runs []Report) [][]string {
 	rows := make([][]string, len(runs)+1)
 	for _, c := range columns {
@@ -88,7 +88,7 @@ func cells(runs []Report) [][]string {
 	return rows
 }
 
-// WriteTable writes the runs as aligned text, the first column flush left, numbers flush right.
+// WriteTable writes the runs as aligned text.
 func WriteTable(w io.Writer, runs ...Report) error {
 	rows := cells(runs)
 	width := make([]int, len(rows[0]))

@@ -10,11 +10,10 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// Scenario is a kind of run: a fleet, traffic, and a schedule that follows from a seed.
 type Scenario struct {
 	Name   string
 	Proves string
-	// Must names the invariants that a run must exercise in order to pass, beyond those of answered.
+	// Must names invariants that a run must exercise to pass, beyond answered.
 	Must       []string
 	Nodes      int
 	LeastNodes int
@@ -28,12 +27,11 @@ type Scenario struct {
 	generate func(*dice) Schedule
 }
 
-// half is the usual length: even load, 13 s of faults, and the time after.
 const half = 36 * time.Second
 
 var answered = []string{oneOutcome.Name, noForeignBytes.Name, streamsSurvive.Name, requestsAnswered.Name}
 
-// scenarios is the catalogue; withDefaults completes its entries.
+// withDefaults completes the entries.
 var scenarios = []Scenario{
 	{
 		Name: "router-loss", Must: []string{hitRateRecovers.Name, readyIsTrue.Name}, events: "0-100 kill $node for 9s",
@@ -141,7 +139,7 @@ var scenarios = []Scenario{
 		Proves: "half of the fleet runs the next version: both versions understand each other, and the older skips what it does not know",
 	},
 	{
-		// Short answers to short questions, so that two processors make half a thousand per second.
+		// Short answers, so that two processors make half a thousand per second.
 		Name: "endurance", Duration: 75 * time.Second, Must: []string{membershipKept.Name, departuresEnd.Name, countsReturn.Name, resourcesReturn.Name},
 		Load:     Load{Output: [2]int{8, 24}, Long: 0.01, LongOutput: 200, HeadBytes: 1024, Opening: [2]int{300, 2000}, KeepAlive: 0.7},
 		Proves:   "for --soak: routers and engines come and go around one router that never restarts: every failure is explained, and no resource grows",
@@ -182,9 +180,7 @@ func endurance(d *dice) Schedule {
 	return append(d.engineRows(s, engineFaults), d.once("flood rate={10-39}")...)
 }
 
-// swarm overlaps faults, with at most one node and two engines harmed at a time, so that the fleet
-// can recover. It first draws which kinds occur, so that some runs have many of few kinds. It
-// always takes an engine out and has a flood.
+// swarm harms at most one node and two engines at a time, so that the fleet can recover.
 func swarm(d *dice) Schedule {
 	s := d.row(nil, d.some(nodeFaults, 3+d.IntN(4)), d.engines, 3*time.Second)
 	s = d.engineRows(s, d.some(engineFaults, 3+d.IntN(4)))
@@ -197,14 +193,13 @@ func (d *dice) once(what string) Schedule {
 	return d.script(fmt.Sprintf("%d-%d %s for all", from, from+33, what))
 }
 
-// engineRows adds two rows of faults, each with its own engines, so that no two meet at one.
+// engineRows gives two rows of faults different engines.
 func (d *dice) engineRows(s Schedule, kinds []string) Schedule {
 	split := len(d.engines) / 2
 	s = d.row(s, kinds, d.engines[:split], 4*time.Second)
 	return d.row(s, kinds, d.engines[split:], 4*time.Second)
 }
 
-// row adds faults of random kinds one after the other.
 func (d *dice) row(s Schedule, kinds, engines []string, rest time.Duration) Schedule {
 	for at := d.from + time.Duration(d.Int64N(int64(rest))); at < d.to-3*time.Second; {
 		length := min(2*time.Second+time.Duration(d.Int64N(int64(7*time.Second))), d.to-at)
@@ -220,7 +215,7 @@ func (d *dice) row(s Schedule, kinds, engines []string, rest time.Duration) Sche
 	return s
 }
 
-// List returns all scenarios. The caller owns the slice.
+// List returns all scenarios; the caller owns the slice.
 func List() (out []Scenario) {
 	for _, s := range scenarios {
 		out = append(out, s.withDefaults())
@@ -237,7 +232,6 @@ func find(name string) (*Scenario, bool) {
 	return &all[i], true
 }
 
-// Names returns the names of the scenarios in order of listing.
 func Names() (out []string) {
 	for _, s := range scenarios {
 		out = append(out, s.Name)

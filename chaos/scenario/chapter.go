@@ -14,16 +14,15 @@ import (
 	"time"
 )
 
-// A long run makes millions of attempts. Old ones are judged and folded into figures during the
-// run, so that memory depends on the load and hardly on the length.
+// Old attempts are judged and folded during the run, so that memory hardly depends on its length.
 
 const (
-	// foldAfter is the age at which attempts are folded: longer than any attempt with its work.
+	// foldAfter is longer than any attempt with its work.
 	foldAfter = patience + 20*time.Second
 	foldEvery = 10 * time.Second
 )
 
-// past has what was made of folded attempts.
+// past holds the figures of folded attempts.
 type past struct {
 	until    time.Duration // begin of the first attempt that is not folded
 	findings map[string]finding
@@ -43,7 +42,7 @@ type turn struct {
 	possible float64
 }
 
-// folder folds attempts during a run. Not safe for concurrent use.
+// folder is not safe for concurrent use.
 type folder struct {
 	base evidence // fixed before the run; judges of attempts need no more of the rest
 	l    *ledger
@@ -105,7 +104,6 @@ func (f *folder) fold(before time.Duration) error {
 	return f.write(&part)
 }
 
-// foldInto adds the attempts up to a time, at which a slice of the timeline ends, to the figures.
 func (e *evidence) foldInto(p *past, before time.Duration) {
 	slices.SortStableFunc(e.attempts, func(a, b *Attempt) int { return cmp.Compare(a.Sent, b.Sent) })
 	for _, i := range Invariants() {
@@ -129,7 +127,7 @@ func (e *evidence) foldInto(p *past, before time.Duration) {
 	p.until = before
 }
 
-// whole returns the evidence with all attempts folded. It changes e in the order of attempts only.
+// whole folds all attempts, which may reorder e's.
 func (e *evidence) whole() *evidence {
 	out := *e
 	out.past.findings, out.past.outcomes = make(map[string]finding), make(Outcomes)
@@ -196,7 +194,7 @@ func (m *memoryUse) look() {
 	m.PeakMiB = max(m.PeakMiB, m.EndMiB)
 }
 
-// take removes the ended attempts sent before a time, and the visits that began before it.
+// take removes the ended attempts sent before a time, and earlier visits.
 func (l *ledger) take(before time.Duration) ([]*Attempt, map[string][]visit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// departure is when a client leaves: a time after sending or a number of reply bytes.
+// departure is a time after sending or a number of reply bytes.
 type departure struct {
 	after time.Duration
 	bytes int
@@ -22,10 +22,9 @@ type departure struct {
 
 var stays = departure{bytes: -1}
 
-// patience is how long a client waits for the end of an answer: longer than any timeout here.
+// patience exceeds any timeout here.
 const patience = 40 * time.Second
 
-// maxBody bounds an answer that is not a stream, maxEvent a line of a stream.
 const (
 	maxBody  = 1 << 20
 	maxEvent = 1 << 20
@@ -46,7 +45,7 @@ type exchange struct {
 	ended bool
 }
 
-// send makes one attempt, compares the reply as it arrives, and fills in all of a but its identity.
+// send makes one attempt, compares the reply, and fills in all of a but its identity.
 func send(ctx context.Context, client *http.Client, l *ledger, url string, a *Attempt, p *payload, by departure) {
 	a.Head, a.First, a.Prompt, a.Cached, a.Output, a.Want = -1, -1, -1, -1, -1, len(p.want)
 	ctx, leave := context.WithCancelCause(ctx)
@@ -215,7 +214,7 @@ func (x *exchange) whole(body io.Reader) error {
 	return x.take(&c)
 }
 
-// events reads server-sent events; nothing but the end of the body may follow the end mark.
+// events allows only the end of the body after the end mark.
 func (x *exchange) events(body io.Reader) error {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(make([]byte, 0, 4<<10), maxEvent)

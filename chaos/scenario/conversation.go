@@ -8,7 +8,6 @@ import (
 	"grapevine/chaos/engine"
 )
 
-// Request shapes of conversations.
 const (
 	chatStream       = "chat-stream"
 	chatWhole        = "chat-whole"
@@ -17,7 +16,7 @@ const (
 
 var shapes = []string{chatStream, chatStream, chatStream, chatStream, chatWhole, completionStream}
 
-// withoutUsage is the share of conversations that do not ask for token counts in streams.
+// withoutUsage is the share of conversations without token counts in streams.
 const withoutUsage = 0.15
 
 type message struct {
@@ -25,14 +24,14 @@ type message struct {
 	Content string `json:"content"`
 }
 
-// conversation is one session. The seed decides all of it. Not safe for concurrent use.
+// conversation is one session, decided by the seed. Not safe for concurrent use.
 type conversation struct {
 	id    int
 	shape string
 	rng   *rand.Rand
 	turn  int
 	usage bool // asks for token counts at the end of streams
-	// pauses before retries have their own random source: failures do not change the content.
+	// pauses has its own source: failures do not change the content.
 	pauses *rand.Rand
 
 	messages []message
@@ -68,7 +67,7 @@ func newConversation(id int, seed uint64, opening [2]int, head string, shape str
 		c.shape = shapes[c.rng.IntN(len(shapes))]
 	}
 	c.usage = c.rng.Float64() >= withoutUsage
-	// The number makes every prompt, and so every reply, unique.
+	// The number makes every prompt and reply unique.
 	first := fmt.Sprintf("This is conversation %d of run %d. %s", id, seed, prose(c.rng, opening[0]+c.rng.IntN(opening[1]-opening[0]+1)))
 	if c.shape == completionStream {
 		c.text = head + first

@@ -11,7 +11,6 @@ import (
 	"time"
 )
 
-// dice draws a schedule from the seed, the size of the fleet and the length of the run alone.
 type dice struct {
 	*rand.Rand
 	nodes, engines []string
@@ -30,18 +29,17 @@ func (d *dice) some(list []string, n int) []string {
 	return out
 }
 
-// part is the time for faults between two percentages; both ends move inwards by up to a tenth.
+// part is the time for faults between two percentages, its ends moved inwards by up to a tenth.
 func (d *dice) part(from, to int) (at, length time.Duration) {
 	whole := (d.to - d.from) * time.Duration(to-from) / 100
 	jitter := time.Duration(d.Int64N(int64(whole / 10)))
 	return round(d.from + (d.to-d.from)*time.Duration(from)/100 + jitter), round(whole - whole/10 - jitter)
 }
 
-// drawn are the words that fill replaces.
 var drawn = regexp.MustCompile(`\$\w+|\{[^}]*\}`)
 
-// fill replaces the words of a fault: $node and other groups of nodes in an order drawn for this
-// fault, $engine1 and so on in the given order, {a|b} by a choice and {from-to} by a whole number.
+// fill replaces groups of nodes ($node) at random, $engine1 and so on in the given order, {a|b} by
+// a choice and {from-to} by a number.
 func (d *dice) fill(what string, engines []string) string {
 	n := d.some(d.nodes, len(d.nodes))
 	cut := 1 + d.IntN(len(n)-1)
@@ -65,9 +63,8 @@ func (d *dice) fill(what string, engines []string) string {
 	})
 }
 
-// script makes a schedule of events separated by semicolons, in the words of fill. Each begins with
-// its part of the time in percent, as in 0-50, and may end with "for all", the length of that part,
-// or "for all-1s". Engines have one order in all of it.
+// script parses events, separated by semicolons, in the words of fill. Each begins with its part of
+// the time in percent, as in 0-50, and may end with "for all", that part, or "for all-1s".
 func (d *dice) script(text string) (s Schedule) {
 	engines := d.some(d.engines, len(d.engines))
 	for line := range strings.SplitSeq(text, "; ") {

@@ -18,7 +18,7 @@ var removedStayQuiet = Invariant{
 	judge:      judgeRemoval,
 }
 
-// away are the states in which an engine must get no requests.
+// In these states an engine must get no requests.
 var away = []string{absent, "draining", "down"}
 
 func judgeRemoval(e *evidence) (f finding) {

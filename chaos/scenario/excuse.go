@@ -8,38 +8,35 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// settle is how long after its end a fault can still show, by delayed packets or late detection.
+// settle is how long after its end a fault can show, by delayed packets or late detection.
 const settle = 500 * time.Millisecond
 
-// Kinds of faults by what they excuse.
 var (
 	losesNode    = []string{"kill", "pause"}
 	breaksEngine = []string{"crash", "hang", "overload", "break"}
 	losesCache   = []string{"amnesia", "crash", "lie"}
-	// forgets are the faults after which an engine has lost its cache or may not be used.
+	// After these faults an engine has lost its cache or may not be used.
 	forgets = append([]string{"amnesia", "drain", "remove", "slow"}, breaksEngine...)
 )
 
-// harmed reports whether a member suffered a fault of these kinds in a span. Everybody is any.
 func (e *evidence) harmed(name string, kinds []string, from, to time.Duration) bool {
 	return slices.ContainsFunc(e.marks, func(m Mark) bool {
 		return slices.Contains(kinds, m.Kind) && (name == fleet.Everybody || m.touches(name)) && m.during(from, to, settle)
 	})
 }
 
-// nodeLost reports whether a node, any if "", was down, stopped, or cut off from clients in a span.
+// nodeLost reports whether a node, any if "", was down, stopped, or cut off from clients.
 func (e *evidence) nodeLost(name string, from, to time.Duration) bool {
 	return e.harmed(cmp.Or(name, fleet.Everybody), losesNode, from, to) || e.linkBroken(name, from, to, fleet.BalancerName, fleet.ClientsName)
 }
 
-// engineBroke reports whether an engine could not answer at some time of a span.
 func (e *evidence) engineBroke(name string, from, to time.Duration) bool {
 	return e.harmed(name, breaksEngine, from, to)
 }
 
 const mildLoss = 0.05
 
-// linkBroken reports whether links between a node, any if "", and others were broken in a span.
+// linkBroken reports whether links between a node, any if "", and others were broken.
 func (e *evidence) linkBroken(node string, from, to time.Duration, others ...string) bool {
 	return e.linkHarmed(node, from, to, others, func(m *Mark) bool {
 		l := linkOf(&m.Event)

@@ -11,7 +11,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// reach is what a fault affects.
 type reach int
 
 const (
@@ -30,7 +29,7 @@ const (
 	mustEnd                // "for" is required
 )
 
-// spec describes a fault, or an operation, for schedules. world.inflict carries it out.
+// spec describes a fault or operation, which world.inflict carries out.
 type spec struct {
 	name   string
 	to     reach
@@ -82,7 +81,6 @@ var specs = []spec{
 		[]paramSpec{{"rate", "50", isFactor}}},
 }
 
-// faultNewer is the need of a program of the next release.
 const faultNewer = "newer"
 
 func findSpec(name string) (*spec, bool) {
@@ -108,13 +106,11 @@ func faultNames() (out []string) {
 	return out
 }
 
-// Fault is a fault as listed for users.
 type Fault struct {
 	Usage string `json:"usage"`
 	Does  string `json:"does"`
 }
 
-// Faults lists all faults.
 func Faults() (out []Fault) {
 	for i := range specs {
 		out = append(out, Fault{specs[i].usage(), specs[i].help})

@@ -9,21 +9,20 @@ import (
 	"grapevine/chaos/history"
 )
 
-// Invariant is a promise of the fleet that runs are checked against.
+// Invariant is a promise of the fleet.
 type Invariant struct {
 	Name    string `json:"name"`
 	Promise string `json:"promise"`
 	Bound   string `json:"bound"` // the time or amount within which it must hold
 	Seen    string `json:"seen"`  // how the harness observes it
 	judge   func(*evidence) finding
-	// ofAttempts: judged attempt by attempt, so that old attempts can be judged during the run.
+	// ofAttempts invariants judge old attempts during the run.
 	ofAttempts bool
 }
 
-// State is the result of a run for an invariant.
 type State string
 
-// NotExercised is no pass, because the run could not have broken the invariant.
+// NotExercised is no pass: the run could not have broken the invariant.
 const (
 	Held         State = "held"
 	Violated     State = "violated"
@@ -31,7 +30,6 @@ const (
 	LeftOut      State = "left out"
 )
 
-// Verdict is an invariant with its result.
 type Verdict struct {
 	Invariant
 	State      State       `json:"state"`
@@ -94,7 +92,7 @@ type evidence struct {
 	died     []Violation
 }
 
-// Invariants returns all invariants in order of the report.
+// Invariants are in the order of the report.
 func Invariants() []Invariant {
 	return []Invariant{
 		oneOutcome, noForeignBytes, streamsSurvive, requestsAnswered, removedStayQuiet, membershipKept, oneLeader, treesConverge, hitRateRecovers,
@@ -102,7 +100,7 @@ func Invariants() []Invariant {
 	}
 }
 
-// judgeAll judges evidence whose attempts are all folded.
+// judgeAll needs evidence whose attempts are all folded.
 func judgeAll(e *evidence, leaveOut []string) (out []Verdict) {
 	for _, i := range Invariants() {
 		v := Verdict{Invariant: i, State: LeftOut}

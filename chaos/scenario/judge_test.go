@@ -423,7 +423,7 @@ func TestReport(t *testing.T) {
 	if out.Result != Failed || out.Violations != 1 || out.Requests != 300 || out.Outcomes[Departed] != 6 || len(out.Timeline) != 32 || out.Command != "grapevine --seed 7" {
 		t.Errorf("%+v", out)
 	}
-	path := t.TempDir() + "/page.html"
+	path := t.TempDir() + "/new/page.html"
 	if err := WriteHTML(path, out, skipped(&r.cfg, r.s, []string{"no <disks>"})); err != nil {
 		t.Fatal(err)
 	}
@@ -449,8 +449,8 @@ func TestReport(t *testing.T) {
 	if out := r.report(e); out.Result != Passed || !slices.ContainsFunc(out.Verdicts, func(v Verdict) bool { return v.State == LeftOut }) {
 		t.Errorf("%s, %v: what was left out counts", out.Result, out.Missing)
 	}
-	if err := WriteHTML(t.TempDir()+"/none/page.html", out); err == nil {
-		t.Error("written to nowhere")
+	if err := WriteHTML(path+"/page.html", out); err == nil {
+		t.Error("written below a file")
 	}
 }
 

@@ -9,8 +9,6 @@ import (
 	"time"
 )
 
-// Invariants about the nodes' knowledge and the cache hits that it brings.
-
 // convergeBound is how soon after the last request all trees must be equal.
 const convergeBound = 5 * time.Second
 
@@ -57,8 +55,8 @@ var treesConverge = Invariant{
 	},
 }
 
-// endings reports whether a router was killed, so that some peers may lack its last batch, and
-// whether one ended in a run in which peers could not hear it for a while, so that they may lack many.
+// endings reports whether a router was killed, so that peers may lack its last batch, and whether
+// one ended unheard, so that they may lack many.
 func (e *evidence) endings() (killed, unheard bool) {
 	ended, apart := false, false
 	for i := range e.marks {
@@ -74,7 +72,7 @@ func (e *evidence) endings() (killed, unheard bool) {
 	return killed, ended && apart
 }
 
-// unlearned returns the engines about which nodes may differ: they lost their cache or lied.
+// unlearned are engines that lost their cache or lied, about which nodes may differ.
 func (e *evidence) unlearned() []string {
 	return slices.DeleteFunc(slices.Clone(e.engines), func(name string) bool { return !e.harmed(name, losesCache, 0, math.MaxInt64) })
 }
@@ -111,7 +109,7 @@ const (
 	byChance = 0.005
 	// leastLook is the shortest window after one of many faults: two seconds give no variance.
 	leastLook = 4 * time.Second
-	// worthless is the chance above which a comparison tells nothing.
+	// worthless is the chance above which a comparison shows nothing.
 	worthless = 0.05
 	// fewTurns are too few to detect a point of hit rate.
 	fewTurns = 60
@@ -127,14 +125,13 @@ var hitRateRecovers = Invariant{
 	judge: judgeHits,
 }
 
-// share is a mean of shares, weighted by prompt, with its standard error, that of a mean of
-// seconds: events within a second often share a cause.
+// share is a mean weighted by prompt, with the error of a mean of seconds, whose events often share
+// a cause.
 type share struct {
 	turns      int
 	mean, wide float64
 }
 
-// hits is the share of folded turns that were sent in a span.
 func (p *past) hits(from, to time.Duration) (s share) {
 	type second struct{ hit, weight float64 }
 	seconds := make(map[time.Duration]*second)
@@ -174,7 +171,6 @@ func (e *evidence) turnOf(a *Attempt) (t turn, ok bool) {
 	return turn{a.Sent, min(float64(a.Cached)/float64(a.Possible), 1), float64(a.Possible)}, true
 }
 
-// forgot reports whether the last turn's engine lost the conversation, failed, or lied about it.
 func (e *evidence) forgot(a *Attempt) bool {
 	lie := []string{"lie"}
 	return e.harmed(a.By, lie, a.Kept, a.End) || e.harmed(a.Backend, lie, a.Kept, a.End) || e.harmed(a.By, forgets, a.Kept, a.Sent)
@@ -240,14 +236,13 @@ func judgeHits(e *evidence) (f finding) {
 	return f
 }
 
-// look is a window after a fault in which the hit rate must be as before.
 type look struct {
 	what     string
 	from, to time.Duration
 	after    share
 }
 
-// shownLooks bounds the comparisons that a report lists when none failed.
+// shownLooks bounds the reported comparisons when none failed.
 const shownLooks = 4
 
 func standardErrors(p float64) float64 { return math.Sqrt2 * math.Erfinv(1-2*p) }

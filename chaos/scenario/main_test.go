@@ -7,7 +7,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// TestMain fails if a goroutine is left. net/http keeps a closing connection for half a second.
+// TestMain fails if a goroutine is left; net/http's closing connections end late.
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// Mark is an event as carried out. Times count from the begin of traffic; negative: never.
+// Mark times count from the begin of traffic; negative: never.
 type Mark struct {
 	Event
-	// Members are the resolved names of the event, group by group.
+	// Members are the event's resolved names by group.
 	Members [][]string
 	Began   time.Duration
 	Struck  time.Duration // when the fault was in effect
@@ -20,7 +20,6 @@ type Mark struct {
 	Steps []Step
 }
 
-// Step is one member's part of an event.
 type Step struct {
 	Member string
 	What   string
@@ -31,7 +30,6 @@ func (m *Mark) touches(name string) bool {
 	return slices.ContainsFunc(m.Members, func(g []string) bool { return slices.Contains(g, name) })
 }
 
-// startsNode are the events in which nodes start.
 var startsNode = []string{"kill", "stop", "start", "roll", "upgrade"}
 
 func (m *Mark) during(from, to, slack time.Duration) bool {
@@ -41,7 +39,7 @@ func (m *Mark) during(from, to, slack time.Duration) bool {
 	return m.Began <= to && (m.Over < 0 || from <= m.Over+slack)
 }
 
-// marks is the log of a run's events. Safe for concurrent use.
+// marks is safe for concurrent use.
 type marks struct {
 	now func() time.Duration
 

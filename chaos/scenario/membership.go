@@ -43,10 +43,9 @@ var membershipKept = Invariant{
 	},
 }
 
-// judged returns the history with the nodes' own operations. A starting node adds the engines of
-// its configuration that the fleet lacks (see docs/operate.md), and the harness leaves removed
-// engines in the configurations. So for every node that starts about the time of a removal, the
-// history gets an addition of unknown outcome from its start on.
+// judged adds the nodes' own operations: a starting node adds the engines of its configuration that
+// the fleet lacks (docs/operate.md), also removed ones. So every node that starts about a removal
+// makes an addition of unknown outcome.
 func (e *evidence) judged() []history.Operation {
 	out := slices.Clone(e.history)
 	client := starterClient

@@ -71,7 +71,7 @@ func (e *evidence) started(f *finding, name string, m *meeting) {
 	}
 }
 
-// majority reports whether most nodes were unharmed at a time, so that a raft majority existed.
+// majority reports whether a raft majority was unharmed at a time.
 func (e *evidence) majority(at time.Duration) bool {
 	harmed := 0
 	for _, n := range e.nodes {

@@ -9,7 +9,6 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-// Intervals and timeout of the polls.
 const (
 	readyEvery   = 50 * time.Millisecond
 	viewEvery    = 150 * time.Millisecond
@@ -17,7 +16,7 @@ const (
 	askWithin    = 2 * time.Second
 )
 
-// span is the time between a question and its answer; the answer was true at some moment within it.
+// An answer was true at some moment of its span.
 type span struct{ asked, answered time.Duration }
 
 type sighting[T any] struct {

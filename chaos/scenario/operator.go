@@ -17,7 +17,6 @@ import (
 	"grapevine/node/admin"
 )
 
-// Short names for operations.
 const (
 	opAdd    = history.Add
 	opDrain  = history.Drain
@@ -26,7 +25,7 @@ const (
 	opRead   = history.Read
 )
 
-// idleBackends are changed all the time. They serve another model, so no traffic goes there.
+// idleBackends serve a model without traffic and change all the time.
 const idleBackends = 8
 
 // Client numbers in the history beyond those that change idle backends.
@@ -36,8 +35,7 @@ const (
 	starterClient   = 300
 )
 
-// operator changes the membership through random nodes, as scheduled and continuously on idle
-// backends, and records the answers. Safe for concurrent use.
+// operator changes the membership through random nodes. Safe for concurrent use.
 type operator struct {
 	f      *fleet.Fleet
 	models []string
@@ -61,8 +59,7 @@ func newOperator(f *fleet.Fleet, models []string, seed uint64, l *ledger) *opera
 	return o
 }
 
-// operationPatience is how long an operator waits: four times the 2 s in which a node reports the
-// loss of the majority.
+// operationPatience is four times the 2 s in which a node reports the loss of the majority.
 const operationPatience = 8 * time.Second
 
 func (o *operator) node() *fleet.Node {
@@ -101,13 +98,13 @@ func (o *operator) play(ctx context.Context, clients int, pause time.Duration) {
 	work.Wait()
 }
 
-// idle is an unused backend: an engine's address with a suffix answers probes; its model is its own.
+// idle is an engine's address with a suffix, which answers probes.
 func (o *operator) idle(name string) admin.NewBackend {
 	e := o.f.Engines()[0]
 	return admin.NewBackend{Name: name, URL: e.URL() + "/" + name, Models: []string{"idle"}}
 }
 
-// changeWithin bounds a scheduled change, including its retries.
+// changeWithin bounds a scheduled change with its retries.
 const changeWithin = 20 * time.Second
 
 func (o *operator) change(ctx context.Context, kind history.Kind, e *fleet.Engine) error {
@@ -136,7 +133,7 @@ var (
 	errUnknown = errors.New("outcome unknown")
 )
 
-// do makes one operation through a node and records it with its answer, unless it had no effect.
+// do records an operation, unless it had no effect.
 func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history.Input, spec func(string) admin.NewBackend) error {
 	called, began := o.log.Now(), o.l.now()
 	status, text, err := o.send(ctx, n, in, spec)
@@ -204,7 +201,7 @@ func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, sp
 	return n.Call(ctx, http.MethodPatch, "/backends?force=true", map[string]any{"names": []string{in.Backend}, "action": in.Kind.String()})
 }
 
-// final reads every backend that was ever changed, so that the history ends with the final state.
+// final reads every changed backend, so that the history ends with the final state.
 func (o *operator) final(ctx context.Context, n *fleet.Node) error {
 	names := make(map[string]bool)
 	for _, op := range o.log.Operations() {

@@ -28,7 +28,8 @@ func cell(word any) string {
 	return "idle"
 }
 
-// WriteHTML writes verdicts and timelines of runs atomically as one self-contained page.
+// WriteHTML writes verdicts and timelines atomically as one self-contained page, and makes its
+// directory.
 func WriteHTML(path string, runs ...*Report) error {
 	var b bytes.Buffer
 	if err := page.Execute(&b, runs); err != nil {
@@ -40,7 +41,6 @@ func WriteHTML(path string, runs ...*Report) error {
 	return nil
 }
 
-// Sizes of the picture, in its own units.
 const (
 	pictureWidth = 1100.0
 	panelHeight  = 150.0
@@ -98,7 +98,7 @@ func (c *chart) x(s float64) float64 {
 	return leftMargin + (pictureWidth-leftMargin-rightMargin)*s/c.length
 }
 
-// maxRows bounds the rows of single events; beyond it, events of one kind share a row.
+// Beyond maxRows events, those of one kind share a row.
 const maxRows = 30
 
 type lane struct {

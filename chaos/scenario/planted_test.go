@@ -15,8 +15,7 @@ import (
 
 const plantedEnv = "GRAPEVINE_PLANTED"
 
-// sown is a run that must find a planted defect: on loopback, short, and with traffic that
-// exercises the defect.
+// sown is a short run on loopback that must find a planted defect.
 type sown struct {
 	defect   string
 	schedule string

@@ -31,7 +31,7 @@ type quiet struct {
 	after map[string]resources
 }
 
-// hush waits for quiet after the last request and records the result. The waits run concurrently.
+// hush waits for quiet after the last request and records the result.
 func hush(ctx context.Context, f *fleet.Fleet, l *ledger) quiet {
 	q := quiet{after: make(map[string]resources)}
 	began := time.Now()
@@ -56,7 +56,6 @@ func hush(ctx context.Context, f *fleet.Fleet, l *ledger) quiet {
 	return q
 }
 
-// until polls until ok or the end of ctx.
 func until(ctx context.Context, ok func() bool) {
 	for !ok() && sleep(ctx, 50*time.Millisecond) == nil {
 	}
@@ -99,10 +98,10 @@ func remaining(ctx context.Context, f *fleet.Fleet) (left []Violation, asked int
 	return left, asked
 }
 
-// convergeLook is how long differing trees are watched beyond the bound, to tell delay from loss.
+// convergeLook is how long differing trees are watched to distinguish delay from loss.
 const convergeLook = 3 * convergeBound
 
-// compare compares the batches that the running nodes have applied and their live facts.
+// compare compares the running nodes' applied batches and live facts.
 func (q *quiet) compare(ctx context.Context, f *fleet.Fleet) {
 	q.differ, q.behind, q.compared, q.streams, q.engines = "", "", 0, 0, make(map[string]string)
 	var nodes []known
@@ -170,7 +169,7 @@ func (q *quiet) held(a, b *known, engines []string) {
 	}
 }
 
-// settle waits until every node's resources stop falling and records the least of each.
+// settle waits until the nodes' resources stop falling and records the least of each.
 func (q *quiet) settle(ctx context.Context, f *fleet.Fleet, l *ledger, began time.Time) {
 	for {
 		fell := false
@@ -192,8 +191,7 @@ func (q *quiet) settle(ctx context.Context, f *fleet.Fleet, l *ledger, began tim
 			r.heap, r.resident = min(r.heap, before.heap), min(r.resident, before.resident)
 			q.after[n.Name()] = r
 		}
-		// Two polls without a change mean rest: idle connections last for seconds, and lasting ones
-		// are within the slack.
+		// Idle connections last for seconds, and lasting ones are within the slack.
 		if !fell || time.Since(began) > resourcesBound || sleep(ctx, 500*time.Millisecond) != nil {
 			return
 		}

@@ -10,7 +10,7 @@ import (
 // Outcome is how one attempt of a client ended.
 type Outcome string
 
-// A router may end a request with one of the first four outcomes only.
+// A router may end a request with one of the first four only.
 const (
 	Complete   Outcome = "complete"
 	Refused    Outcome = "refused"     // an error answer in the API's own shape
@@ -25,7 +25,7 @@ const (
 	Silent     Outcome = "silent"
 )
 
-// Attempt is one request as sent once. Times count from the begin of traffic; negative means never.
+// Attempt is one request as sent once. Times count from the begin of traffic; negative: never.
 type Attempt struct {
 	ID      string // x-request-id, unique to this attempt
 	Request int    // equal for all attempts of one request
@@ -47,8 +47,8 @@ type Attempt struct {
 	Text, Want    int // bytes of the reply: received, expected
 
 	Prompt, Cached, Output int // tokens by the answer's usage; -1 without
-	// Possible is how many prompt tokens an engine with the whole conversation could have had
-	// cached, 0 if unknown. Kept is when engine By computed them.
+	// Possible is how many prompt tokens an engine with the whole conversation could have cached, 0
+	// if unknown; Kept is when engine By computed them.
 	Possible int
 	Kept     time.Duration
 	By       string
@@ -76,7 +76,7 @@ type visit struct {
 
 func newLedger() *ledger { return &ledger{began: time.Now(), visits: make(map[string][]visit)} }
 
-// begin sets the zero of the run's time and the engines' names by address, before any request.
+// begin sets the zero of the run's time and the engines' names by address.
 func (l *ledger) begin(engines map[string]string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

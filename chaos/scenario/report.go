@@ -42,10 +42,9 @@ type Report struct {
 	Harness    memoryUse  `json:"harness"` // memory of this process, engines and clients included
 }
 
-// Outcomes counts attempts by how they ended.
 type Outcomes map[Outcome]int
 
-// Happened is an event as it was carried out; OverS is null if it did not end.
+// Happened is an event as carried out; OverS is null if it did not end.
 type Happened struct {
 	Event   string   `json:"event"`
 	Members string   `json:"members"`
@@ -54,7 +53,7 @@ type Happened struct {
 	Failed  string   `json:"failed,omitempty"`
 }
 
-// Slice is a second of a run, or several, by time of sending. Figures without requests are null.
+// Slice is one or more seconds by time of sending. Figures without requests are null.
 type Slice struct {
 	FromS    float64  `json:"from_s"`
 	Sent     int      `json:"sent"`
@@ -119,7 +118,7 @@ func happened(m *Mark) Happened {
 	return h
 }
 
-// maxSlices bounds the slices of a timeline to what a picture can show.
+// maxSlices is what a picture can show.
 const maxSlices = 1200
 
 func sliceOf(length time.Duration) time.Duration {
@@ -128,7 +127,6 @@ func sliceOf(length time.Duration) time.Duration {
 
 func (e *evidence) sliceWidth() time.Duration { return max(e.width, time.Second) }
 
-// slices returns the slices from the folded ones to a time, of attempts of e and folded turns.
 func (e *evidence) slices(p *past, to time.Duration) []Slice {
 	from := p.until
 	width := e.sliceWidth()

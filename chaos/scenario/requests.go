@@ -34,9 +34,9 @@ func judgeOutcomes(e *evidence) (f finding) {
 	return f
 }
 
-// served checks that the named engine computed a complete answer to its end, and that any answer
-// was computed at most once. Engines that broke meanwhile do not count, nor does a first engine
-// whose router asked another after its first-byte timeout.
+// served checks that the named engine computed a complete answer to its end, and any answer was
+// computed at most once. Excused are engines that broke meanwhile, and a first engine after its
+// first-byte timeout.
 func (e *evidence) served(f *finding, a *Attempt) {
 	var whole []visit
 	for _, v := range e.visits[a.ID] {
@@ -145,8 +145,8 @@ func (e *evidence) cutBefore(f *finding, a *Attempt) {
 	}
 }
 
-// engineExcuses reports whether the engine's end explains the answer's: a stream must then end with
-// an error event, other answers can only break off.
+// engineExcuses reports whether the engine's end explains the answer's: an error event for a
+// stream, else a break.
 func (e *evidence) engineExcuses(a *Attempt) bool {
 	if !e.engineBroke(a.Backend, a.Sent, a.End) && !e.linkBroken(a.Node, a.Sent, a.End, a.Backend) {
 		return false

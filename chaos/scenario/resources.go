@@ -59,19 +59,15 @@ func judgeResources(e *evidence) (f finding) {
 	return f
 }
 
-// A process's resources must not grow with its served requests. Only a long life shows that,
-// because tables and pools grow for a while.
-
 const longLife = 3 * time.Minute
 
-// How much more a process may have than before the faults, a share and a slack, and how much the
-// last quarter of a long life may exceed the second.
+// How much more a process may have than before the faults (a share and a slack), and in the last
+// quarter of a long life than in the second: tables and pools grow for a while.
 const (
 	slackShare  = 0.25
 	growthShare = 0.1
 )
 
-// measures are the resources with their slack after faults and in a long life.
 var measures = []struct {
 	what          string
 	slack, growth float64

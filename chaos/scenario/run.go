@@ -107,7 +107,6 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 	return fleet.Start(starting, cfg)
 }
 
-// traffic plays clients, operators and the schedule until the last request and event have ended.
 func (r *run) traffic(ctx context.Context, e *evidence, l *ledger, t *traffic, op *operator, w *world) error {
 	running, stop := context.WithCancel(ctx)
 	defer stop()
@@ -141,7 +140,7 @@ func (r *run) traffic(ctx context.Context, e *evidence, l *ledger, t *traffic, o
 	return errors.Join(err, failed)
 }
 
-// readWithin bounds the final reads, when the whole fleet runs and has a leader.
+// readWithin bounds the final reads of a whole fleet with a leader.
 const readWithin = 20 * time.Second
 
 func readAll(ctx context.Context, f *fleet.Fleet, op *operator) {

@@ -1,9 +1,6 @@
 // Package scenario breaks a fleet of real processes by a schedule that follows from a seed, while
-// clients hold conversations through it, and checks the observations against the fleet's promises.
-//
-// It breaks nothing outside its fleet. For every promise it reports whether the run could have
-// broken it at all, and it names the faults that this machine cannot produce. chaos/fleet makes and
-// harms the fleet; this package has the schedules, clients, operators, observers and judges.
+// clients hold conversations, and checks the fleet's promises. It reports which promises a run
+// could not have broken, and which faults this machine cannot produce.
 package scenario
 
 import (
@@ -24,20 +21,20 @@ import (
 // ErrConfig is wrapped by every error about a Config.
 var ErrConfig = errors.New("chaos")
 
-// Config describes a run. Scenario and, for Run, Binary have no default.
+// Config needs Scenario and, for Run, Binary.
 type Config struct {
 	Scenario string
 	Seed     uint64
 	Nodes    int           // default: the scenario's
 	Duration time.Duration // of the traffic; default: the scenario's
 	Schedule Schedule      // replaces the seed's schedule; its last event must end before the traffic does
-	// Soak makes one run of that length, which repeats the schedule with the next seed each time.
+	// Soak makes one run of that length, repeating the schedule with the next seed each time.
 	Soak time.Duration
 	Rate float64 // conversations begun per second; default: the scenario's
-	// Loopback runs all members in this machine's network, where links cannot be broken. Otherwise
-	// every member has a network namespace if the machine allows it.
+	// Loopback runs all members in this machine's network, where links cannot be broken, instead of
+	// network namespaces.
 	Loopback bool
-	// LeaveOut names invariants that are not judged, because the machine is too busy for them.
+	// LeaveOut names invariants that a busy machine cannot measure.
 	LeaveOut []string
 
 	Binary string   // the program grapevine; no default
@@ -45,7 +42,7 @@ type Config struct {
 	Env    []string // extra environment of the nodes
 	// Keep is the directory for logs, configurations and histories; "" keeps none.
 	Keep string
-	// Progress, if not nil, is called a few times per second. It must not block.
+	// Progress, if not nil, is called a few times per second and must not block.
 	Progress func(Progress)
 	Log      zerolog.Logger
 
@@ -72,14 +69,12 @@ const (
 	tailTime = 11 * time.Second // least time from the end of the last event to the end of traffic
 )
 
-// startWithin bounds the start of a fleet, readyWithin that of a node within a run, both on a busy
-// machine.
 const (
 	startWithin = 60 * time.Second
 	readyWithin = 30 * time.Second
 )
 
-// Timings shorter than the defaults, so that a run takes half a minute.
+// Shorter than the defaults, so that a run takes half a minute.
 const (
 	drainGrace = 1500 * time.Millisecond
 	drainLimit = 15 * time.Second
@@ -149,7 +144,7 @@ func (c Config) checked() (Config, *Scenario, error) {
 	return c, s, nil
 }
 
-// commandLine repeats the run. The schedule and the duration are in it if they were given.
+// commandLine repeats the run, with the schedule and the duration if they were given.
 func (c *Config) commandLine(schedule, duration bool) string {
 	line := fmt.Sprintf("grapevine-lab chaos run %s --seed %d --nodes %d", c.Scenario, c.Seed, c.Nodes)
 	add := func(given bool, format string, args ...any) {
@@ -190,7 +185,7 @@ func names(what string, n int) (out []string) {
 	return out
 }
 
-// leftOut returns why the run cannot be made here, with remedies; empty if it can.
+// leftOut returns why the run cannot be made here, with remedies.
 func leftOut(s *Scenario, c *Config) (missing []string) {
 	for _, w := range needs(s, c) {
 		switch {
@@ -222,9 +217,8 @@ func needs(s *Scenario, c *Config) []string {
 	return slices.Compact(words)
 }
 
-// Run starts the fleet, plays traffic and schedule, waits for quiet, stops the fleet and judges.
-// The report has the violations; an error means that there is no result. When ctx ends, Run stops
-// everything and returns its error.
+// Run plays and judges a scenario. Violations are in the report; an error, also ctx's, means that
+// there is no result.
 func Run(ctx context.Context, cfg Config) (*Report, error) {
 	cfg, s, err := cfg.checked()
 	if err != nil {

@@ -9,24 +9,21 @@ import (
 	"time"
 )
 
-// Event is one line of a schedule: a fault, or an operation.
 type Event struct {
 	At   time.Duration // since the traffic began
 	Kind string        // name of a fault
-	// Groups are the affected members by name: two groups for link faults, at most one otherwise.
-	// LeaderName and FollowerName are resolved when the event is due.
+	// Groups are the members: two for link faults, at most one otherwise. LeaderName and
+	// FollowerName are resolved when the event is due.
 	Groups [][]string
 	Params []Param
 	For    time.Duration // until it is undone; 0: no end of its own
 }
 
-// Param is a setting of a fault.
 type Param struct{ Name, Value string }
 
-// Schedule is a list of events in order of time. String and Parse are inverses.
+// Schedule is in order of time. String and Parse are inverses.
 type Schedule []Event
 
-// Members that are resolved when an event is due.
 const (
 	LeaderName   = "leader"   // the raft leader
 	FollowerName = "follower" // a voter that does not lead
@@ -76,9 +73,8 @@ func (s Schedule) sorted() Schedule {
 	return out
 }
 
-// Parse reads a schedule of lines TIME FAULT [MEMBER,... [|or> MEMBER,...]] [NAME=VALUE...] [for
-// DURATION], in any order of time. It skips comments (#) and empty lines. An error names its line
-// and a correction.
+// Parse reads lines TIME FAULT [MEMBER,... [|or> MEMBER,...]] [NAME=VALUE...] [for DURATION], with
+// comments (#). An error names its line and a correction.
 func Parse(text string) (Schedule, error) {
 	var out Schedule
 	for i, line := range strings.Split(text, "\n") {
@@ -145,7 +141,6 @@ func parseEvent(fields []string) (e Event, err error) {
 	return e, spec.check(&e)
 }
 
-// maxTime bounds the times of a schedule: a week.
 const maxTime = 7 * 24 * time.Hour
 
 func parseTime(text string) (time.Duration, error) {
@@ -170,13 +165,12 @@ func (e *Event) param(name string) string {
 	return ""
 }
 
-// number is the value of a setting or its default; both were checked. It is 0 without the setting.
+// number is a setting's checked value or default, 0 without the setting.
 func (e *Event) number(name string) float64 {
 	x, _ := strconv.ParseFloat(e.param(name), 64)
 	return x
 }
 
-// duration is number for a time.
 func (e *Event) duration(name string) time.Duration {
 	d, _ := time.ParseDuration(e.param(name))
 	return d

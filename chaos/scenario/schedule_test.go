@@ -97,7 +97,6 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// Sample is the schedule of a scenario for a seed.
 func Sample(name string, seed uint64) (Schedule, error) {
 	s, ok := find(name)
 	if !ok {

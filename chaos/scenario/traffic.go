@@ -44,13 +44,13 @@ func (l Load) withDefaults() Load {
 // sdkRetries is how often the official clients repeat requests that failed before an answer.
 const sdkRetries = 2
 
-// leastThink is the shortest pause between turns: about the promised time for gossip to spread.
+// leastThink is about the promised time for gossip to spread.
 const leastThink = 200 * time.Millisecond
 
-// maxUnderWay bounds concurrent conversations; those above the bound are counted and not begun.
+// maxUnderWay bounds concurrent conversations; those above it are counted and not begun.
 const maxUnderWay = 10_000
 
-// traffic is an open loop of clients with conversations. Safe for concurrent use.
+// traffic is an open loop of conversations. Safe for concurrent use.
 type traffic struct {
 	load   Load
 	seed   uint64
@@ -108,7 +108,7 @@ func (t *traffic) begin(id int, hold func(*conversation), head, shape string) {
 	})
 }
 
-// flood sends one-turn requests with one long common prefix at that rate until ctx ends.
+// flood sends one-turn requests with one long common prefix.
 func (t *traffic) flood(ctx context.Context, rate float64, tokens int) {
 	t.mu.Lock()
 	t.floods++
@@ -150,7 +150,7 @@ func (t *traffic) client(keep bool) *http.Client {
 	return &http.Client{Transport: &http.Transport{DialContext: t.dial, DisableKeepAlives: !keep, DisableCompression: true, MaxIdleConnsPerHost: 1}}
 }
 
-// turn sends the next request of a conversation, with retries, and reports whether it can continue.
+// turn sends a conversation's next request, with retries, and reports whether it can continue.
 func (t *traffic) turn(client *http.Client, c *conversation, m *memory) bool {
 	output := t.load.Output[0] + c.rng.IntN(t.load.Output[1]-t.load.Output[0]+1)
 	if c.rng.Float64() < t.load.Long {

@@ -31,7 +31,7 @@ type world struct {
 	links atomic.Int32 // link faults in effect
 }
 
-// carryOut does one event, waits for its end and undoes it. A failed event is recorded in its mark.
+// carryOut does one event, waits for its end and undoes it.
 func (w *world) carryOut(ctx context.Context, e Event, end <-chan struct{}) {
 	m := w.log.begin(e)
 	members, err := w.resolve(ctx, e)
@@ -303,7 +303,7 @@ func pairs(a, b []string, do func(x, y string) error) error {
 	return nil
 }
 
-// laid counts link faults. The last undo heals all, because a link keeps no earlier settings.
+// laid counts link faults: only the last undo heals, because a link keeps no earlier settings.
 func (w *world) laid() undo {
 	w.links.Add(1)
 	return func(context.Context) error {

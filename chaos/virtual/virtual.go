@@ -1,7 +1,6 @@
-// Package virtual runs a test once for each of many seeds. `make test` runs the same few each time,
-// so that a failure comes from a change; `make chaos-virtual SEEDS=5000` runs thousands.
-//
-// The tests are in the packages whose code they run. DESIGN.md lists them.
+// Package virtual runs a test for each of many seeds: the same few in `make test`, so that a
+// failure comes from a change, thousands in `make chaos-virtual SEEDS=5000`. DESIGN.md lists the
+// tests.
 package virtual
 
 import (
@@ -13,16 +12,14 @@ import (
 	"testing"
 )
 
-// The environment of a run.
 const (
 	seedVariable  = "GRAPEVINE_TEST_SEED"
 	seedsVariable = "GRAPEVINE_TEST_SEEDS" // number of seeds instead of each test's own few
 	fromVariable  = "GRAPEVINE_TEST_FROM"
 )
 
-// Seeds runs a test as a subtest for each seed in turn: for 1 to quick, or as the environment says.
-// There each test divides the number by weight, its cost in units of the cheapest test. A failing
-// seed prints the command that repeats it.
+// Seeds runs a subtest for each seed from 1 to quick, or for the environment's number divided by
+// weight, the test's relative cost.
 func Seeds(t *testing.T, quick, weight int, run func(t *testing.T, seed uint64)) {
 	t.Helper()
 	only, from, count := number(t, seedVariable), number(t, fromVariable), number(t, seedsVariable)
@@ -50,7 +47,7 @@ func Seeds(t *testing.T, quick, weight int, run func(t *testing.T, seed uint64))
 	}
 }
 
-// Repeat is the command that runs one seed again, for the test's directory.
+// Repeat is the command that runs one seed again in the test's directory.
 func Repeat(t testing.TB, seed uint64) string {
 	top, _, _ := strings.Cut(t.Name(), "/seed=")
 	parts := strings.Split(top, "/")
@@ -60,7 +57,7 @@ func Repeat(t testing.TB, seed uint64) string {
 	return fmt.Sprintf("%s=%d go test -count=1 -v -run '%s' .", seedVariable, seed, strings.Join(parts, "/"))
 }
 
-// Rand returns the same numbers for the same seed; equal seeds with other streams are unrelated.
+// Rand returns the same numbers for the same seed and stream.
 func Rand(seed, stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, stream)) }
 
 func number(t *testing.T, variable string) uint64 {
@@ -75,7 +72,7 @@ func number(t *testing.T, variable string) uint64 {
 	return n
 }
 
-// Swarm draws weights for kinds of events, some of them 0, so that runs differ in kind.
+// Swarm draws weights for kinds of events, some 0, so that runs differ in kind.
 type Swarm struct {
 	weights []int
 	sum     int
@@ -101,7 +98,6 @@ func NewSwarm(r *rand.Rand, n int, always ...int) *Swarm {
 	return s
 }
 
-// Next draws a kind.
 func (s *Swarm) Next(r *rand.Rand) int {
 	at := r.IntN(s.sum)
 	for i, w := range s.weights {

@@ -200,7 +200,7 @@ func TestOperateByCommands(t *testing.T) {
 	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--peers", peers); got.code != 0 || !strings.Contains(got.out, "a group of 2, of which 1 vote") || !strings.Contains(got.out, "on the others") {
 		t.Errorf("%+v", got)
 	}
-	if got := grapevine(t, "", "raft", "recover", "--help"); !strings.Contains(got.out, "--server makes a voter") {
+	if got := grapevine(t, "", "raft", "recover", "--help"); !strings.Contains(got.out, "Every --server becomes a voter") {
 		t.Errorf("%+v", got)
 	}
 }

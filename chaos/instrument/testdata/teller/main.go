@@ -1,5 +1,4 @@
-// Command teller prints for every input line its wall clock in Unix nanoseconds, its running time
-// by monotonic time, twice, and the result of a write and sync to the file of its argument.
+// Command teller prints for every input line its clocks and the result of a write and sync.
 package main
 
 import (
