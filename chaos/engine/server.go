@@ -35,13 +35,13 @@ const (
 type ServerConfig struct {
 	Config `embed:""`
 
-	Models         []string     `name:"model" default:"emulated" placeholder:"NAME" group:"server" help:"Name it serves. Repeatable: all are the same model."`
+	Models         []string     `name:"model" default:"emulated" placeholder:"NAME" group:"server" help:"Name of the model. Repeatable: all names mean the same model."`
 	Adapters       []string     `name:"adapter" placeholder:"NAME" group:"server" help:"LoRA adapter: a name and a cache of its own. Repeatable."`
-	MaxModelLen    int          `name:"max-model-len" placeholder:"N" group:"server" help:"Tokens of prompt and reply together; what the KV memory holds if not given."`
+	MaxModelLen    int          `name:"max-model-len" placeholder:"N" group:"server" help:"Most tokens of prompt and reply together. Default: the size of the KV memory."`
 	DefaultOutput  int          `name:"default-output" placeholder:"N" group:"server" help:"Tokens of a reply if the request sets no length. Default 64."`
 	TokensPerChunk int          `name:"tokens-per-chunk" placeholder:"N" group:"server" help:"Tokens in one event of a stream. Default 1."`
 	HideCached     bool         `name:"hide-cached" group:"server" help:"Do not report cached tokens, as engines do by default."`
-	MetricsStyle   MetricsStyle `name:"metrics" enum:"vllm,sglang" default:"vllm" group:"server" help:"Whose metrics names and reports of cached tokens it imitates: vllm or sglang."`
+	MetricsStyle   MetricsStyle `name:"metrics" enum:"vllm,sglang" default:"vllm" group:"server" help:"Style of metrics names and of cached-token reports: vllm or sglang."`
 
 	MaxBody      int64         `kong:"-"` // bytes of a request body; default 256 MiB
 	IdleTimeout  time.Duration `kong:"-"` // of a kept-alive connection; default 5 s, as uvicorn

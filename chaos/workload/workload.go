@@ -72,10 +72,10 @@ type Options struct {
 	// stay, because they are people's. 0 means 1.
 	Speed float64 `name:"speed" default:"1" placeholder:"X" group:"workload" help:"How many times faster than recorded; for generated sessions, how many times more of them."`
 	// Duration is in time of the run (after Speed). 0: no limit for traces, the preset's own for generators.
-	Duration time.Duration `name:"duration" placeholder:"DURATION" group:"workload" help:"Leave out what would arrive later. Generated sessions: 3m unless given."`
-	Requests int           `name:"requests" placeholder:"N" group:"workload" help:"End after so many requests."` // 0: no limit
+	Duration time.Duration `name:"duration" placeholder:"DURATION" group:"workload" help:"Leave out requests that arrive later. Default for generated sessions: 3m."`
+	Requests int           `name:"requests" placeholder:"N" group:"workload" help:"End after this many requests."` // 0: no limit
 	// Seed decides arrivals, lengths, think times, and the spread of coarse time stamps.
-	Seed uint64 `name:"seed" default:"1" placeholder:"N" group:"workload" help:"Decides everything random. Equal seeds, equal runs."`
+	Seed uint64 `name:"seed" default:"1" placeholder:"N" group:"workload" help:"Seed of all random choices. Equal seeds give equal runs."`
 	// Backends scales a generator's session rate to that number of backends, so that the load on
 	// each stays the preset's. 0 leaves the rate; traces ignore it.
 	Backends int `kong:"-"`
