@@ -193,7 +193,7 @@ func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
 }
 
 // missingBackends are those that s has neither by name nor by URL.
-func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backend) {
+func missingBackends(s *raftstore.State, own []config.Backend) (specs []raftstore.Backend) {
 	urls := make(map[string]bool, len(s.Backends))
 	for i := range s.Backends {
 		urls[s.Backends[i].URL] = true

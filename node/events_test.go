@@ -13,6 +13,7 @@ import (
 
 	"grapevine/node/admin"
 	"grapevine/node/backends"
+	"grapevine/node/config"
 	"grapevine/raftstore"
 )
 
@@ -40,7 +41,7 @@ func TestEventsOfAFleet(t *testing.T) {
 	t.Parallel()
 	logs := make(map[string]*eventLog)
 	first, second := newFakeEngine(t, "m"), newFakeEngine(t, "m")
-	nodes := startAgreeingWith(t, func(c *Config) {
+	nodes := startAgreeingWith(t, func(c *config.Config) {
 		logs[c.NodeName] = new(eventLog)
 		c.Log = logs[c.NodeName].logger()
 	}, first.URL)
