@@ -80,7 +80,7 @@ func TestEventsOfAFleet(t *testing.T) {
 	everywhere(backends.EventEngineDown, `"reason":"smoke","by":"operator"`)
 	done(c.SetBackendState(ctx, []string{"second"}, "up", ""))
 	everywhere(backends.EventEngineUp, gpu)
-	done(c.UpdateBackend(ctx, "second", admin.BackendUpdate{Weight: new(2.0)}))
+	done(nodes[0].UpdateBackend(ctx, raftstore.UpdateBackend{Name: "second", Weight: new(2.0)}, false))
 	everywhere(backends.EventEngineChanged, gpu)
 	if _, err := nodes[0].store.Load().Apply(ctx, raftstore.NewGeneration{Name: "second"}); err != nil {
 		t.Fatal(err)

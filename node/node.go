@@ -370,13 +370,8 @@ func (n *Node) setCapacity(b prefixtree.Backend, tokens int) {
 func (n *Node) Drain(ctx context.Context, grace time.Duration) {
 	n.endReadiness("draining")
 	n.log.Info().Str("component", "node").Str("event", EventDrainStarted).Float64("grace_s", grace.Seconds()).Msg("draining")
-	if grace <= 0 {
-		return
-	}
-	timer := time.NewTimer(grace)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(grace):
 	case <-ctx.Done():
 	}
 }

@@ -105,7 +105,7 @@ func TestDeafDataPort(t *testing.T) {
 	}
 	own := n.Addr()
 	n.addr.Store(deaf.Addr().String())
-	finds("data port: nobody takes connections")
+	finds("data port: no connection is accepted")
 	deaf.Close()
 	finds("data port: dial tcp")
 	n.addr.Store(own)

@@ -17,7 +17,7 @@ import (
 type backendsCmd struct {
 	List   backendsListCmd   `cmd:"" default:"withargs" help:"List the engines as one router sees them (the default)."`
 	Add    backendsAddCmd    `cmd:"" help:"Add engines to the fleet: all of them or none."`
-	Drain  backendsDrainCmd  `cmd:"" help:"Give engines no new requests; what runs there ends in peace."`
+	Drain  backendsDrainCmd  `cmd:"" help:"Give engines no new requests; running ones finish."`
 	Resume backendsResumeCmd `cmd:"" help:"End the drain of engines."`
 	Remove backendsRemoveCmd `cmd:"" help:"Take engines out of the fleet: all of them or none."`
 }
@@ -71,7 +71,7 @@ func printBackends(out io.Writer, list *admin.BackendList) error {
 		}
 	}
 	if own > 0 {
-		fmt.Fprintln(out, "This is the router's own list: it knows of nothing that the fleet has agreed on (see grapevine raft status).")
+		fmt.Fprintln(out, "This is the router's own list: the fleet's agreed list has not arrived (see grapevine raft status).")
 	}
 	return nil
 }
@@ -103,7 +103,7 @@ type backendsAddCmd struct {
 	Models   []string `name:"model" placeholder:"MODEL" help:"What it serves; it is asked if left out. Repeatable."`
 	Weight   float64  `name:"weight" placeholder:"W" help:"Its share of the work against the others' 1."`
 	KVTokens int64    `name:"kv-tokens" placeholder:"N" help:"Size of its KV cache; it is asked if left out."`
-	Force    bool     `name:"force" help:"Add it even if nobody answers there now."`
+	Force    bool     `name:"force" help:"Add it even if no engine answers there now."`
 	adminFlags
 }
 
@@ -195,7 +195,7 @@ func awaitIdle(ctx context.Context, client *admin.Client, names []string, tell f
 	}
 	switch {
 	case !known:
-		return errors.New("the drain stays, but the time is over and the router did not say what runs there")
+		return errors.New("the drain stays, but the time is over and the router did not report the running requests")
 	case last == 0:
 		return fmt.Errorf("the drain stays, but the time is over and nothing must run for %s; nothing does now", idleCalm)
 	}
@@ -212,7 +212,7 @@ func runningAt(ctx context.Context, client *admin.Client, names []string) (runni
 	for i := range list.Backends {
 		if b := &list.Backends[i]; slices.Contains(names, b.Name) {
 			if !b.Drained {
-				return 0, fmt.Errorf("%s is not drained any more: somebody has resumed it", b.Name)
+				return 0, fmt.Errorf("%s is not drained any more: an operator has resumed it", b.Name)
 			}
 			running += b.FleetActive
 		}
@@ -238,7 +238,7 @@ type backendsRemoveCmd struct {
 }
 
 func (*backendsRemoveCmd) Help() string {
-	return "What runs there goes on to its end. Take the engine out of the configuration of the routers too: one that starts with it adds it again."
+	return "Running requests finish. Take the engine out of the configuration of the routers too: one that starts with it adds it again."
 }
 
 func (c *backendsRemoveCmd) Run(s *streams) error {

@@ -218,11 +218,11 @@ func TestAwaitIdle(t *testing.T) {
 		want   string
 	}{
 		"busy":    {func(w http.ResponseWriter, _ *http.Request, _ func()) { _, _ = io.WriteString(w, backend(true, 3)) }, "3 requests still run"},
-		"resumed": {func(w http.ResponseWriter, _ *http.Request, _ func()) { _, _ = io.WriteString(w, backend(false, 0)) }, "somebody has resumed it"},
+		"resumed": {func(w http.ResponseWriter, _ *http.Request, _ func()) { _, _ = io.WriteString(w, backend(false, 0)) }, "an operator has resumed it"},
 		"silent": {func(_ http.ResponseWriter, r *http.Request, over func()) {
 			over()
 			<-r.Context().Done()
-		}, "did not say what runs there"},
+		}, "did not report the running requests"},
 		"fails": {func(w http.ResponseWriter, _ *http.Request, _ func()) { w.WriteHeader(http.StatusBadGateway) }, "the wait has ended: admin API"},
 	} {
 		ctx, over := context.WithCancel(t.Context())

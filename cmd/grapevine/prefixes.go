@@ -16,7 +16,7 @@ type prefixesCmd struct {
 
 type prefixesHotCmd struct {
 	Enable  bool `name:"enable" xor:"switch" help:"Replicate hot prefixes, on the whole fleet."`
-	Disable bool `name:"disable" xor:"switch" help:"Do not, on the whole fleet."`
+	Disable bool `name:"disable" xor:"switch" help:"Stop replicating hot prefixes, on the whole fleet."`
 	adminFlags
 }
 
