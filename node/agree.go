@@ -172,15 +172,12 @@ func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
 			n.adopt(s.State())
 			return
 		}
-		retry := time.NewTimer(proposeRetry)
 		select {
 		case <-changed:
-		case <-retry.C:
+		case <-time.After(proposeRetry):
 		case <-ctx.Done():
-			retry.Stop()
 			return
 		}
-		retry.Stop()
 	}
 	for i := range n.cfg.Backends {
 		own := &n.cfg.Backends[i]
@@ -193,7 +190,7 @@ func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
 }
 
 // missingBackends are those that s has neither by name nor by URL.
-func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backend) {
+func missingBackends(s *raftstore.State, own []config.Backend) (specs []raftstore.Backend) {
 	urls := make(map[string]bool, len(s.Backends))
 	for i := range s.Backends {
 		urls[s.Backends[i].URL] = true
@@ -265,8 +262,7 @@ func (n *Node) awaitBackends(ctx context.Context) bool {
 		return true
 	}
 	n.ready.wait(because("no backends known yet"))
-	deadline := time.NewTimer(n.cfg.WarmDeadline)
-	defer deadline.Stop()
+	deadline := time.After(n.cfg.WarmDeadline)
 	for {
 		changed := n.backends.Changed()
 		if len(n.backends.Roster().List) > 0 {
@@ -274,7 +270,7 @@ func (n *Node) awaitBackends(ctx context.Context) bool {
 		}
 		select {
 		case <-changed:
-		case <-deadline.C:
+		case <-deadline:
 			return true
 		case <-ctx.Done():
 			return false

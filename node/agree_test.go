@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"grapevine/node/admin"
+	"grapevine/node/config"
 	"grapevine/raftstore"
 )
 
@@ -31,7 +32,7 @@ func founderAddrs(t *testing.T, count int) (addrs []string) {
 	return addrs
 }
 
-func founding(t *testing.T, name string, founders []string, i int, urls ...string) Config {
+func founding(t *testing.T, name string, founders []string, i int, urls ...string) config.Config {
 	c := fleetConfig(name, nil, urls...)
 	c.DataDir, c.Founders, c.Gossip = t.TempDir(), founders, founders[i]
 	return c
@@ -39,15 +40,15 @@ func founding(t *testing.T, name string, founders []string, i int, urls ...strin
 
 func startAgreeing(t *testing.T, urls ...string) []*Node {
 	t.Helper()
-	return startAgreeingWith(t, func(*Config) {}, urls...)
+	return startAgreeingWith(t, func(*config.Config) {}, urls...)
 }
 
-func startAgreeingWith(t *testing.T, adjust func(*Config), urls ...string) []*Node {
+func startAgreeingWith(t *testing.T, adjust func(*config.Config), urls ...string) []*Node {
 	t.Helper()
 	return startAgreeingWithin(t, patientChange, adjust, urls...)
 }
 
-func startAgreeingWithin(t *testing.T, change time.Duration, adjust func(*Config), urls ...string) []*Node {
+func startAgreeingWithin(t *testing.T, change time.Duration, adjust func(*config.Config), urls ...string) []*Node {
 	t.Helper()
 	var nodes []*Node
 	founders := founderAddrs(t, 3)
@@ -252,7 +253,7 @@ func TestTimeToHandOn(t *testing.T) {
 func TestMajorityLost(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
-	nodes := startAgreeingWithin(t, 0, func(*Config) {}, e.URL)
+	nodes := startAgreeingWithin(t, 0, func(*config.Config) {}, e.URL)
 	last := nodes[2]
 	kill(t, nodes[0])
 	kill(t, nodes[1])

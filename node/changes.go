@@ -36,7 +36,7 @@ func (n *Node) change(ctx context.Context, c raftstore.Command) (*admin.Changed,
 	if !result.Changed {
 		return &admin.Changed{Version: s.State().Version}, nil // no new version comes
 	}
-	n.awaitVersion(ctx, s, result.Index)
+	n.adopt(awaitState(ctx, s, func(s *raftstore.State) bool { return s.Version >= result.Index }))
 	return &admin.Changed{Version: result.Index, Changed: true}, nil
 }
 
@@ -69,19 +69,18 @@ func (n *Node) awaitSaid(ctx context.Context, s *raftstore.Store) error {
 // ownWait bounds how long a lagging follower holds the answer to a change.
 const ownWait = time.Second
 
-func (n *Node) awaitVersion(ctx context.Context, s *raftstore.Store, version uint64) {
+// awaitState returns the first state that is ok, or after ownWait the newest.
+func awaitState(ctx context.Context, s *raftstore.Store, ok func(*raftstore.State) bool) *raftstore.State {
 	ctx, cancel := context.WithTimeout(ctx, ownWait)
 	defer cancel()
 	for {
 		changed := s.Changed()
-		if s.State().Version >= version {
-			n.adopt(s.State())
-			return
+		if state := s.State(); ok(state) || ctx.Err() != nil {
+			return state
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return
 		}
 	}
 }

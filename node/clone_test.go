@@ -10,12 +10,13 @@ import (
 	"time"
 
 	"grapevine/gossip/member"
+	"grapevine/node/config"
 )
 
 func TestCopiedDataIsRefused(t *testing.T) {
 	t.Parallel()
-	var original Config
-	nodes := startAgreeingWith(t, func(c *Config) {
+	var original config.Config
+	nodes := startAgreeingWith(t, func(c *config.Config) {
 		if c.NodeName == "three" {
 			original = *c
 		}

@@ -46,7 +46,7 @@ func TestDataPortIsClosedByDefault(t *testing.T) {
 		}
 	}
 	cfg := testConfig()
-	cfg.Backends = []Backend{{URL: engine.URL, Name: "e", Models: []string{"m"}, APIKey: "routerkey"}}
+	cfg.Backends = []config.Backend{{URL: engine.URL, Name: "e", Models: []string{"m"}, APIKey: "routerkey"}}
 	cfg.ResponseHeaders = config.Default().ResponseHeaders
 	n := startNode(t, cfg)
 	if status := ask(n, "/sleep").StatusCode; status != http.StatusNotFound {

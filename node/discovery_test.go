@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"grapevine/node/config"
 )
 
 func TestDiscoveryRoutesByModel(t *testing.T) {
@@ -56,7 +58,7 @@ func TestConfiguredModels(t *testing.T) {
 	e := newFakeEngine(t, "something", "else")
 	cfg := testConfig()
 	cfg.ModelsInterval = 5 * time.Millisecond
-	cfg.Backends = []Backend{{URL: e.URL, Models: []string{"m"}}}
+	cfg.Backends = []config.Backend{{URL: e.URL, Models: []string{"m"}}}
 	n := startNode(t, cfg)
 	if status, _, _ := chat(t, n, chatBody("m", "hello")); status != 200 {
 		t.Fatal(status)
@@ -91,7 +93,7 @@ func TestEngineMetrics(t *testing.T) {
 		"vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"1000\"} 1\n")
 	cfg := testConfig()
 	cfg.MetricsInterval = 10 * time.Millisecond
-	cfg.Backends = []Backend{{URL: e.URL, Name: "asked"}, {URL: e.alias(), Name: "told", KVTokens: 5}}
+	cfg.Backends = []config.Backend{{URL: e.URL, Name: "asked"}, {URL: e.alias(), Name: "told", KVTokens: 5}}
 	n := startNode(t, cfg)
 	eventually(t, "both were asked", func() bool {
 		l := n.BackendList().Backends

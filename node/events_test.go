@@ -13,6 +13,7 @@ import (
 
 	"grapevine/node/admin"
 	"grapevine/node/backends"
+	"grapevine/node/config"
 	"grapevine/raftstore"
 )
 
@@ -40,7 +41,7 @@ func TestEventsOfAFleet(t *testing.T) {
 	t.Parallel()
 	logs := make(map[string]*eventLog)
 	first, second := newFakeEngine(t, "m"), newFakeEngine(t, "m")
-	nodes := startAgreeingWith(t, func(c *Config) {
+	nodes := startAgreeingWith(t, func(c *config.Config) {
 		logs[c.NodeName] = new(eventLog)
 		c.Log = logs[c.NodeName].logger()
 	}, first.URL)
@@ -79,7 +80,7 @@ func TestEventsOfAFleet(t *testing.T) {
 	everywhere(backends.EventEngineDown, `"reason":"smoke","by":"operator"`)
 	done(c.SetBackendState(ctx, []string{"second"}, "up", ""))
 	everywhere(backends.EventEngineUp, gpu)
-	done(c.UpdateBackend(ctx, "second", admin.BackendUpdate{Weight: new(2.0)}))
+	done(nodes[0].UpdateBackend(ctx, raftstore.UpdateBackend{Name: "second", Weight: new(2.0)}, false))
 	everywhere(backends.EventEngineChanged, gpu)
 	if _, err := nodes[0].store.Load().Apply(ctx, raftstore.NewGeneration{Name: "second"}); err != nil {
 		t.Fatal(err)

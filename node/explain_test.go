@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"grapevine/node/admin"
+	"grapevine/node/config"
 )
 
 func explain(t *testing.T, n *Node, path string, headers map[string]string, body string) (*admin.Receipt, error) {
@@ -87,7 +88,7 @@ func TestExplainLeavesNoTrace(t *testing.T) {
 func TestExplainRulesAndHeaders(t *testing.T) {
 	leakCheck(t)
 	cfg := testConfig(newFakeEngine(t, "m").URL, newFakeEngine(t, "m").URL)
-	cfg.Rules = []Rule{
+	cfg.Rules = []config.Rule{
 		{Path: "/v1/embeddings", Strategy: "least-request"},
 		{Header: "x-tenant", HeaderValue: "batch", Strategy: "round-robin"},
 	}
@@ -113,7 +114,7 @@ func TestExplainErrors(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()
 	cfg.MaxBody = 4096
-	cfg.Backends = []Backend{{URL: "http://127.0.0.1:1", Models: []string{"m"}}}
+	cfg.Backends = []config.Backend{{URL: "http://127.0.0.1:1", Models: []string{"m"}}}
 	n := startNode(t, cfg)
 	for _, tc := range []struct {
 		query, body string

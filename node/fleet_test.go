@@ -24,9 +24,10 @@ import (
 
 	"grapevine/gossip/member"
 	"grapevine/node/admin"
+	"grapevine/node/config"
 )
 
-func fleetConfig(name string, join []string, urls ...string) Config {
+func fleetConfig(name string, join []string, urls ...string) config.Config {
 	c := testConfig(urls...)
 	c.NodeName, c.Gossip, c.Join = name, "127.0.0.1:0", join
 	c.Secret = "the secret of a fleet that is a test"
@@ -356,14 +357,14 @@ func TestRefusedStartFails(t *testing.T) {
 	first.GossipKeyFile = keyFile("right")
 	one := startNode(t, first)
 	for name, tc := range map[string]struct {
-		change func(*Config)
+		change func(*config.Config)
 		want   string
 	}{
-		"secret":  {func(c *Config) { c.Secret = "another secret than the fleet's" }, "hashes prompts with another secret"},
-		"blocks":  {func(c *Config) { c.BlockBytes = 1024 }, "blocks of 512 bytes, this node into 1024"},
-		"cluster": {func(c *Config) { c.Cluster = "other" }, `another cluster ("grapevine" there, "other" here)`},
-		"key":     {func(c *Config) { c.GossipKeyFile = keyFile("wrong") }, "has another gossip key"},
-		"name":    {func(c *Config) { c.NodeName = "one" }, `two nodes are named "one"`},
+		"secret":  {func(c *config.Config) { c.Secret = "another secret than the fleet's" }, "hashes prompts with another secret"},
+		"blocks":  {func(c *config.Config) { c.BlockBytes = 1024 }, "blocks of 512 bytes, this node into 1024"},
+		"cluster": {func(c *config.Config) { c.Cluster = "other" }, `another cluster ("grapevine" there, "other" here)`},
+		"key":     {func(c *config.Config) { c.GossipKeyFile = keyFile("wrong") }, "has another gossip key"},
+		"name":    {func(c *config.Config) { c.NodeName = "one" }, `two nodes are named "one"`},
 	} {
 		cfg := fleetConfig("two", []string{one.GossipAddr()})
 		cfg.GossipKeyFile = first.GossipKeyFile

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"grapevine/node/config"
 )
 
 // TestFullDiskKeepsUp: a node with a full disk follows, reports it, and votes once space returns.
@@ -23,7 +25,7 @@ func TestFullDiskKeepsUp(t *testing.T) {
 		}
 	})
 	first, second := newFakeEngine(t, "m"), newFakeEngine(t, "m")
-	nodes := startAgreeingWith(t, func(c *Config) {
+	nodes := startAgreeingWith(t, func(c *config.Config) {
 		if c.NodeName == "three" {
 			c.DataDir = filepath.Join(dir, "raft")
 		}

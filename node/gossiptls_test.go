@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"grapevine/node/config"
 )
 
 type authority struct {
@@ -76,7 +78,7 @@ func (a *authority) issue(name string) *big.Int {
 	return c.SerialNumber
 }
 
-func (a *authority) configure(cfg *Config) {
+func (a *authority) configure(cfg *config.Config) {
 	cfg.GossipCert, cfg.GossipCertKey, cfg.GossipCA = a.file(cfg.NodeName), a.file(cfg.NodeName+"-key"), a.file("ca")
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"grapevine/node/admin"
+	"grapevine/node/config"
 	"grapevine/node/health"
 	"grapevine/node/share"
 	"grapevine/proxy/policy"
@@ -64,7 +65,7 @@ func (m *mortal) die() {
 	}
 }
 
-func probing(c *Config) {
+func probing(c *config.Config) {
 	c.ProbePath, c.ProbeInterval, c.ProbeTimeout = "/health", 50*time.Millisecond, 5*time.Second
 }
 

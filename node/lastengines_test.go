@@ -7,12 +7,13 @@ import (
 	"testing"
 
 	"grapevine/node/admin"
+	"grapevine/node/config"
 )
 
 func TestLastEngines(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig()
-	cfg.Backends = []Backend{
+	cfg.Backends = []config.Backend{
 		{URL: "http://127.0.0.3:1", Name: "a", Models: []string{"m"}},
 		{URL: "http://127.0.0.3:2", Name: "b", Models: []string{"m"}},
 		{URL: "http://127.0.0.3:3", Name: "only-x", Models: []string{"m", "x"}},

@@ -34,7 +34,7 @@ func (n *Node) startAdmin(ctx context.Context) error {
 	}
 	n.admin.Store(ln.Addr().String())
 	if host, _, err := net.SplitHostPort(ln.Addr().String()); err == nil && n.cfg.AdminTokenFile == "" && !net.ParseIP(host).IsLoopback() {
-		n.log.Warn().Str("component", "admin").Str("admin", ln.Addr().String()).Msg("the admin API shows backends, nodes and load to everybody who reaches it: give it an admin_token_file, or an address on loopback")
+		n.log.Warn().Str("component", "admin").Str("admin", ln.Addr().String()).Msg("the admin API shows backends, nodes and load to every host that reaches it: give it an admin_token_file, or an address on loopback")
 	}
 	n.serveHTTP("admin", ln, n.adminServer().Handler())
 	return nil

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"grapevine/node/config"
 )
 
 func TestModelListAsksNobody(t *testing.T) {
@@ -31,7 +33,7 @@ func TestModelListAsksNobody(t *testing.T) {
 	b := tell(`{"id":"org/m2","object":"model","created":7,"owned_by":"sglang"},{"id":"lora-a","object":"model","parent":"m1"}`)
 	silent := newFakeEngine(t)
 	cfg := testConfig()
-	cfg.Backends = []Backend{{URL: a.URL, APIKey: "sesame"}, {URL: b.URL, APIKey: "sesame"}, {URL: silent.URL, Models: []string{"declared"}}}
+	cfg.Backends = []config.Backend{{URL: a.URL, APIKey: "sesame"}, {URL: b.URL, APIKey: "sesame"}, {URL: silent.URL, Models: []string{"declared"}}}
 	n := startNode(t, cfg)
 	get := func(path, key string) (int, string) {
 		t.Helper()

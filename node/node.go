@@ -40,7 +40,7 @@ var (
 
 // Node is one router. Its methods are safe for concurrent use.
 type Node struct {
-	cfg     Config
+	cfg     config.Config
 	limits  config.Limits // of cfg, reduced to what the machine allows
 	name    string
 	log     zerolog.Logger
@@ -51,8 +51,8 @@ type Node struct {
 	metrics *metrics.Metrics
 	cert    atomic.Pointer[tls.Certificate] // of the data port; nil without TLS
 
-	running  atomic.Pointer[Config] // cfg plus what Reload applied; immutable
-	reloadMu sync.Mutex             // one Reload at a time
+	running  atomic.Pointer[config.Config] // cfg plus what Reload applied; immutable
+	reloadMu sync.Mutex                    // one Reload at a time
 
 	gossipCert atomic.Pointer[tls.Certificate] // last valid gossip_cert; nil: none configured
 
@@ -98,7 +98,7 @@ const (
 
 // New builds a node without starting listeners or goroutines. The error joins all mistakes of the
 // configuration.
-func New(cfg Config) (*Node, error) {
+func New(cfg config.Config) (*Node, error) {
 	cfg.Backends, cfg.Rules = slices.Clone(cfg.Backends), slices.Clone(cfg.Rules)
 	if err := cfg.Validate("", nil); err != nil {
 		return nil, err
@@ -368,13 +368,8 @@ func (n *Node) setCapacity(b prefixtree.Backend, tokens int) {
 func (n *Node) Drain(ctx context.Context, grace time.Duration) {
 	n.endReadiness("draining")
 	n.log.Info().Str("component", "node").Str("event", EventDrainStarted).Float64("grace_s", grace.Seconds()).Msg("draining")
-	if grace <= 0 {
-		return
-	}
-	timer := time.NewTimer(grace)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(grace):
 	case <-ctx.Done():
 	}
 }

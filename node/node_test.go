@@ -24,7 +24,7 @@ import (
 	"grapevine/raftstore"
 )
 
-func testConfig(urls ...string) Config {
+func testConfig(urls ...string) config.Config {
 	c := config.Default()
 	c.Listen, c.Admin, c.NodeName = "127.0.0.1:0", "127.0.0.1:0", "test"
 	c.DrainGrace, c.DrainClose = 0, 0
@@ -32,7 +32,7 @@ func testConfig(urls ...string) Config {
 	c.ResponseHeaders = "all"
 	c.ProbePath = config.NoProbes
 	for _, u := range urls {
-		c.Backends = append(c.Backends, Backend{URL: u})
+		c.Backends = append(c.Backends, config.Backend{URL: u})
 	}
 	return c
 }
@@ -43,12 +43,12 @@ const patientChange = 50 * time.Second
 // patientRaft keeps leaders in office on a machine that stalls for half a second.
 var patientRaft = raftstore.Timers{Heartbeat: 700 * time.Millisecond, Lease: 700 * time.Millisecond, Write: 20 * time.Second}
 
-func startNode(t *testing.T, cfg Config) *Node {
+func startNode(t *testing.T, cfg config.Config) *Node {
 	t.Helper()
 	return startNodeWithin(t, cfg, patientChange)
 }
 
-func startNodeWithin(t *testing.T, cfg Config, change time.Duration) *Node {
+func startNodeWithin(t *testing.T, cfg config.Config, change time.Duration) *Node {
 	t.Helper()
 	n, err := New(cfg)
 	if err != nil {
@@ -167,13 +167,13 @@ func TestNewStartsNothing(t *testing.T) {
 }
 
 func TestNewRefuses(t *testing.T) {
-	for name, change := range map[string]func(*Config){
-		"strategy":    func(c *Config) { c.Strategy = "fastest" },
-		"secret_file": func(c *Config) { c.SecretFile = "/does/not/exist" },
-		"tls_cert":    func(c *Config) { c.TLSCert, c.TLSKey = "/does/not/exist", "/does/not/exist" },
-		"ca_file":     func(c *Config) { c.Backends = []Backend{{URL: "https://h", CAFile: "/does/not/exist"}} },
-		"tree":        func(c *Config) { c.TreeBudget = 1 },
-		"backends":    func(c *Config) { c.Backends = []Backend{{URL: "nonsense"}} },
+	for name, change := range map[string]func(*config.Config){
+		"strategy":    func(c *config.Config) { c.Strategy = "fastest" },
+		"secret_file": func(c *config.Config) { c.SecretFile = "/does/not/exist" },
+		"tls_cert":    func(c *config.Config) { c.TLSCert, c.TLSKey = "/does/not/exist", "/does/not/exist" },
+		"ca_file":     func(c *config.Config) { c.Backends = []config.Backend{{URL: "https://h", CAFile: "/does/not/exist"}} },
+		"tree":        func(c *config.Config) { c.TreeBudget = 1 },
+		"backends":    func(c *config.Config) { c.Backends = []config.Backend{{URL: "nonsense"}} },
 	} {
 		c := testConfig()
 		change(&c)

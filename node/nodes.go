@@ -77,7 +77,7 @@ func nodeStatus(p *gossip.Peer) admin.NodeStatus {
 	}
 }
 
-func (n *Node) GossipStatus() *admin.GossipStatus {
+func (n *Node) GossipStatus(facts bool) *admin.GossipStatus {
 	g := n.gossip.Load()
 	if g == nil {
 		return nil
@@ -86,6 +86,9 @@ func (n *Node) GossipStatus() *admin.GossipStatus {
 	s := &admin.GossipStatus{
 		Node: n.name, Stats: g.Stats(), Outbox: admin.OutboxStatus(shared.Outbox), Peers: make(map[string]admin.PeerStatus),
 		Process: g.Members().Self().Incarnation, Position: g.Position(), Unknown: shared.Unknown, BadState: k.malformed.Load(),
+	}
+	if facts {
+		s.Facts = factsStatus(n.tree.FactDigests(now(), n.backends.Numbers()))
 	}
 	for _, p := range g.Peers() {
 		s.Peers[p.Name] = admin.PeerStatus{
@@ -107,11 +110,6 @@ func factsStatus(backends map[uint32]prefixtree.FactSum) *admin.FactsStatus {
 	}
 	s.XOR = fmt.Sprintf("%016x", xor)
 	return s
-}
-
-// Facts digests the live facts about engines; the node must be in a fleet.
-func (n *Node) Facts() *admin.FactsStatus {
-	return factsStatus(n.tree.FactDigests(now(), n.backends.Numbers()))
 }
 
 func milliseconds(d time.Duration) float64 { return math.Round(float64(d)/1e3) / 1e3 }

@@ -35,27 +35,10 @@ func (n *Node) AgreedRules() (raftstore.Rules, error) {
 func (n *Node) SetRules(ctx context.Context, text string, ifVersion *uint64) (*admin.Changed, error) {
 	done, err := n.change(ctx, raftstore.SetRules{Text: text, IfVersion: ifVersion})
 	if err == nil && !done.Changed {
-		done.Version = n.versionOfRules(ctx, n.store.Load(), text)
+		state := awaitState(ctx, n.store.Load(), func(s *raftstore.State) bool { return s.Rules.Text == text })
+		done.Version = state.Rules.Version
 	}
 	return done, err
-}
-
-// versionOfRules is the version of rules with this text; a node that is behind waits for it.
-func (n *Node) versionOfRules(ctx context.Context, s *raftstore.Store, text string) uint64 {
-	ctx, cancel := context.WithTimeout(ctx, ownWait)
-	defer cancel()
-	for {
-		changed := s.Changed()
-		rules := s.State().Rules
-		if rules.Text == text {
-			return rules.Version
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return rules.Version
-		}
-	}
 }
 
 // TransferLeadership makes a voter (name or raft id) the leader; "" is the most advanced one.

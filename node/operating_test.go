@@ -15,10 +15,11 @@ import (
 	"time"
 
 	"grapevine/node/admin"
+	"grapevine/node/config"
 	"grapevine/raftstore"
 )
 
-func startAgreed(t *testing.T, cfg Config) *Node {
+func startAgreed(t *testing.T, cfg config.Config) *Node {
 	t.Helper()
 	n := startNode(t, cfg)
 	eventually(t, "an agreement", func() bool { return n.backends.Roster().Version > 0 })
@@ -140,7 +141,7 @@ func TestKeysStayWhereTheyBelong(t *testing.T) {
 	}
 	own, other := listen(), listen()
 	cfg := testConfig()
-	cfg.Backends = []Backend{{Name: "gpu", URL: own.URL, APIKey: "sesame"}}
+	cfg.Backends = []config.Backend{{Name: "gpu", URL: own.URL, APIKey: "sesame"}}
 	n := startAgreed(t, cfg)
 	change := func(method, path, body string) {
 		t.Helper()
@@ -173,7 +174,7 @@ func TestKeysStayWhereTheyBelong(t *testing.T) {
 func TestRulesOfTheFleet(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig("http://127.0.0.3:1")
-	cfg.Rules = []Rule{{Model: "own", Strategy: "session"}}
+	cfg.Rules = []config.Rule{{Model: "own", Strategy: "session"}}
 	n := startAgreed(t, cfg)
 	c := client(n)
 	if set, err := c.Rules(t.Context()); err != nil || set.Source != "configuration" || !slices.Equal(set.Rules, []admin.RuleStatus{{Model: "own", Strategy: "session"}}) {

@@ -13,8 +13,7 @@ func (n *Node) awaitProven(ctx context.Context) error {
 	n.met.Store(true)
 	s := n.store.Load()
 	s.Poke()
-	deadline := time.NewTimer(n.cfg.WarmDeadline)
-	defer deadline.Stop()
+	deadline := time.After(n.cfg.WarmDeadline)
 	poll := time.NewTicker(joinPoll)
 	defer poll.Stop()
 	for {
@@ -28,7 +27,7 @@ func (n *Node) awaitProven(ctx context.Context) error {
 		n.ready.wait(because("recovered data waits " + s.Status().Waiting))
 		select {
 		case <-poll.C:
-		case <-deadline.C:
+		case <-deadline:
 			n.log.Warn().Str("component", "agreement").Str("for", s.Status().Waiting).Msg("recovered data is not in service yet: serving without it")
 			return nil
 		case <-ctx.Done():

@@ -14,7 +14,7 @@ type Reloaded struct {
 
 // Reload applies settings with Setting.Reload "yes", API keys, and certificate and key files. After
 // an error nothing has changed. Running requests may keep their old limits.
-func (n *Node) Reload(next Config) (Reloaded, error) {
+func (n *Node) Reload(next config.Config) (Reloaded, error) {
 	n.reloadMu.Lock()
 	defer n.reloadMu.Unlock()
 	now := *n.running.Load()
@@ -68,9 +68,9 @@ func (n *Node) Reload(next Config) (Reloaded, error) {
 }
 
 // Running is the configuration in force; read only.
-func (n *Node) Running() *Config { return n.running.Load() }
+func (n *Node) Running() *config.Config { return n.running.Load() }
 
-func sameButKey(a, b Backend) bool {
+func sameButKey(a, b config.Backend) bool {
 	return a.URL == b.URL && a.Name == b.Name && slices.Equal(a.Models, b.Models) && a.Weight == b.Weight &&
 		a.KVTokens == b.KVTokens && a.CAFile == b.CAFile
 }

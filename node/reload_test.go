@@ -21,11 +21,11 @@ import (
 	"grapevine/proxy/policy"
 )
 
-func another(t *testing.T, c *Config, s config.Setting) {
+func another(t *testing.T, c *config.Config, s config.Setting) {
 	t.Helper()
 	var v reflect.Value
-	for i := range reflect.TypeFor[Config]().NumField() {
-		if reflect.TypeFor[Config]().Field(i).Tag.Get("yaml") == s.Key {
+	for i := range reflect.TypeFor[config.Config]().NumField() {
+		if reflect.TypeFor[config.Config]().Field(i).Tag.Get("yaml") == s.Key {
 			v = reflect.ValueOf(c).Elem().Field(i)
 		}
 	}
@@ -34,10 +34,10 @@ func another(t *testing.T, c *Config, s config.Setting) {
 		c.LogLevel = "error"
 		return
 	case "backends":
-		c.Backends = append(c.Backends, Backend{URL: "http://127.0.0.3:9", Name: "more", Weight: 1})
+		c.Backends = append(c.Backends, config.Backend{URL: "http://127.0.0.3:9", Name: "more", Weight: 1})
 		return
 	case "rules":
-		c.Rules = append(c.Rules, Rule{Strategy: "random"})
+		c.Rules = append(c.Rules, config.Rule{Strategy: "random"})
 		return
 	}
 	switch v.Kind() {
@@ -112,7 +112,7 @@ func TestReloadReachesRequests(t *testing.T) {
 	var out bytes.Buffer
 	var outMu sync.Mutex
 	cfg := testConfig()
-	cfg.Backends = []Backend{{URL: s.URL, APIKeyFile: file, Models: []string{"m"}}}
+	cfg.Backends = []config.Backend{{URL: s.URL, APIKeyFile: file, Models: []string{"m"}}}
 	cfg.MetricsInterval, cfg.MaxAttempts = 0, 1
 	cfg.Level = new(config.LogLevel)
 	log, err := config.NewLogger(lockedWriter{&outMu, &out}, false, cfg)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"grapevine/node/admin"
+	"grapevine/raftstore"
 )
 
 func TestRequestsOutliveTheirBackend(t *testing.T) {
@@ -39,7 +40,7 @@ func TestRequestsOutliveTheirBackend(t *testing.T) {
 	for what, change := range map[string]func() error{
 		"removed": func() error { _, err := c.Forced().RemoveBackends(t.Context(), []string{"gpu"}); return err },
 		"moved": func() error {
-			_, err := c.UpdateBackend(t.Context(), "gpu", admin.BackendUpdate{URL: new(next.alias())})
+			_, err := n.UpdateBackend(t.Context(), raftstore.UpdateBackend{Name: "gpu", URL: new(next.alias())}, false)
 			return err
 		},
 	} {

@@ -3,12 +3,13 @@ package node
 import (
 	"testing"
 
+	"grapevine/node/config"
 	"grapevine/raftstore"
 )
 
 func TestRulesInForce(t *testing.T) {
 	cfg := testConfig("http://127.0.0.3:1")
-	cfg.Rules = []Rule{{Model: "own", Strategy: "session"}}
+	cfg.Rules = []config.Rule{{Model: "own", Strategy: "session"}}
 	n, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -26,14 +26,14 @@ func TestSecretFilesAreGuarded(t *testing.T) {
 	word, gossipKey := []byte("a-word-of-more-than-16-bytes"), []byte("MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=\n")
 	for what, tc := range map[string]struct {
 		text []byte
-		set  func(*Config)
+		set  func(*config.Config)
 	}{
-		"secret_file":      {word, func(c *Config) { c.SecretFile = file }},
-		"admin_token_file": {word, func(c *Config) { c.AdminTokenFile = file }},
-		"api_key_file":     {word, func(c *Config) { c.Backends = []Backend{{URL: "http://127.0.0.3:1", APIKeyFile: file}} }},
-		"tls_cert":         {nil, func(c *Config) { c.TLSCert, c.TLSKey = cert, file }},
-		"gossip keys":      {gossipKey, func(c *Config) { c.Gossip, c.GossipKeyFile, c.Secret = "127.0.0.1:0", file, string(word) }},
-		"gossip_cert": {nil, func(c *Config) {
+		"secret_file":      {word, func(c *config.Config) { c.SecretFile = file }},
+		"admin_token_file": {word, func(c *config.Config) { c.AdminTokenFile = file }},
+		"api_key_file":     {word, func(c *config.Config) { c.Backends = []config.Backend{{URL: "http://127.0.0.3:1", APIKeyFile: file}} }},
+		"tls_cert":         {nil, func(c *config.Config) { c.TLSCert, c.TLSKey = cert, file }},
+		"gossip keys":      {gossipKey, func(c *config.Config) { c.Gossip, c.GossipKeyFile, c.Secret = "127.0.0.1:0", file, string(word) }},
+		"gossip_cert": {nil, func(c *config.Config) {
 			c.Gossip, c.GossipCert, c.GossipCertKey, c.GossipCA, c.Secret = "127.0.0.1:0", cert, file, cert, string(word)
 		}},
 	} {
@@ -95,7 +95,7 @@ func TestAPIKeyFile(t *testing.T) {
 	t.Cleanup(s.Close)
 	file := filepath.Join(t.TempDir(), "key")
 	cfg := testConfig()
-	cfg.Backends = []Backend{{URL: s.URL, APIKeyFile: file}}
+	cfg.Backends = []config.Backend{{URL: s.URL, APIKeyFile: file}}
 	for _, text := range []string{"", "two words\n"} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"grapevine/node/config"
 )
 
 func TestTLS(t *testing.T) {
@@ -30,7 +32,7 @@ func TestTLS(t *testing.T) {
 
 	cfg := testConfig()
 	cfg.TLSCert, cfg.TLSKey = certFile, keyFile
-	cfg.Backends = []Backend{{URL: secure.URL, CAFile: certFile}}
+	cfg.Backends = []config.Backend{{URL: secure.URL, CAFile: certFile}}
 	n := startNode(t, cfg)
 	eventually(t, "the engine is asked over TLS", func() bool { return len(n.router.View().Models()) == 1 })
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"grapevine/node/config"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -38,7 +39,7 @@ func (n *Node) anyModel(q *policy.Request, decide func() error) error {
 	return err
 }
 
-func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *Config) (proxy.Config, error) {
+func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Config, error) {
 	headers, err := proxy.ParseResponseHeaders(cfg.ResponseHeaders)
 	if err != nil {
 		return proxy.Config{}, err

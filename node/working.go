@@ -93,7 +93,7 @@ func takesConnection(ctx context.Context, addr string, proxyProtocol bool) error
 		return nil
 	}
 	if _, err := c.Read(make([]byte, 1)); err != nil && timedOut(err) {
-		return errors.New("nobody takes connections")
+		return errors.New("no connection is accepted")
 	}
 	return nil
 }

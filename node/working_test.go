@@ -34,14 +34,16 @@ func TestWorking(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t, "test")
 	a.issue("localhost")
-	for name, change := range map[string]func(*Config){
-		"alone":          func(*Config) {},
-		"PROXY protocol": func(c *Config) { c.ProxyProtocol = true },
-		"TLS":            func(c *Config) { c.TLSCert, c.TLSKey = a.file("localhost"), a.file("localhost-key") },
-		"every address":  func(c *Config) { c.Listen = ":0" },
-		"dead engine":    func(c *Config) { c.Backends = []Backend{{URL: "http://127.0.0.1:1", Models: []string{"m"}}} },
-		"no connections": func(c *Config) { c.MaxConnections = 1 },
-		"in a fleet":     func(c *Config) { *c = fleetConfig("test", nil) },
+	for name, change := range map[string]func(*config.Config){
+		"alone":          func(*config.Config) {},
+		"PROXY protocol": func(c *config.Config) { c.ProxyProtocol = true },
+		"TLS":            func(c *config.Config) { c.TLSCert, c.TLSKey = a.file("localhost"), a.file("localhost-key") },
+		"every address":  func(c *config.Config) { c.Listen = ":0" },
+		"dead engine": func(c *config.Config) {
+			c.Backends = []config.Backend{{URL: "http://127.0.0.1:1", Models: []string{"m"}}}
+		},
+		"no connections": func(c *config.Config) { c.MaxConnections = 1 },
+		"in a fleet":     func(c *config.Config) { *c = fleetConfig("test", nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := testConfig()
@@ -103,7 +105,7 @@ func TestDeafDataPort(t *testing.T) {
 	}
 	own := n.Addr()
 	n.addr.Store(deaf.Addr().String())
-	finds("data port: nobody takes connections")
+	finds("data port: no connection is accepted")
 	deaf.Close()
 	finds("data port: dial tcp")
 	n.addr.Store(own)
@@ -251,10 +253,10 @@ func TestReload(t *testing.T) {
 
 func TestDiffering(t *testing.T) {
 	a := config.Default()
-	a.Backends = []Backend{{URL: "http://a:1"}}
+	a.Backends = []config.Backend{{URL: "http://a:1"}}
 	b := config.Default()
-	b.Backends = []Backend{{URL: "http://a:1", Name: "a:1", Weight: 1}}
-	for _, c := range []*Config{&a, &b} {
+	b.Backends = []config.Backend{{URL: "http://a:1", Name: "a:1", Weight: 1}}
+	for _, c := range []*config.Config{&a, &b} {
 		if err := c.Validate("", nil); err != nil {
 			t.Fatal(err)
 		}

@@ -14,7 +14,7 @@ import (
 // All nodes apply it at once, because it does not travel by gossip.
 type hotBoard struct {
 	sizer  hot.Sizer
-	pools  []hot.Pool
+	pools  []policy.PoolSize
 	next   time.Duration
 	agreed []hot.Prefix
 	made   report.Hot
@@ -29,7 +29,7 @@ func newHotBoard(cfg *Config, pt point, kvTokens int) *hotBoard {
 	}
 	b := &hotBoard{next: hotEvery / 2}
 	b.sizer.Fixed = cfg.HotReplicas
-	b.pools = []hot.Pool{{Backends: cfg.Backends, KVTokens: int64(kvTokens) * int64(cfg.Backends)}}
+	b.pools = []policy.PoolSize{{Backends: cfg.Backends, KVTokens: int64(kvTokens) * int64(cfg.Backends)}}
 	return b
 }
 

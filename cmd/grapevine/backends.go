@@ -71,7 +71,7 @@ func printBackends(out io.Writer, list *admin.BackendList) error {
 		}
 	}
 	if own > 0 {
-		fmt.Fprintln(out, "This is the router's own list: it knows of nothing that the fleet has agreed on (see grapevine raft status).")
+		fmt.Fprintln(out, "This is the router's own list: the fleet's agreed list has not arrived (see grapevine raft status).")
 	}
 	return nil
 }
@@ -195,7 +195,7 @@ func awaitIdle(ctx context.Context, client *admin.Client, names []string, tell f
 	}
 	switch {
 	case !known:
-		return errors.New("the drain stays, but the time is over and the router did not say what runs there")
+		return errors.New("the drain stays, but the time is over and the router did not report the running requests")
 	case last == 0:
 		return fmt.Errorf("the drain stays, but the time is over and nothing must run for %s; nothing does now", idleCalm)
 	}
@@ -238,7 +238,7 @@ type backendsRemoveCmd struct {
 }
 
 func (*backendsRemoveCmd) Help() string {
-	return "What runs there goes on to its end. Take the engine out of the configuration of the routers too: one that starts with it adds it again."
+	return "Running requests finish. Take the engine out of the configuration of the routers too: one that starts with it adds it again."
 }
 
 func (c *backendsRemoveCmd) Run(s *streams) error {

@@ -222,7 +222,7 @@ func TestAwaitIdle(t *testing.T) {
 		"silent": {func(_ http.ResponseWriter, r *http.Request, over func()) {
 			over()
 			<-r.Context().Done()
-		}, "did not say what runs there"},
+		}, "did not report the running requests"},
 		"fails": {func(w http.ResponseWriter, _ *http.Request, _ func()) { w.WriteHeader(http.StatusBadGateway) }, "the wait has ended: admin API"},
 	} {
 		ctx, over := context.WithCancel(t.Context())

@@ -54,7 +54,7 @@ func (s *Server) refusal(r *http.Request) *Refusal {
 	if s.TokenFile != "" {
 		token, err := ReadToken(s.TokenFile)
 		if err != nil {
-			return &Refusal{Status: http.StatusInternalServerError, Reason: err.Error(), Remedy: "put the file in order: nobody is let in without it"}
+			return &Refusal{Status: http.StatusInternalServerError, Reason: err.Error(), Remedy: "correct the file: without it the admin API refuses all clients"}
 		}
 		scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 		want, got := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(strings.TrimSpace(given)))

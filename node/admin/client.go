@@ -96,11 +96,6 @@ func (c *Client) SetBackendState(ctx context.Context, names []string, action, re
 	return send[Changed](ctx, c, http.MethodPatch, path, stateChange{Names: names, Action: action, Reason: reason})
 }
 
-// UpdateBackend changes a backend; its engine must answer at a new URL.
-func (c *Client) UpdateBackend(ctx context.Context, name string, change BackendUpdate) (*Changed, error) {
-	return send[Changed](ctx, c, http.MethodPatch, "/backends/"+url.PathEscape(name), change)
-}
-
 // RemoveBackends removes all backends or none.
 func (c *Client) RemoveBackends(ctx context.Context, names []string) (*Changed, error) {
 	query := url.Values{"name": names}

@@ -14,14 +14,10 @@ import (
 )
 
 func (s *Server) gossip(r *http.Request) (*GossipStatus, error) {
-	st := s.Service.GossipStatus()
-	if st == nil {
-		return nil, ErrAlone
+	if st := s.Service.GossipStatus(r.URL.Query().Get("facts") == "1"); st != nil {
+		return st, nil
 	}
-	if r.URL.Query().Get("facts") == "1" {
-		st.Facts = s.Service.Facts()
-	}
-	return st, nil
+	return nil, ErrAlone
 }
 
 func (s *Server) explain(r *http.Request) (*Receipt, error) {
@@ -52,12 +48,10 @@ func (s *Server) explain(r *http.Request) (*Receipt, error) {
 }
 
 func (s *Server) listBackends(r *http.Request) (*BackendList, error) {
-	consistent, err := isSet(r, "consistent")
-	if err == nil && consistent {
-		err = s.Service.CatchUp(r.Context())
-	}
-	if err != nil {
-		return nil, err
+	if isSet(r, "consistent") {
+		if err := s.Service.CatchUp(r.Context()); err != nil {
+			return nil, err
+		}
 	}
 	return s.Service.BackendList(), nil
 }
@@ -67,10 +61,6 @@ type newBackends struct {
 }
 
 func (s *Server) addBackends(r *http.Request, body *newBackends) (*Changed, error) {
-	force, err := isSet(r, "force")
-	if err != nil {
-		return nil, err
-	}
 	list := make([]NewBackend, len(body.Backends))
 	for i, text := range body.Backends {
 		place := fmt.Sprintf("backends[%d]", i)
@@ -84,7 +74,7 @@ func (s *Server) addBackends(r *http.Request, body *newBackends) (*Changed, erro
 	if len(list) == 0 {
 		return nil, invalid("backends", `send {"backends":[{"url":"http://host:port"}]}`, "names none")
 	}
-	return s.Service.AddBackends(r.Context(), list, force)
+	return s.Service.AddBackends(r.Context(), list, isSet(r, "force"))
 }
 
 func completeNew(b *NewBackend, place string) error {
@@ -117,15 +107,10 @@ func (s *Server) setBackendState(r *http.Request, body *stateChange) (*Changed, 
 	if !ok {
 		return nil, invalid("action", "write drain, resume, down or up", "%q is none", body.Action)
 	}
-	force, err := isSet(r, "force")
-	if err != nil {
-		return nil, err
-	}
-	return s.Service.SetBackendState(r.Context(), body.Names, action, body.Reason, force)
+	return s.Service.SetBackendState(r.Context(), body.Names, action, body.Reason, isSet(r, "force"))
 }
 
-// BackendUpdate keeps omitted fields.
-type BackendUpdate struct {
+type backendUpdate struct {
 	IfVersion *uint64   `json:"if_version,omitempty"`
 	URL       *string   `json:"url,omitempty"`
 	Models    *[]string `json:"models,omitempty"`
@@ -133,12 +118,9 @@ type BackendUpdate struct {
 	KVTokens  *int64    `json:"kv_tokens,omitempty"`
 }
 
-func (s *Server) updateBackend(r *http.Request, body *BackendUpdate) (*Changed, error) {
-	force, err := isSet(r, "force")
+func (s *Server) updateBackend(r *http.Request, body *backendUpdate) (*Changed, error) {
 	name := r.PathValue("name")
 	switch {
-	case err != nil:
-		return nil, err
 	case body.Weight != nil && !(*body.Weight > 0):
 		return nil, invalid("weight", "write a number above 0", "weight %v is none", *body.Weight)
 	case body.KVTokens != nil && *body.KVTokens < 0:
@@ -153,7 +135,7 @@ func (s *Server) updateBackend(r *http.Request, body *BackendUpdate) (*Changed, 
 	}
 	return s.Service.UpdateBackend(r.Context(), raftstore.UpdateBackend{
 		Name: name, IfVersion: body.IfVersion, URL: body.URL, Models: body.Models, Weight: body.Weight, KVTokens: body.KVTokens,
-	}, force)
+	}, isSet(r, "force"))
 }
 
 func (s *Server) removeBackends(r *http.Request) (*Changed, error) {
@@ -161,11 +143,7 @@ func (s *Server) removeBackends(r *http.Request) (*Changed, error) {
 	if len(names) == 0 || slices.Contains(names, "") {
 		return nil, invalid("name", "write ?name=A&name=B", "names no backend")
 	}
-	force, err := isSet(r, "force")
-	if err != nil {
-		return nil, err
-	}
-	return s.Service.RemoveBackends(r.Context(), names, force)
+	return s.Service.RemoveBackends(r.Context(), names, isSet(r, "force"))
 }
 
 type rulesRequest struct {
@@ -174,10 +152,7 @@ type rulesRequest struct {
 }
 
 func (s *Server) putRules(r *http.Request, body *rulesRequest) (*RuleChange, error) {
-	dry, err := isSet(r, "dry_run")
-	if err != nil {
-		return nil, err
-	}
+	dry := isSet(r, "dry_run")
 	if _, err := config.ParseRules(body.Text); err != nil {
 		return nil, refusalOfConfig(err)
 	}

@@ -92,7 +92,8 @@ func strictJSON(text []byte, place string, into any) error {
 	return invalid(within(place, "body"), "", "%s", text2)
 }
 
-// only rejects other query parameters; a misspelt ?dryrun would otherwise apply the change.
+// only rejects other query parameters, since a misspelt ?dryrun would apply the change, and requires
+// that all but name are booleans.
 func only(next http.HandlerFunc, parameters ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		given, err := url.ParseQuery(r.URL.RawQuery)
@@ -105,24 +106,19 @@ func only(next http.HandlerFunc, parameters ...string) http.HandlerFunc {
 				invalid(name, "see docs/openapi.yaml for the parameters there are", "is an unknown parameter").write(w)
 				return
 			}
+			if name != "name" && !slices.Contains([]string{"", "0", "1", "false", "true"}, given.Get(name)) {
+				invalid(name, "write "+name+"=true", "%q is neither true nor false", given.Get(name)).write(w)
+				return
+			}
 		}
 		next(w, r)
 	}
 }
 
-// isSet reads a boolean parameter; without a value it is true.
-func isSet(r *http.Request, name string) (bool, error) {
+// isSet reads a boolean parameter that only has checked; without a value it is true.
+func isSet(r *http.Request, name string) bool {
 	values, ok := r.URL.Query()[name]
-	if !ok {
-		return false, nil
-	}
-	switch values[0] {
-	case "", "1", "true":
-		return true, nil
-	case "0", "false":
-		return false, nil
-	}
-	return false, invalid(name, "write "+name+"=true", "%q is neither true nor false", values[0])
+	return ok && values[0] != "0" && values[0] != "false"
 }
 
 func within(place, field string) string {

@@ -16,8 +16,7 @@ type Service interface {
 	BackendList() *BackendList
 	CatchUp(context.Context) error
 	NodeList() *NodeList
-	GossipStatus() *GossipStatus // nil without a fleet
-	Facts() *FactsStatus         // scans all facts; only in a fleet
+	GossipStatus(facts bool) *GossipStatus // nil without a fleet; facts: scan all facts
 	Rules() *RuleSet
 	AgreedRules() (raftstore.Rules, error)
 	Raft() (*RaftStatus, error)

@@ -15,7 +15,7 @@ var byteUnits = []struct {
 	size   int64
 }{
 	// Longest suffix first: "KiB" ends in "B" too.
-	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30},
+	{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10},
 	{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"B", 1},
 }
 
@@ -41,12 +41,9 @@ func (b Bytes) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 
 // String uses the largest binary unit that divides b.
 func (b Bytes) String() string {
-	for _, u := range []struct {
-		suffix string
-		size   Bytes
-	}{{"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}} {
-		if b != 0 && b%u.size == 0 {
-			return strconv.FormatInt(int64(b/u.size), 10) + u.suffix
+	for _, u := range byteUnits[:3] {
+		if b != 0 && int64(b)%u.size == 0 {
+			return strconv.FormatInt(int64(b)/u.size, 10) + u.suffix
 		}
 	}
 	return strconv.FormatInt(int64(b), 10)

@@ -73,7 +73,7 @@ func (c *Config) checkFleet(bad complain) {
 		case err != nil:
 			bad("gossip_advertise", "write HOST:PORT as the other nodes reach it", "%q: %v", c.GossipAdvertise, err)
 		case net.ParseIP(host).IsUnspecified():
-			bad("gossip_advertise", "write HOST:PORT as the other nodes reach it", "%q is nobody's address", c.GossipAdvertise)
+			bad("gossip_advertise", "write HOST:PORT as the other nodes reach it", "%q is not the address of one host", c.GossipAdvertise)
 		}
 	}
 	if c.Secret == "" && c.SecretFile == "" {
@@ -119,8 +119,8 @@ func (c *Config) checkFleetKeys(bad complain) {
 	case c.GossipKeyFile != "" && c.GossipInsecure:
 		bad("gossip_insecure", "keep one", "gossip_key_file and gossip_insecure are both given")
 	case c.GossipKeyFile == "" && !c.GossipInsecure && !loopback(host):
-		bad("gossip_key_file", "make one with grapevine keys generate --out FILE and copy it to every node (or gossip_insecure, where everybody on the network may be a node)",
-			"is missing, and %s is open to others: whoever reaches it could join", c.GossipAddr())
+		bad("gossip_key_file", "make one with grapevine keys generate --out FILE and copy it to every node (or gossip_insecure, where any host of the network may join)",
+			"is missing, and %s is open to other hosts: any of them could join", c.GossipAddr())
 	}
 	given := 0
 	for _, file := range []string{c.GossipCert, c.GossipCertKey, c.GossipCA} {

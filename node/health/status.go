@@ -12,10 +12,6 @@ func (c *Checker) Verdict(e *backends.Engine) (Verdict, bool) {
 	return c.board.Verdict(e.Key, time.Now())
 }
 
-var ailmentNames = [...]string{
-	engine.Alive: "ok", engine.Refused: "refused", engine.NoRoute: "connect", engine.Silent: "timeout", engine.Broken: "reset", engine.Sick: "5xx", engine.Untrusted: "tls",
-}
-
 func (c *Checker) Collect(s metrics.Scrape) {
 	failing := s.Gauge("backend_failing", "1 while this node's own probes or requests find the backend failing.", "backend")
 	avoided := s.Gauge("backend_reported", "1 while this node avoids the backend because of probes or of peers' reports.", "backend")
@@ -25,7 +21,11 @@ func (c *Checker) Collect(s metrics.Scrape) {
 		avoided(metrics.Bool(v.Avoid), e.Name)
 	}
 	probes := s.Counter("probes_total", "Probes of this node, by result.", "found")
-	for found, name := range ailmentNames {
+	for found := range c.probes {
+		name := "ok"
+		if found != int(engine.Alive) {
+			name = reasonOf[found].String()
+		}
 		probes(float64(c.probes[found].Load()), name)
 	}
 	commits := s.Counter("health_writes_total", "Backends that this node's health checks changed in the agreed state: down, up, or generation (the engine restarted).", "what")

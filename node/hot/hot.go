@@ -9,13 +9,6 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// Pool is the backends of one model, or those for any model.
-type Pool struct {
-	Key      uint64
-	Backends int
-	KVTokens int64 // total KV capacity; 0: unknown
-}
-
 type Prefix struct {
 	policy.HotPrefix
 	Since   prefixtree.Time

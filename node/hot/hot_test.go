@@ -85,14 +85,14 @@ func TestMoreWorkIsNoFewerReplicas(t *testing.T) {
 type fleet struct {
 	t       *testing.T
 	sizer   *Sizer
-	pool    Pool
+	pool    policy.PoolSize
 	agreed  []Prefix
 	now     prefixtree.Time
 	changes []prefixtree.Time
 }
 
 func newFleet(t *testing.T) *fleet {
-	return &fleet{t: t, sizer: new(Sizer), pool: Pool{Backends: 16, KVTokens: 16 * 1_000_000}, now: t0}
+	return &fleet{t: t, sizer: new(Sizer), pool: policy.PoolSize{Backends: 16, KVTokens: 16 * 1_000_000}, now: t0}
 }
 
 func (f *fleet) replicas() int {
@@ -112,7 +112,7 @@ func (f *fleet) step(active, all float64) {
 	if active == 0 {
 		delete(sum, Key{0, 5})
 	}
-	for _, c := range f.sizer.Decide(f.now, []Pool{f.pool}, sum, f.agreed) {
+	for _, c := range f.sizer.Decide(f.now, []policy.PoolSize{f.pool}, sum, f.agreed) {
 		if c.Anchor != 5 || c.Tokens != 8000 {
 			f.t.Fatalf("change of %x, %d tokens", c.Anchor, c.Tokens)
 		}
@@ -231,10 +231,10 @@ func TestNewLeader(t *testing.T) {
 	}
 	z := new(Sizer)
 	p := f.agreed
-	if c := z.Decide(p[0].Expires-1, []Pool{f.pool}, Sum{}, p); len(c) != 0 {
+	if c := z.Decide(p[0].Expires-1, []policy.PoolSize{f.pool}, Sum{}, p); len(c) != 0 {
 		t.Errorf("not expired: %+v", c)
 	}
-	if c := z.Decide(p[0].Expires, []Pool{f.pool}, Sum{}, p); len(c) != 1 || !c[0].Remove || c[0].Anchor != 5 {
+	if c := z.Decide(p[0].Expires, []policy.PoolSize{f.pool}, Sum{}, p); len(c) != 1 || !c[0].Remove || c[0].Anchor != 5 {
 		t.Errorf("expired: %+v", c)
 	}
 }
@@ -262,7 +262,7 @@ func TestClocksDiffer(t *testing.T) {
 func TestPrefixOfTwoPools(t *testing.T) {
 	var z Sizer
 	var agreed []Prefix
-	pools := []Pool{{Key: 1, Backends: 16}, {Key: 9, Backends: 8}}
+	pools := []policy.PoolSize{{Pool: 1, Backends: 16}, {Pool: 9, Backends: 8}}
 	for i := range 100 {
 		now := t0 + prefixtree.Time(i*Every)
 		sum := Sum{}
@@ -287,7 +287,7 @@ func TestConversationsAreNotHot(t *testing.T) {
 		sum.Add([]policy.Work{{Requests: 20, Active: 100}, {Anchor: 5, Tokens: 32000, Requests: 10, Fresh: fresh, Prefill: 5, Active: 50}})
 		var changes int
 		for i := range 20 {
-			changes += len(z.Decide(t0+prefixtree.Time(i*Every), []Pool{{Backends: 16}}, sum, nil))
+			changes += len(z.Decide(t0+prefixtree.Time(i*Every), []policy.PoolSize{{Backends: 16}}, sum, nil))
 		}
 		if hot := fresh >= enterFresh; hot != (changes > 0) {
 			t.Errorf("with %v fresh requests a second: %d changes", fresh, changes)
@@ -307,7 +307,7 @@ func TestManyPrefixes(t *testing.T) {
 	var agreed []Prefix
 	for i := range 4 {
 		now := t0 + prefixtree.Time(i*Every)
-		for _, c := range z.Decide(now, []Pool{{Key: 3, Backends: 400}, {Key: 4, Backends: 0}}, sum, agreed) {
+		for _, c := range z.Decide(now, []policy.PoolSize{{Pool: 3, Backends: 400}, {Pool: 4, Backends: 0}}, sum, agreed) {
 			agreed = append(agreed, Prefix{c.HotPrefix, now, now, c.Expires})
 		}
 	}
@@ -339,7 +339,7 @@ func (c *crowd) step(active []float64) {
 	sum := Sum{}
 	sum.Add(works)
 	seen := map[prefixtree.Hash]bool{}
-	for _, d := range c.z.Decide(c.now, []Pool{{Key: 3, Backends: 400}}, sum, c.agreed) {
+	for _, d := range c.z.Decide(c.now, []policy.PoolSize{{Pool: 3, Backends: 400}}, sum, c.agreed) {
 		if seen[d.Anchor] {
 			c.t.Fatalf("two changes of prefix %d in one round", d.Anchor)
 		}

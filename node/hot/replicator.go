@@ -121,14 +121,6 @@ func (h *Replicator) work(at time.Time) Sum {
 	return sum
 }
 
-func (h *Replicator) pools() []Pool {
-	var list []Pool
-	for _, p := range h.cfg.Router.Pools() {
-		list = append(list, Pool{Key: p.Pool, Backends: p.Backends, KVTokens: p.KVTokens})
-	}
-	return list
-}
-
 func (h *Replicator) look(ctx context.Context, s Store, at time.Time) {
 	state := s.State()
 	h.Adopt(state, at)
@@ -162,7 +154,7 @@ func (h *Replicator) decide(leads bool, state *raftstore.State, at time.Time) []
 	if h.sizer == nil {
 		h.sizer = new(Sizer)
 	}
-	return h.sizer.Decide(millis(at), h.pools(), h.work(at), agreedPrefixes(state))
+	return h.sizer.Decide(millis(at), h.cfg.Router.Pools(), h.work(at), agreedPrefixes(state))
 }
 
 func (h *Replicator) tell(ctx context.Context, before *raftstore.State, changes []Change) {
@@ -242,8 +234,8 @@ type Set struct {
 
 func (h *Replicator) Sets(s *raftstore.State, at time.Time) []Set {
 	sum, sizes := h.work(at), make(map[uint64]int)
-	for _, p := range h.pools() {
-		sizes[p.Key] = p.Backends
+	for _, p := range h.cfg.Router.Pools() {
+		sizes[p.Pool] = p.Backends
 	}
 	list := make([]Set, len(s.Hot))
 	for i, p := range agreedPrefixes(s) {

@@ -52,7 +52,7 @@ type past struct {
 }
 
 // Decide returns at most one change per prefix. Call it at interval Every.
-func (z *Sizer) Decide(now prefixtree.Time, pools []Pool, sum Sum, agreed []Prefix) []Change {
+func (z *Sizer) Decide(now prefixtree.Time, pools []policy.PoolSize, sum Sum, agreed []Prefix) []Change {
 	if z.seen == nil {
 		z.seen, z.gone = map[Key]*past{}, map[Key]prefixtree.Time{}
 	}
@@ -93,14 +93,14 @@ type round struct {
 	waiting []Change // hot prefixes without a place
 }
 
-func (r *round) decide(pool Pool) {
-	all := r.sum[Key{pool.Key, 0}].Work
+func (r *round) decide(pool policy.PoolSize) {
+	all := r.sum[Key{pool.Pool, 0}].Work
 	free := memoryShare * float64(pool.KVTokens)
 	if pool.KVTokens <= 0 {
 		free = -1
 	}
-	for _, w := range r.ofPool(pool.Key, r.sum, r.held) {
-		if by, told := r.owner[w.Anchor]; r.covered[w.Anchor] || told && by != pool.Key {
+	for _, w := range r.ofPool(pool.Pool, r.sum, r.held) {
+		if by, told := r.owner[w.Anchor]; r.covered[w.Anchor] || told && by != pool.Pool {
 			continue
 		}
 		p, is := r.held[w.Anchor]
@@ -111,7 +111,7 @@ func (r *round) decide(pool Pool) {
 		} else if r.Fixed > 0 {
 			n.Replicas = min(r.Fixed, pool.Backends)
 		}
-		c, ok := r.look(Key{pool.Key, w.Anchor}, r.now, w, n, heat, p, is)
+		c, ok := r.look(Key{pool.Pool, w.Anchor}, r.now, w, n, heat, p, is)
 		switch {
 		case ok && !is && r.used >= MaxPrefixes:
 			r.waiting = append(r.waiting, c)
@@ -175,10 +175,10 @@ func (h *past) known(now prefixtree.Time) bool { return h != nil && now-h.since 
 
 // owners returns the pool with most of each prefix's requests: nodes may count a model in different
 // pools while backends change.
-func owners(pools []Pool, sum Sum) map[prefixtree.Hash]uint64 {
+func owners(pools []policy.PoolSize, sum Sum) map[prefixtree.Hash]uint64 {
 	owner := make(map[prefixtree.Hash]uint64)
 	for k, w := range sum {
-		if k.Anchor == 0 || !slices.ContainsFunc(pools, func(p Pool) bool { return p.Key == k.Pool && p.Backends > 1 }) {
+		if k.Anchor == 0 || !slices.ContainsFunc(pools, func(p policy.PoolSize) bool { return p.Pool == k.Pool && p.Backends > 1 }) {
 			continue
 		}
 		by, ok := owner[k.Anchor]

@@ -41,7 +41,7 @@ const sendTimeout = 5 * time.Second
 // Manager is the service manager; nil does nothing. Safe for concurrent use.
 type Manager struct {
 	addr     net.UnixAddr
-	watchdog time.Duration
+	watchdog time.Duration // limit between signs of life; 0: none
 
 	mu   sync.Mutex
 	conn *net.UnixConn // kept open for a process out of descriptors; nil: dial first
@@ -76,14 +76,6 @@ const maxWatchdog = 365 * 24 * time.Hour
 
 // forThisProcess: children inherit the variables.
 func forThisProcess(pid string) bool { return pid == "" || pid == strconv.Itoa(os.Getpid()) }
-
-// Watchdog is the manager's limit between signs of life; 0 is none.
-func (m *Manager) Watchdog() time.Duration {
-	if m == nil {
-		return 0
-	}
-	return m.watchdog
-}
 
 // Send sends the lines as one message. It blocks for at most sendTimeout per attempt.
 func (m *Manager) Send(lines ...string) error {

@@ -136,8 +136,8 @@ func TestEnvironment(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer m.Close()
-			if m.Watchdog() != tc.watchdog {
-				t.Errorf("watchdog %v, want %v", m.Watchdog(), tc.watchdog)
+			if m != nil && m.watchdog != tc.watchdog {
+				t.Errorf("watchdog %v, want %v", m.watchdog, tc.watchdog)
 			}
 		})
 	}

@@ -12,8 +12,8 @@ const statusInterval = 10 * time.Second
 
 // Interval lets one check fail or be slow before the watchdog acts.
 func (m *Manager) Interval() time.Duration {
-	if w := m.Watchdog(); w > 0 {
-		return w / 3
+	if m != nil && m.watchdog > 0 {
+		return m.watchdog / 3
 	}
 	return statusInterval
 }
