@@ -59,10 +59,10 @@ func evident() *evidence {
 	op := func(kind history.Kind, at int64, out history.Output) {
 		e.history = append(e.history, history.Operation{Input: history.Input{Kind: kind, Backend: "b"}, Call: at, Return: at + 1, Output: out})
 	}
-	op(opAdd, 1, history.Output{})
-	op(opDrain, 3, history.Output{})
-	op(opRemove, 5, history.Output{})
-	op(opRead, 7, history.Output{})
+	op(history.Add, 1, history.Output{})
+	op(history.Drain, 3, history.Output{})
+	op(history.Remove, 5, history.Output{})
+	op(history.Read, 7, history.Output{})
 	return e
 }
 
@@ -392,7 +392,7 @@ func TestRemovedWhileANodeStarts(t *testing.T) {
 		for i, op := range []struct {
 			kind history.Kind
 			out  history.Output
-		}{{opAdd, history.Output{}}, {opRemove, history.Output{}}, {opRead, history.Output{Exists: true}}} {
+		}{{history.Add, history.Output{}}, {history.Remove, history.Output{}}, {history.Read, history.Output{Exists: true}}} {
 			at := int64(23*sec) + int64(i)*int64(sec)
 			e.history = append(e.history, history.Operation{Input: history.Input{Kind: op.kind, Backend: name}, Call: at, Return: at + 1, Output: op.out})
 		}
