@@ -109,15 +109,15 @@ func preload(ctx context.Context, t *testing.T, f *fleet.Fleet, placements int) 
 		p := source.next()
 		g.place(p.backend, p.chain)
 	}
-	told, _ := g.tree.FactDigest(now(), 0, math.MaxInt64, g.names)
+	want, _ := g.tree.FactDigest(now(), 0, math.MaxInt64, g.names)
 	for _, n := range f.Nodes() {
 		for {
 			got := factsOf(ctx, t, n).Count
-			if got >= told {
+			if got >= want {
 				break
 			}
 			if err := sleep(ctx, 50*time.Millisecond); err != nil {
-				t.Fatalf("%s has %d of %d facts", n.Name(), got, told)
+				t.Fatalf("%s has %d of %d facts", n.Name(), got, want)
 			}
 		}
 	}

@@ -155,11 +155,11 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 				a.Cached = 990 * (i % 3) / 2
 			}
 		}, []string{"hit-rate-recovers"}},
-		{"an engine that goes on", func(e *evidence) { e.visits["a7"][0].ended = e.attempts[7].End + 1100*time.Millisecond }, []string{"engines-told"}},
-		{"an engine that never ends", func(e *evidence) { e.visits["a7"][0].ended = -1 }, []string{"engines-told"}},
+		{"an engine that goes on", func(e *evidence) { e.visits["a7"][0].ended = e.attempts[7].End + 1100*time.Millisecond }, []string{"departures-end"}},
+		{"an engine that never ends", func(e *evidence) { e.visits["a7"][0].ended = -1 }, []string{"departures-end"}},
 		{"a request long after its client left", func(e *evidence) {
 			e.visits["a7"] = append(e.visits["a7"], visit{engine: "engine-0", began: 9 * sec, ended: 9 * sec, departed: true})
-		}, []string{"engines-told"}},
+		}, []string{"departures-end"}},
 		{"a count that stays", func(e *evidence) { e.quiet.left = []Violation{{0, "node-0", "1 requests in flight"}} }, []string{"counts-return"}},
 		{"goroutines that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{goroutines: 400} }, []string{"resources-return"}},
 		{"descriptors that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{files: 400} }, []string{"resources-return"}},

@@ -120,7 +120,7 @@ func (o *operator) change(ctx context.Context, kind history.Kind, e *fleet.Engin
 }
 
 var (
-	errRefused = errors.New("it is so already")
+	errRefused = errors.New("nothing to change")
 	errNotDone = errors.New("not done")
 	errUnknown = errors.New("outcome unknown")
 )
