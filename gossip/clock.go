@@ -1,6 +1,11 @@
 package gossip
 
-import "time"
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+)
 
 // clockSamples is eight seconds of pings: long enough that one met no queue, short enough to follow
 // a slewed clock.
@@ -42,13 +47,7 @@ func (c *clockFilter) best() (s clockSample, ok bool) {
 	if n == 0 {
 		return s, false
 	}
-	s = c.samples[0]
-	for _, o := range c.samples[1:n] {
-		if o.rtt < s.rtt {
-			s = o
-		}
-	}
-	return s, true
+	return slices.MinFunc(c.samples[:n], func(a, b clockSample) int { return cmp.Compare(a.rtt, b.rtt) }), true
 }
 
 // shiftBand is the certain clock difference at which the shift changes. Merging takes the latest
@@ -88,7 +87,7 @@ func (s *subscription) lagged(said, now time.Time) {
 	if age > now.Sub(s.began) {
 		return
 	}
-	s.p.lag = smooth(s.p.lag, age, !s.p.lagged)
+	s.p.Lag = smooth(s.p.Lag, age, !s.p.lagged)
 	s.p.lagged = true
 }
 
@@ -100,9 +99,5 @@ func staleness(lags []time.Duration) time.Duration {
 	if len(lags) == 0 {
 		return 0
 	}
-	i := int(staleQuantile * float64(len(lags)))
-	if float64(i) < staleQuantile*float64(len(lags)) {
-		i++
-	}
-	return lags[max(i, 1)-1]
+	return lags[int(math.Ceil(staleQuantile*float64(len(lags))))-1]
 }

@@ -1,12 +1,12 @@
 package gossip
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -69,7 +69,10 @@ type Exchange struct {
 	state   stateSlot
 	warming warming
 	touched chan struct{}
-	counts  counters
+
+	counting       sync.Mutex // guards the following
+	stats          Stats
+	sent, received [wire.Kinds]uint64
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -92,17 +95,6 @@ const (
 	running
 	stopping
 )
-
-type counters struct {
-	publishedBatches, publishedRecords, publishedBytes atomic.Uint64
-	appliedBatches, appliedRecords, appliedNews        atomic.Uint64
-	appliedBytes, unknownRecords, resumes, missed      atomic.Uint64
-	heldBack, droppedBound, malformed                  atomic.Uint64
-	snapshotsServed, snapshotsTaken, snapshotsRefused  atomic.Uint64
-	snapshotRecords, snapshotBytes                     atomic.Uint64
-	writes, skipped, violations, slow, refused         atomic.Uint64
-	sent, received                                     [wire.Kinds]atomic.Uint64
-}
 
 // New checks cfg and prepares a node; it starts nothing.
 func New(cfg Config) (*Exchange, error) {
@@ -128,24 +120,12 @@ func prepare(cfg Config) (*Exchange, error) {
 		return nil, errors.New("gossip: no knowledge to exchange")
 	}
 	x := &Exchange{
-		touched:   make(chan struct{}, 1),
-		knowledge: cfg.Knowledge, flush: cfg.FlushInterval, deadline: cfg.SnapshotDeadline, clock: cfg.clock, log: cfg.Log,
+		touched: make(chan struct{}, 1), knowledge: cfg.Knowledge, clock: cfg.clock, log: cfg.Log,
+		flush: cmp.Or(cfg.FlushInterval, defaultFlush), deadline: cmp.Or(cfg.SnapshotDeadline, defaultDeadline),
 		peers: map[string]*peer{}, subscribers: map[string]*subscriber{}, stopped: make(chan struct{}),
 		snapshots: make(chan struct{}, maxSnapshots),
 	}
-	if x.flush == 0 {
-		x.flush = defaultFlush
-	}
-	if x.deadline == 0 {
-		x.deadline = defaultDeadline
-	}
-	limit, rate := cfg.JournalBytes, cfg.Budget
-	if limit == 0 {
-		limit = defaultJournal
-	}
-	if rate == 0 {
-		rate = defaultBudget
-	}
+	limit, rate := cmp.Or(cfg.JournalBytes, defaultJournal), cmp.Or(cfg.Budget, defaultBudget)
 	switch {
 	case x.flush < time.Millisecond || x.flush > time.Second:
 		return nil, fmt.Errorf("gossip: flush interval %v is not between 1ms and 1s", x.flush)
@@ -158,7 +138,7 @@ func prepare(cfg Config) (*Exchange, error) {
 	}
 	x.journal = newJournal(limit)
 	x.budget = newBudget(rate, time.Now())
-	x.warming.init()
+	x.warming.done = make(chan struct{})
 	return x, nil
 }
 
@@ -302,13 +282,16 @@ func (x *Exchange) Position() uint64 {
 	return next
 }
 
-func (x *Exchange) sleep(d time.Duration) bool {
+func (x *Exchange) sleep(d time.Duration) bool { return sleep(x.ctx, d) }
+
+// sleep returns false if ctx ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
 		return true
-	case <-x.ctx.Done():
+	case <-ctx.Done():
 		return false
 	}
 }

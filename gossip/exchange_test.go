@@ -279,7 +279,7 @@ func TestLagOfAnIdlePeerIsMeasured(t *testing.T) {
 		defer stopAll(t, nodes)
 		p := nodes[1].peer("n0")
 		p.mu.Lock()
-		p.lag, p.lagged = 10*time.Second, true
+		p.Lag, p.lagged = 10*time.Second, true
 		p.mu.Unlock()
 		time.Sleep(30 * pingInterval)
 		if lag := nodes[1].Peers()[0].Lag; lag > 50*time.Millisecond {

@@ -213,7 +213,7 @@ func TestSubscriberThatFallsBehindTheJournalIsCutOff(t *testing.T) {
 			for j := range 1000 {
 				node.know.learn(uint64(i*1000+j), 1)
 			}
-			if i%10 == 0 {
+			if i%50 == 0 { // rarely: the newer build answers with 4 KB more, which slow writes to the time limit
 				c.Write(wire.AppendPing(nil, 1))
 			}
 			if _, err := c.Read(b); err != nil {
@@ -316,7 +316,7 @@ func TestSnapshotIsNotServedForEver(t *testing.T) {
 			if _, err := c.Read(b); err != nil {
 				t.Fatalf("after %v: %v", time.Since(began), err)
 			}
-			if i%10 == 0 {
+			if i%50 == 0 { // rarely: the newer build answers with 4 KB more, which slow writes to the time limit
 				c.Write(wire.AppendPing(nil, 1))
 			}
 			time.Sleep(100 * time.Millisecond)
@@ -344,7 +344,7 @@ func TestForgedPositionDoesNotPartHonestNodes(t *testing.T) {
 		p.cursor.next = 1<<62 - 1
 		p.mu.Unlock()
 		p.endStream(errGone)
-		until(t, 5*time.Second, "another stream", func() bool { return p.connects.Load() == 2 && p.open() != nil })
+		until(t, 5*time.Second, "another stream", func() bool { return nodes[1].Peers()[0].Connects == 2 && p.open() != nil })
 		nodes[0].know.learn(5, 1)
 		until(t, 5*time.Second, "news of the node that was lied about", func() bool { return nodes[1].know.knows(5) })
 		if n := nodes[1].Stats().Violations; n > 0 {

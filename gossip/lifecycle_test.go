@@ -45,7 +45,7 @@ func TestLifecycle(t *testing.T) {
 		_, _, _ = nodes[0].Peers(), nodes[0].Stats(), nodes[0].Position()
 		until(t, time.Second, "the other one knows that it left", func() bool {
 			p := nodes[1].Peers()
-			return len(p) == 1 && p[0].State.String() == "left" && !p[0].Connected
+			return len(p) == 1 && p[0].State == "left" && !p[0].Connected
 		})
 		nodes[1].stop(t)
 	})
@@ -66,7 +66,7 @@ func TestStreamOfANodeThatLeavesIsReadToItsEnd(t *testing.T) {
 		delayed.Store(true)
 		nodes[0].know.learn(7, 1)
 		nodes[0].stop(t)
-		if p := nodes[1].Peers(); p[0].State.String() != "left" || nodes[1].know.knows(7) {
+		if p := nodes[1].Peers(); p[0].State != "left" || nodes[1].know.knows(7) {
 			t.Fatalf("%v: nothing is tested", p[0].State)
 		}
 		until(t, time.Second, "the last batch", func() bool { return nodes[1].know.knows(7) })

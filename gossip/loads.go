@@ -107,9 +107,3 @@ func (t *loadTable) since(dst []Load, version uint64, full bool) (loads []Load, 
 	}
 	return dst, t.version, t.time, whole
 }
-
-func (t *loadTable) ready() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.index != nil
-}

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"grapevine/gossip/member"
@@ -34,23 +33,16 @@ type peer struct {
 	applying sync.Mutex // orders batches
 	order    sync.Mutex // orders PeerLoad, PeerState and DropPeer
 
-	mu      sync.Mutex // guards the following
-	status  member.Status
-	cancel  context.CancelFunc
-	stream  *subscription
-	cursor  cursor
-	passed  bool
-	void    bool // DropPeer is due
-	clock   clockFilter
-	steady  time.Duration // shift of the peer's times
-	lag     time.Duration
-	lagged  bool
-	heard   time.Time // of the last frame
-	failure string
-
-	received, applied, news, unknown, dropped atomic.Uint64
-	bytes, sent                               atomic.Uint64 // sent excludes the open subscriber stream
-	missed, violations, connects              atomic.Uint64
+	mu     sync.Mutex // guards the following
+	Peer              // what describe does not compute; SentBytes excludes the open subscriber stream
+	cancel context.CancelFunc
+	stream *subscription
+	cursor cursor
+	passed bool
+	void   bool // DropPeer is due
+	clock  clockFilter
+	steady time.Duration // shift of the peer's times
+	lagged bool          // Lag is measured
 }
 
 // cursor is the position in one process's journal. All batches below next were applied or are in a
@@ -69,7 +61,7 @@ func (x *Exchange) onEvent(e member.Event) {
 	p := x.peers[e.Member.Name]
 	if p == nil {
 		if len(x.peers) >= maxPeers {
-			x.counts.refused.Add(1)
+			x.count(&x.stats.Refused, 1)
 			x.log.Error().Str("peer", e.Member.Name).Int("peers", maxPeers).Msg("too many members: no stream to this one")
 			return
 		}
@@ -91,18 +83,18 @@ func (x *Exchange) onEvent(e member.Event) {
 func (x *Exchange) followLocked(p *peer, info member.Info) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	old := p.status
+	old := p.Status
 	if old.State == member.StateAlive && info.Incarnation < old.Incarnation {
 		return // an event of a replaced process
 	}
 	restarted := old.Incarnation != 0 && info.Incarnation != old.Incarnation
-	p.status.Info = info
+	p.Status.Info = info
 	if old.State != member.StateAlive || restarted {
-		p.status.State, p.status.Since = member.StateAlive, time.Now()
+		p.Status.State, p.Status.Since = member.StateAlive, time.Now()
 	}
 	if restarted {
 		x.voidLocked(p)
-		p.heard, p.lagged, p.lag = time.Time{}, false, 0
+		p.LastHeard, p.lagged, p.Lag = time.Time{}, false, 0
 		p.clock, p.steady = clockFilter{}, 0
 	}
 	if p.cancel != nil && !restarted && old.Addr == info.Addr {
@@ -121,10 +113,10 @@ func (x *Exchange) followLocked(p *peer, info member.Info) {
 func (x *Exchange) loseLocked(p *peer, info member.Info, state member.State) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if info.Incarnation < p.status.Incarnation && p.status.State == member.StateAlive {
+	if info.Incarnation < p.Status.Incarnation && p.Status.State == member.StateAlive {
 		return // the death of a replaced process
 	}
-	p.status = member.Status{Info: info, State: state, Since: time.Now()}
+	p.Status = member.Status{Info: info, State: state, Since: time.Now()}
 	if state == member.StateLeft {
 		p.stopDialingLocked() // the open stream may still carry the last batches
 	} else {
@@ -227,11 +219,11 @@ func (p *peer) open() *subscription {
 
 // staleLocked returns the measured lag, or the peer's unusual silence if longer. p.mu is held.
 func (p *peer) staleLocked(now time.Time) time.Duration {
-	last := p.heard
+	last := p.LastHeard
 	if last.IsZero() {
-		last = p.status.Since
+		last = p.Status.Since
 	}
-	return max(p.lag, now.Sub(last)-pingInterval-pingInterval/2)
+	return max(p.Lag, now.Sub(last)-pingInterval-pingInterval/2)
 }
 
 // shift returns the offset added to the peer's times: 0 while unmeasured, close, or beyond
@@ -266,7 +258,7 @@ func (x *Exchange) alive() []*peer {
 	var out []*peer
 	for _, p := range x.peers {
 		p.mu.Lock()
-		if p.status.State == member.StateAlive {
+		if p.Status.State == member.StateAlive {
 			out = append(out, p)
 		}
 		p.mu.Unlock()
@@ -284,15 +276,15 @@ func (x *Exchange) sweepPeers(now time.Time) (nodes int, stale time.Duration) {
 	for name, p := range x.peers {
 		p.mu.Lock()
 		switch {
-		case p.status.State == member.StateAlive:
+		case p.Status.State == member.StateAlive:
 			lags = append(lags, p.staleLocked(now))
 			// After a pause of this process, the stream may hold changes to a void vector. The next
 			// stream begins with a full one.
-			if p.passed && now.Sub(p.heard) > voidAfter {
+			if p.passed && now.Sub(p.LastHeard) > voidAfter {
 				p.endLocked(errSilent)
 				x.voidLocked(p)
 			}
-		case now.Sub(p.status.Since) > forgetAfter:
+		case now.Sub(p.Status.Since) > forgetAfter:
 			delete(x.peers, name)
 		}
 		p.mu.Unlock()

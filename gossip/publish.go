@@ -51,7 +51,7 @@ func (x *Exchange) flushNews(p *publisher, now time.Time) {
 	ms := x.wall(now).UnixMilli()
 	p.loads = x.knowledge.Loads(p.loads[:0])
 	changed, beyond := x.loads.update(p.loads, ms)
-	x.counts.droppedBound.Add(uint64(beyond))
+	x.count(&x.stats.DroppedBound, uint64(beyond))
 	subscribers := x.listSubscribers()
 	left := x.budget.left(now)
 	// Among very many subscribers half a bucket suffices; its debt is paid before the next flush.
@@ -62,7 +62,7 @@ func (x *Exchange) flushNews(p *publisher, now time.Time) {
 			limit = min(limit, max(left/n, minDrain))
 		}
 		if left < enough {
-			x.counts.heldBack.Add(1)
+			x.count(&x.stats.DroppedBudget, 1)
 			break
 		}
 		payload, records := x.knowledge.Drain(p.drain[:0], limit)
@@ -72,7 +72,7 @@ func (x *Exchange) flushNews(p *publisher, now time.Time) {
 		}
 		if len(payload) > limit || records > wire.MaxRecords {
 			x.log.Error().Int("bytes", len(payload)).Int("limit", limit).Int("records", records).Msg("news beyond the bound: dropped")
-			x.counts.malformed.Add(1)
+			x.count(&x.stats.Malformed, 1)
 			break
 		}
 		x.publishBatch(p, payload, records, ms)
@@ -95,9 +95,9 @@ func (x *Exchange) publishBatch(p *publisher, payload []byte, records int, ms in
 	p.next++
 	p.body = b.AppendBody(p.body[:0])
 	x.journal.append(p.body, p.time)
-	x.counts.publishedBatches.Add(1)
-	x.counts.publishedRecords.Add(uint64(records))
-	x.counts.publishedBytes.Add(uint64(len(payload)))
+	x.count(&x.stats.PublishedBatches, 1)
+	x.count(&x.stats.PublishedRecords, uint64(records))
+	x.count(&x.stats.PublishedBytes, uint64(len(payload)))
 }
 
 // flushLast waits until the next flush has reached every subscriber that keeps up.
@@ -107,17 +107,7 @@ func (x *Exchange) flushLast(ctx context.Context) {
 	if len(x.listSubscribers()) == 0 {
 		return
 	}
-	wait := func(d time.Duration) bool {
-		t := time.NewTimer(d)
-		defer t.Stop()
-		select {
-		case <-t.C:
-			return true
-		case <-ctx.Done():
-			return false
-		}
-	}
-	for more := wait(x.flush + time.Millisecond); more; more = wait(5 * time.Millisecond) {
+	for more := sleep(ctx, x.flush+time.Millisecond); more; more = sleep(ctx, 5*time.Millisecond) {
 		_, next := x.journal.position()
 		behind := 0
 		for _, d := range x.listSubscribers() {
@@ -178,12 +168,7 @@ func (x *Exchange) keepHouse() {
 }
 
 // Touch sends Knowledge's State soon. It does not block.
-func (x *Exchange) Touch() {
-	select {
-	case x.touched <- struct{}{}:
-	default:
-	}
-}
+func (x *Exchange) Touch() { wake(x.touched) }
 
 func (x *Exchange) publishState() {
 	var scratch []byte
@@ -216,7 +201,7 @@ func (x *Exchange) collectState(scratch []byte, now time.Time) []byte {
 	blob := x.knowledge.State(scratch[:0])
 	if len(blob) > wire.MaxState {
 		x.log.Error().Int("bytes", len(blob)).Int("limit", wire.MaxState).Msg("state beyond the bound: not sent")
-		x.counts.malformed.Add(1)
+		x.count(&x.stats.Malformed, 1)
 		return blob[:0]
 	}
 	if x.state.set(blob, x.wall(now).UnixMilli()) {

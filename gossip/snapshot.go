@@ -1,6 +1,7 @@
 package gossip
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -21,10 +22,9 @@ type offer struct {
 	request uint64
 	frame   []byte // to be sent next; empty: sent
 	last    bool
-	taken   chan struct{} // capacity 1
-	stop    chan struct{} // closed when the subscriber cancels
-	stopped bool
-	until   time.Time
+	taken   chan struct{}   // capacity 1
+	ctx     context.Context // ends with the subscriber's wish for it, and after intakeTimeout
+	cancel  context.CancelFunc
 }
 
 // offerSnapshot starts a snapshot or refuses it. A subscriber may have one at a time.
@@ -34,9 +34,11 @@ func (d *subscriber) offerSnapshot(request uint64) error {
 	if d.offer != nil {
 		return errTooMany
 	}
-	o := &offer{request: request, taken: make(chan struct{}, 1), stop: make(chan struct{}), until: time.Now().Add(intakeTimeout)}
+	o := &offer{request: request, taken: make(chan struct{}, 1)}
+	o.ctx, o.cancel = context.WithTimeout(d.x.ctx, intakeTimeout)
 	d.offer = o
 	refuse := func(why wire.Outcome) error {
+		o.cancel()
 		o.frame, o.last = wire.AppendSnapshotDone(nil, request, why), true
 		d.poke()
 		return nil
@@ -46,13 +48,13 @@ func (d *subscriber) offerSnapshot(request uint64) error {
 	}
 	if d.x.warming.learning() {
 		// Warm by the deadline alone: partial knowledge must not pass for the whole.
-		d.x.counts.snapshotsRefused.Add(1)
+		d.x.count(&d.x.stats.SnapshotsRefused, 1)
 		return refuse(wire.Busy)
 	}
 	select {
 	case d.x.snapshots <- struct{}{}:
 	default:
-		d.x.counts.snapshotsRefused.Add(1)
+		d.x.count(&d.x.stats.SnapshotsRefused, 1)
 		return refuse(wire.Busy)
 	}
 	if !d.x.spawn(func() { d.sendSnapshot(o) }) {
@@ -65,15 +67,15 @@ func (d *subscriber) offerSnapshot(request uint64) error {
 func (d *subscriber) cancelSnapshot(request uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if o := d.offer; o != nil && o.request == request && !o.stopped {
-		o.stopped = true
-		close(o.stop)
+	if o := d.offer; o != nil && o.request == request {
+		o.cancel()
 	}
 }
 
 // sendSnapshot reads the positions first, so that the pages contain at least what they promise.
 func (d *subscriber) sendSnapshot(o *offer) {
 	defer func() { <-d.x.snapshots }()
+	defer o.cancel()
 	began := time.Now()
 	positions, size := d.x.positions(), uint64(max(0, d.x.knowledge.SnapshotSize()))
 	whole := d.put(o, false, func(b []byte) []byte { return wire.AppendSnapshotHead(b, o.request, size, positions) })
@@ -83,7 +85,7 @@ func (d *subscriber) sendSnapshot(o *offer) {
 		d.x.knowledge.Snapshot(limit, func(page []byte, records int) bool {
 			if len(page) > limit || records < 0 || records > wire.MaxRecords {
 				d.x.log.Error().Int("bytes", len(page)).Int("limit", limit).Msg("page beyond the bound: left out")
-				d.x.counts.malformed.Add(1)
+				d.x.count(&d.x.stats.Malformed, 1)
 				return true
 			}
 			whole = d.put(o, false, func(b []byte) []byte { return wire.AppendPage(b, o.request, records, page) })
@@ -97,7 +99,7 @@ func (d *subscriber) sendSnapshot(o *offer) {
 	}
 	d.put(o, true, func(b []byte) []byte { return wire.AppendSnapshotDone(b, o.request, how) })
 	if whole {
-		d.x.counts.snapshotsServed.Add(1)
+		d.x.count(&d.x.stats.SnapshotsServed, 1)
 		d.x.log.Info().Str("peer", d.who.name).Int("records", total).Dur("dur_ms", time.Since(began)).Msg("snapshot sent")
 	}
 }
@@ -123,7 +125,7 @@ func (x *Exchange) positions() []wire.Position {
 func (d *subscriber) put(o *offer, last bool, add func([]byte) []byte) bool {
 	for {
 		d.mu.Lock()
-		if !last && (o.stopped || time.Now().After(o.until)) {
+		if !last && o.ctx.Err() != nil {
 			d.mu.Unlock()
 			return false
 		}
@@ -134,7 +136,7 @@ func (d *subscriber) put(o *offer, last bool, add func([]byte) []byte) bool {
 			return true
 		}
 		d.mu.Unlock()
-		stop := o.stop
+		stop := o.ctx.Done()
 		if last {
 			stop = nil
 		}
@@ -235,7 +237,8 @@ func (s *subscription) takeSnapshot(kind wire.Kind, body []byte, now time.Time) 
 	if err != nil {
 		return err
 	}
-	s.x.warming.expect(records)
+	s.x.warming.expected.Store(max(records, 1))
+	s.x.warming.records.Store(0)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range positions {
@@ -251,12 +254,12 @@ func (s *subscription) takePage(body []byte) error {
 	}
 	got, err := s.x.knowledge.ApplySnapshot(page, s.p.shift())
 	if err != nil {
-		s.x.counts.malformed.Add(1)
+		s.x.count(&s.x.stats.Malformed, 1)
 		return err
 	}
-	s.x.warming.progress(uint64(records))
-	s.x.counts.snapshotRecords.Add(uint64(got.Records))
-	s.x.counts.snapshotBytes.Add(uint64(len(page)))
-	s.x.counts.unknownRecords.Add(uint64(got.Unknown))
+	s.x.warming.records.Add(uint64(records))
+	s.x.count(&s.x.stats.SnapshotRecords, uint64(got.Records))
+	s.x.count(&s.x.stats.SnapshotBytes, uint64(len(page)))
+	s.x.count(&s.x.stats.UnknownRecords, uint64(got.Unknown))
 	return nil
 }

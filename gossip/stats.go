@@ -1,6 +1,7 @@
 package gossip
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -82,44 +83,35 @@ type Stats struct {
 
 // Stats returns the counters.
 func (x *Exchange) Stats() Stats {
-	c := &x.counts
-	s := Stats{
-		PublishedBatches: c.publishedBatches.Load(), PublishedRecords: c.publishedRecords.Load(), PublishedBytes: c.publishedBytes.Load(),
-		AppliedBatches: c.appliedBatches.Load(), AppliedRecords: c.appliedRecords.Load(), AppliedNews: c.appliedNews.Load(),
-		AppliedBytes: c.appliedBytes.Load(), UnknownRecords: c.unknownRecords.Load(),
-		DroppedBudget: c.heldBack.Load(), DroppedBound: c.droppedBound.Load(), Malformed: c.malformed.Load(),
-		Resumes: c.resumes.Load(), MissedBatches: c.missed.Load(),
-		SnapshotsServed: c.snapshotsServed.Load(), SnapshotsRefused: c.snapshotsRefused.Load(), SnapshotsTaken: c.snapshotsTaken.Load(),
-		SnapshotRecords: c.snapshotRecords.Load(), SnapshotBytes: c.snapshotBytes.Load(),
-		Writes: c.writes.Load(), SkippedFrames: c.skipped.Load(),
-		Violations: c.violations.Load(), SlowPeers: c.slow.Load(), Refused: c.refused.Load(),
-		SentByKind: map[string]uint64{}, ReceivedByKind: map[string]uint64{},
-	}
+	x.counting.Lock()
+	s, sent, received := x.stats, x.sent, x.received
+	x.counting.Unlock()
+	s.SentByKind, s.ReceivedByKind = map[string]uint64{}, map[string]uint64{}
 	for k := range wire.Kinds {
 		kind := wire.Kind(k)
 		if _, known := wire.Limit(kind); !known {
 			continue
 		}
-		s.SentByKind[kind.String()] = c.sent[k].Load()
-		s.ReceivedByKind[kind.String()] = c.received[k].Load()
-		s.SentBytes += c.sent[k].Load()
-		s.ReceivedBytes += c.received[k].Load()
+		s.SentByKind[kind.String()], s.ReceivedByKind[kind.String()] = sent[k], received[k]
+		s.SentBytes += sent[k]
+		s.ReceivedBytes += received[k]
 	}
 	s.JournalBytes, s.JournalBatches = x.journal.size()
 	return s
 }
 
-// wrote counts a write of frames, of which n bytes were written, and debits the budget.
-func (x *Exchange) wrote(now time.Time, frames []byte, n int) {
-	x.budget.spend(now, n)
-	x.counts.writes.Add(1)
-	for len(frames) > 0 {
-		kind, size := wire.Split(frames)
-		if kind < wire.Kinds {
-			x.counts.sent[kind].Add(uint64(size))
-		}
-		frames = frames[size:]
-	}
+// count adds to a field of x.stats.
+func (x *Exchange) count(n *uint64, add uint64) {
+	x.counting.Lock()
+	defer x.counting.Unlock()
+	*n += add
+}
+
+// count adds to a field of p.Peer.
+func (p *peer) count(n *uint64, add uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	*n += add
 }
 
 // Peers lists the other nodes by name, including those gone for up to ten minutes.
@@ -127,10 +119,7 @@ func (x *Exchange) Peers() []Peer {
 	now := time.Now()
 	x.mu.Lock()
 	published := x.Position()
-	subscribers := make(map[string]*subscriber, len(x.subscribers))
-	for name, d := range x.subscribers {
-		subscribers[name] = d
-	}
+	subscribers := maps.Clone(x.subscribers)
 	out := make([]Peer, 0, len(x.peers))
 	for name, p := range x.peers {
 		o := p.describe(now)
@@ -155,15 +144,11 @@ func (p *peer) describe(now time.Time) Peer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	best, _ := p.clock.best()
-	out := Peer{
-		Status: p.status, LastHeard: p.heard, LastError: p.failure, RTT: best.rtt, Offset: best.offset,
-		Connected: p.stream != nil && p.stream.started.Load(),
-		Received:  p.received.Load(), Applied: p.applied.Load(), News: p.news.Load(), Unknown: p.unknown.Load(),
-		Process: p.cursor.incarnation, Position: p.cursor.next, Incomplete: p.cursor.missing > 0,
-		Dropped: p.dropped.Load(), Missed: p.missed.Load(), Violations: p.violations.Load(), Connects: p.connects.Load(),
-		ReceivedBytes: p.bytes.Load(), SentBytes: p.sent.Load(),
-	}
-	if p.status.State == member.StateAlive {
+	out := p.Peer
+	out.RTT, out.Offset, out.Lag = best.rtt, best.offset, 0
+	out.Connected = p.stream != nil && p.stream.started.Load()
+	out.Process, out.Position, out.Incomplete = p.cursor.incarnation, p.cursor.next, p.cursor.missing > 0
+	if p.Status.State == member.StateAlive {
 		out.Lag = p.staleLocked(now)
 	}
 	return out

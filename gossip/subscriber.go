@@ -2,9 +2,10 @@ package gossip
 
 import (
 	"errors"
-	"fmt"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,8 +18,6 @@ const (
 	// replaySpan is how far back a joiner's streams begin: its snapshot may lack other peers'
 	// latest batches.
 	replaySpan = 5 * time.Second
-	// writeTimeout bounds one write: 10 kB/s is too slow for a fleet.
-	writeTimeout = 5 * time.Second
 	// subscriberSilence bounds the silence of a subscriber, which pings.
 	subscriberSilence = 10 * time.Second
 	// fullLoadInterval limits how long an error in a load vector lasts.
@@ -29,8 +28,6 @@ const (
 	// maxPongs exceeds what honest subscribers send within writeTimeout.
 	maxPongs = 16
 )
-
-var errViolation = errors.New("protocol violation")
 
 // subscriber is another node that follows this node's journal. Its reader takes requests; its
 // writer sends answers and the journal from a cursor on. Neither waits for the other.
@@ -68,14 +65,14 @@ func (x *Exchange) serve(c net.Conn, peer member.Info) {
 		return
 	}
 	defer x.wg.Done()
-	err := d.read()
+	err := x.readFrames(c, wire.RequestSize, subscriberSilence, d.take)
 	close(d.done)
 	c.Close()
 	x.dismiss(d)
 	if errors.Is(err, errViolation) {
-		x.counts.violations.Add(1)
+		x.count(&x.stats.Violations, 1)
 		if p := x.peer(d.who.name); p != nil {
-			p.violations.Add(1)
+			p.count(&p.Violations, 1)
 		}
 		x.log.Warn().Str("peer", d.who.name).Err(err).Msg("subscriber's stream closed")
 	}
@@ -90,7 +87,7 @@ func (x *Exchange) admit(d *subscriber) bool {
 	case x.phase != running, d.who.name == x.self.name:
 		return false
 	case old == nil && len(x.subscribers) >= maxPeers:
-		x.counts.refused.Add(1)
+		x.count(&x.stats.Refused, 1)
 		return false
 	case old != nil && old.who.incarnation > d.who.incarnation:
 		return false
@@ -117,26 +114,17 @@ func (x *Exchange) dismiss(d *subscriber) {
 // keepSentLocked adds a stream's bytes to its peer, which counts over reconnections.
 func (x *Exchange) keepSentLocked(d *subscriber) {
 	if p := x.peers[d.who.name]; p != nil {
-		p.sent.Add(d.sent.Swap(0))
+		p.count(&p.SentBytes, d.sent.Swap(0))
 	}
 }
 
 func (x *Exchange) listSubscribers() []*subscriber {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	out := make([]*subscriber, 0, len(x.subscribers))
-	for _, d := range x.subscribers {
-		out = append(out, d)
-	}
-	return out
+	return slices.Collect(maps.Values(x.subscribers))
 }
 
-func (d *subscriber) poke() {
-	select {
-	case d.wake <- struct{}{}:
-	default:
-	}
-}
+func (d *subscriber) poke() { wake(d.wake) }
 
 // position returns the sequence of the next batch; 0 before Subscribe.
 func (d *subscriber) position() uint64 {
@@ -145,42 +133,7 @@ func (d *subscriber) position() uint64 {
 	return d.cursor
 }
 
-func (d *subscriber) read() error {
-	r := wire.NewReader(d.conn, wire.RequestSize)
-	var limit time.Time
-	for {
-		// Setting a deadline costs more than reading a frame.
-		if now := time.Now(); limit.Sub(now) < subscriberSilence*9/10 {
-			limit = now.Add(subscriberSilence)
-			if err := d.conn.SetReadDeadline(limit); err != nil {
-				return err
-			}
-		}
-		kind, body, size, err := r.Next()
-		if err != nil {
-			return blame(err)
-		}
-		d.x.counts.received[kind].Add(uint64(size))
-		if err := d.take(kind, body); err != nil {
-			return fmt.Errorf("%w: %v: %w", errViolation, kind, err)
-		}
-	}
-}
-
-// blame marks a read error as a violation unless the network caused it.
-func blame(err error) error {
-	if errors.Is(err, wire.ErrMalformed) {
-		return fmt.Errorf("%w: %w", errViolation, err)
-	}
-	return err
-}
-
-var (
-	errUnexpected = errors.New("not expected here")
-	errTooMany    = errors.New("more requests than allowed at a time")
-)
-
-func (d *subscriber) take(kind wire.Kind, body []byte) error {
+func (d *subscriber) take(kind wire.Kind, body []byte, _ int, now time.Time) error {
 	switch kind {
 	case wire.KindSubscribe:
 		s, err := wire.DecodeResume(body)
@@ -198,7 +151,7 @@ func (d *subscriber) take(kind wire.Kind, body []byte) error {
 		if len(d.pongs) == maxPongs {
 			return errTooMany
 		}
-		d.pongs = append(d.pongs, wire.Pong{Sent: sent, Received: d.x.wall(time.Now()).UnixNano()})
+		d.pongs = append(d.pongs, wire.Pong{Sent: sent, Received: d.x.wall(now).UnixNano()})
 		d.poke()
 		return nil
 	case wire.KindSnapshot:
@@ -250,7 +203,7 @@ func (d *subscriber) write() {
 		now := time.Now()
 		out, wait, ok := d.fill(buf[:0], now)
 		if buf = out; !ok {
-			d.x.counts.slow.Add(1)
+			d.x.count(&d.x.stats.SlowPeers, 1)
 			d.x.log.Warn().Str("peer", d.who.name).Msg("subscriber is behind the journal: stream closed, it will take a snapshot")
 			return
 		}
@@ -276,14 +229,10 @@ func (d *subscriber) write() {
 }
 
 func (d *subscriber) flush(buf []byte, now time.Time) bool {
-	if d.conn.SetWriteDeadline(now.Add(writeTimeout)) != nil {
-		return false
-	}
-	n, err := d.conn.Write(buf)
-	d.x.wrote(now, buf, n)
+	n, err := d.x.writeFrames(d.conn, now, buf)
 	d.sent.Add(uint64(n))
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		d.x.counts.slow.Add(1)
+		d.x.count(&d.x.stats.SlowPeers, 1)
 		d.x.log.Warn().Str("peer", d.who.name).Dur("dur_ms", writeTimeout).Msg("subscriber reads nothing: stream closed")
 	}
 	return err == nil
@@ -336,12 +285,12 @@ func (d *subscriber) fillPongs(dst []byte, now time.Time) []byte {
 }
 
 func (d *subscriber) fillLoad(dst []byte, now time.Time) []byte {
-	if !d.x.loads.ready() {
-		return dst
-	}
 	full := d.loaded == 0 || !now.Before(d.fullAt)
 	loads, version, ms, full := d.x.loads.since(d.loads[:0], d.loaded, full)
 	d.loads = loads
+	if version == 0 { // no load is known yet
+		return dst
+	}
 	if full {
 		d.fullAt = now.Add(jitter(fullLoadInterval))
 	} else if version == d.loaded {

@@ -61,8 +61,8 @@ func (x *Exchange) subscribe(ctx context.Context, p *peer, info member.Info) {
 			return
 		}
 		if errors.Is(err, errViolation) {
-			x.counts.violations.Add(1)
-			p.violations.Add(1)
+			x.count(&x.stats.Violations, 1)
+			p.count(&p.Violations, 1)
 			pause = violationPause
 			x.log.Warn().Str("peer", p.name).Err(err).Msg("stream from peer closed")
 		} else {
@@ -71,11 +71,7 @@ func (x *Exchange) subscribe(ctx context.Context, p *peer, info member.Info) {
 			}
 			x.log.Debug().Str("peer", p.name).Err(err).Msg("stream from peer ended")
 		}
-		t := time.NewTimer(jitter(pause))
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		if !sleep(ctx, jitter(pause)) {
 			return
 		}
 		pause = min(2*pause, maxPause)
@@ -100,12 +96,12 @@ func (x *Exchange) follow(ctx context.Context, p *peer, info member.Info) error 
 	}
 	p.stream = s
 	p.mu.Unlock()
-	p.connects.Add(1)
+	p.count(&p.Connects, 1)
 	if !x.spawn(s.write) {
 		s.end(errStopped)
 	}
 	s.request()
-	err = s.read()
+	err = x.readFrames(conn, wire.NewsSize, publisherSilence, s.receive)
 	s.end(err)
 	close(s.done)
 	p.mu.Lock()
@@ -144,7 +140,7 @@ func (p *peer) failed(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
-		p.failure = err.Error()
+		p.LastError = err.Error()
 	}
 }
 
@@ -163,10 +159,7 @@ func (s *subscription) sendLocked(add func([]byte) []byte) bool {
 		return false
 	}
 	s.out = add(s.out)
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
+	wake(s.wake)
 	return true
 }
 
@@ -219,50 +212,20 @@ func (s *subscription) write() {
 		if len(out) == 0 {
 			continue
 		}
-		now := time.Now()
-		err := s.conn.SetWriteDeadline(now.Add(writeTimeout))
-		if err == nil {
-			var n int
-			n, err = s.conn.Write(out)
-			s.x.wrote(now, out, n)
-			s.p.sent.Add(uint64(n))
-		}
+		n, err := s.x.writeFrames(s.conn, time.Now(), out)
+		s.p.count(&s.p.SentBytes, uint64(n))
 		if err != nil {
 			return // the reader may still receive the last batches
 		}
 	}
 }
 
-func (s *subscription) read() error {
-	r := wire.NewReader(s.conn, wire.NewsSize)
-	var limit time.Time
-	var skipped uint64
-	for {
-		now := time.Now()
-		if limit.Sub(now) < publisherSilence*9/10 {
-			limit = now.Add(publisherSilence)
-			if err := s.conn.SetReadDeadline(limit); err != nil {
-				return err
-			}
-		}
-		kind, body, size, err := r.Next()
-		if err != nil {
-			return blame(err)
-		}
-		s.x.counts.received[kind].Add(uint64(size))
-		s.p.bytes.Add(uint64(size))
-		if n := r.Skipped(); n != skipped {
-			s.x.counts.skipped.Add(n - skipped)
-			skipped = n
-		}
-		now = time.Now()
-		s.p.mu.Lock()
-		s.p.heard = now
-		s.p.mu.Unlock()
-		if err := s.take(kind, body, now); err != nil {
-			return fmt.Errorf("%w: %v: %w", errViolation, kind, err)
-		}
-	}
+func (s *subscription) receive(kind wire.Kind, body []byte, size int, now time.Time) error {
+	s.p.mu.Lock()
+	s.p.ReceivedBytes += uint64(size)
+	s.p.LastHeard = now
+	s.p.mu.Unlock()
+	return s.take(kind, body, now)
 }
 
 func (s *subscription) take(kind wire.Kind, body []byte, now time.Time) error {
@@ -312,10 +275,10 @@ func (s *subscription) takeStart(body []byte) error {
 	switch {
 	case s.asked.Next == 0: // a joiner takes a snapshot anyway
 	case missed == 0 && s.asked.Next > 1:
-		s.x.counts.resumes.Add(1)
+		s.x.count(&s.x.stats.Resumes, 1)
 	case missed > 0:
-		s.x.counts.missed.Add(missed)
-		s.p.missed.Add(missed)
+		s.x.count(&s.x.stats.MissedBatches, missed)
+		s.p.count(&s.p.Missed, missed)
 		s.x.log.Info().Str("peer", s.p.name).Uint64("batches", missed).Msg("the peer's journal has dropped what this node needs next: taking a snapshot")
 	}
 	s.started.Store(true)
@@ -329,7 +292,7 @@ func (s *subscription) takeBatch(body []byte, now time.Time) error {
 		return err
 	}
 	s.lagged(time.UnixMilli(b.Time), now)
-	s.p.received.Add(uint64(b.Records))
+	s.p.count(&s.p.Received, uint64(b.Records))
 	s.p.applying.Lock()
 	defer s.p.applying.Unlock()
 	s.p.mu.Lock()
@@ -355,18 +318,22 @@ func (s *subscription) apply(b *wire.Batch) error {
 	x, p := s.x, s.p
 	got, err := x.knowledge.Apply(p.name, b.Payload, p.shift())
 	if err != nil {
-		x.counts.malformed.Add(1)
-		p.dropped.Add(uint64(b.Records))
+		x.count(&x.stats.Malformed, 1)
+		p.count(&p.Dropped, uint64(b.Records))
 		return fmt.Errorf("batch %d of %s: %w", b.Sequence, p.name, err)
 	}
-	x.counts.appliedBatches.Add(1)
-	x.counts.appliedRecords.Add(uint64(got.Records))
-	x.counts.appliedNews.Add(uint64(got.News))
-	x.counts.appliedBytes.Add(uint64(len(b.Payload)))
-	x.counts.unknownRecords.Add(uint64(got.Unknown))
-	p.applied.Add(uint64(got.Records))
-	p.news.Add(uint64(got.News))
-	p.unknown.Add(uint64(got.Unknown))
+	x.counting.Lock()
+	x.stats.AppliedBatches++
+	x.stats.AppliedRecords += uint64(got.Records)
+	x.stats.AppliedNews += uint64(got.News)
+	x.stats.AppliedBytes += uint64(len(b.Payload))
+	x.stats.UnknownRecords += uint64(got.Unknown)
+	x.counting.Unlock()
+	p.mu.Lock()
+	p.Applied += uint64(got.Records)
+	p.News += uint64(got.News)
+	p.Unknown += uint64(got.Unknown)
+	p.mu.Unlock()
 	return nil
 }
 
@@ -401,7 +368,7 @@ func (s *subscription) pass(what func()) {
 	p.order.Lock()
 	defer p.order.Unlock()
 	p.mu.Lock()
-	if p.stream != s || p.status.State != member.StateAlive {
+	if p.stream != s || p.Status.State != member.StateAlive {
 		p.mu.Unlock()
 		return
 	}

@@ -192,6 +192,10 @@ type treeKnowledge struct {
 	clock  func() prefixtree.Time
 	truth  *truth
 
+	generations map[prefixtree.Backend]uint32
+	changing    sync.Mutex // one change at a time
+	published   []prefixtree.Fact
+
 	counting sync.Mutex
 	applied  Applied
 	batches  uint64
@@ -201,19 +205,33 @@ type treeKnowledge struct {
 }
 
 func newTreeKnowledge(name string, turn int, clock func() prefixtree.Time, w *truth) (*treeKnowledge, error) {
-	tree, err := prefixtree.New(prefixtree.Config{Budget: 1 << 20, MaxBackends: virtualBackends})
+	k := &treeKnowledge{
+		model: newModel(name), outbox: prefixtree.NewOutbox(0), names: virtualNames{turn}, truth: w,
+		generations: map[prefixtree.Backend]uint32{}, seen: map[batchKey]bool{},
+	}
+	var err error
+	k.tree, err = prefixtree.New(prefixtree.Config{Budget: 1 << 20, MaxBackends: virtualBackends, Changed: func(facts []prefixtree.Fact) {
+		k.published = append(k.published, facts...)
+		k.outbox.Add(facts)
+	}})
 	if err != nil {
 		return nil, err
 	}
-	shown := func() prefixtree.Time {
+	k.clock = func() prefixtree.Time {
 		now := clock()
 		w.show(now)
 		return now
 	}
-	return &treeKnowledge{
-		model: newModel(name), tree: tree, outbox: prefixtree.NewOutbox(0), names: virtualNames{turn}, clock: shown, truth: w,
-		seen: map[batchKey]bool{},
-	}, nil
+	return k, nil
+}
+
+// change returns what a call publishes.
+func (k *treeKnowledge) change(call func()) []prefixtree.Fact {
+	k.changing.Lock()
+	defer k.changing.Unlock()
+	k.published = nil
+	call()
+	return k.published
 }
 
 func (k *treeKnowledge) Drain(dst []byte, limit int) ([]byte, int) {
@@ -241,8 +259,9 @@ func (k *treeKnowledge) Apply(origin string, payload []byte, shift time.Duration
 }
 
 func (k *treeKnowledge) merge(payload []byte, shift time.Duration) (Applied, error) {
-	got, news, err := k.tree.ApplyDeltaNews(payload, k.names, shift, k.clock(), nil)
-	k.outbox.Add(news)
+	var got prefixtree.Applied
+	var err error
+	k.change(func() { got, err = k.tree.ApplyDelta(payload, k.names, shift, k.clock()) })
 	return Applied{Records: got.Records, News: got.News, Unknown: got.Unknown}, err
 }
 
@@ -259,43 +278,46 @@ func (k *treeKnowledge) ApplySnapshot(page []byte, shift time.Duration) (Applied
 // request places a chain and returns its end. cached is the engine's report; -1: none.
 func (k *treeKnowledge) request(backend int, chain []prefixtree.Hash, cached int) (end func(failed bool)) {
 	b, key, trail := k.names.id(backend), virtualKeys[backend], new(prefixtree.TouchHistory)
-	tell := func(at prefixtree.Time, news []prefixtree.Fact) {
-		generation := k.generation(b)
+	tell := func(at prefixtree.Time, change func()) {
+		news, generation := k.change(change), k.generations[b]
 		k.truth.place(k, key, chain, at, generation)
 		for _, f := range news {
 			if f.Kind == prefixtree.Add || f.Kind == prefixtree.Touch {
 				k.truth.place(k, key, chain, f.Time, generation) // just after a fence
 			}
 		}
-		k.outbox.Add(news)
 	}
 	now := k.clock()
-	tell(now, k.tree.RecordNews(b, chain, now, trail, nil))
+	tell(now, func() { k.tree.Record(b, chain, now, trail) })
 	return func(failed bool) {
 		if failed {
-			_, news := k.tree.RevertNews(b, chain, trail, nil)
-			k.outbox.Add(news)
+			k.change(func() { k.tree.Revert(b, chain, trail) })
 			return
 		}
 		now := k.clock()
-		_, news := k.tree.LearnNews(b, chain, trail, cached, now, nil)
-		tell(now, news)
+		tell(now, func() { k.tree.Learn(b, chain, trail, cached, now) })
 	}
 }
 
-func (k *treeKnowledge) generation(b prefixtree.Backend) uint32 {
-	facts := k.tree.AppendFacts(nil, b, []prefixtree.Hash{1}, 1)
-	return facts[0].Generation
-}
-
+// forget merges a fence, as a lost cache publishes it, and sends it to the peers.
 func (k *treeKnowledge) forget(backend int) {
 	k.truth.forget(k, virtualKeys[backend], k.clock())
-	k.outbox.Add(k.tree.ForgetNews(k.names.id(backend), k.clock(), nil))
+	b := k.names.id(backend)
+	fence := []prefixtree.Fact{{Time: k.clock(), Generation: k.generations[b], Backend: b, Kind: prefixtree.Fence}}
+	scratch := prefixtree.NewOutbox(0)
+	scratch.Add(fence)
+	payload, _ := scratch.Drain(nil, prefixtree.MinPayload, k.names)
+	if _, err := k.merge(payload, 0); err != nil {
+		panic(err)
+	}
+	k.outbox.Add(fence)
 }
 
 func (k *treeKnowledge) renew(backend int, generation uint32) {
 	now := k.clock()
-	k.tree.SetGeneration(k.names.id(backend), generation, now)
+	b := k.names.id(backend)
+	k.tree.SetGeneration(b, generation, now)
+	k.generations[b] = max(k.generations[b], generation)
 	k.truth.renew(virtualKeys[backend], now)
 }
 
@@ -303,6 +325,7 @@ func (k *treeKnowledge) begin(generations [virtualBackends]uint32) {
 	now := k.clock()
 	for b, g := range generations {
 		k.tree.SetGeneration(k.names.id(b), g, now)
+		k.generations[k.names.id(b)] = g
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"grapevine/gossip/member"
@@ -30,15 +31,10 @@ type warming struct {
 	done chan struct{} // closed when the node is warm, by knowledge or by deadline
 	once sync.Once
 
-	mu        sync.Mutex
-	complete  bool
-	gaveUp    bool
-	expected  uint64
-	records   uint64
-	positions map[processID]uint64 // batches below were in the last complete snapshot
+	complete, gaveUp  atomic.Bool
+	expected, records atomic.Uint64                        // of the snapshot being received
+	positions         atomic.Pointer[map[processID]uint64] // batches below were in the last complete snapshot
 }
-
-func (w *warming) init() { w.done = make(chan struct{}) }
 
 func (w *warming) warm() bool {
 	select {
@@ -52,59 +48,29 @@ func (w *warming) warm() bool {
 func (w *warming) open() { w.once.Do(func() { close(w.done) }) }
 
 func (w *warming) finish() {
-	w.mu.Lock()
-	w.complete = true
-	w.mu.Unlock()
+	w.complete.Store(true)
 	w.open()
 }
 
 // learning reports whether the node still needs its first snapshot.
-func (w *warming) learning() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return !w.complete && !w.gaveUp
-}
-
-func (w *warming) giveUp() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.gaveUp = true
-}
-
-func (w *warming) expect(records uint64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.expected, w.records = max(records, 1), 0
-}
-
-func (w *warming) progress(records uint64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.records += records
-}
+func (w *warming) learning() bool { return !w.complete.Load() && !w.gaveUp.Load() }
 
 func (w *warming) fraction() float64 {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	expected := w.expected.Load()
 	switch {
-	case w.complete:
+	case w.complete.Load():
 		return 1
-	case w.expected == 0:
+	case expected == 0:
 		return 0
 	}
-	return min(0.99, float64(w.records)/float64(w.expected))
+	return min(0.99, float64(w.records.Load())/float64(expected))
 }
 
 func (w *warming) contained(id processID) uint64 {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.positions[id]
-}
-
-func (w *warming) contains(positions map[processID]uint64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.positions = positions
+	if p := w.positions.Load(); p != nil {
+		return (*p)[id]
+	}
+	return 0
 }
 
 // learn takes a first snapshot, and later one whenever batches are missing. The deadline makes the
@@ -126,7 +92,7 @@ func (x *Exchange) learn() {
 		x.warming.finish()
 	default:
 		x.log.Warn().Msg("no peer could send a snapshot")
-		x.warming.giveUp()
+		x.warming.gaveUp.Store(true)
 	}
 	notBefore := map[processID]time.Time{}
 	for x.sleep(busyPause) {
@@ -282,8 +248,8 @@ func (x *Exchange) takeFrom(s *subscription) wire.Outcome {
 		select {
 		case <-in.end:
 			if in.outcome == wire.Complete {
-				x.counts.snapshotsTaken.Add(1)
-				x.warming.contains(in.positions)
+				x.count(&x.stats.SnapshotsTaken, 1)
+				x.warming.positions.Store(&in.positions)
 				x.clearMissing(in.positions)
 			}
 			return in.outcome

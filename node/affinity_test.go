@@ -98,7 +98,6 @@ func turn(t *testing.T, n *Node, stream bool, conversation []message) (backend, 
 	return backend, reply, -1, -1
 }
 
-// TestConversationStays: every turn goes to the engine that holds the conversation's beginning.
 func TestConversationStays(t *testing.T) {
 	t.Parallel()
 	n := startNode(t, testConfig(startEngine(t), startEngine(t), startEngine(t), startEngine(t)))

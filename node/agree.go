@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"grapevine/gossip"
@@ -65,19 +64,11 @@ func (n *Node) startStore(ctx context.Context) error {
 	if err := s.Start(ctx); err != nil {
 		return err
 	}
-	following, cancel := context.WithCancel(context.Background())
-	var loops sync.WaitGroup
-	loops.Go(func() { n.follow(following, s) })
-	loops.Go(func() { n.proposeOwn(following, s) })
-	n.cleanups.push("agreement", func(context.Context) error {
-		cancel()
-		loops.Wait()
-		return nil
-	})
+	n.run("agreement", func(ctx context.Context) { n.follow(ctx, s) }, func(ctx context.Context) { n.proposeOwn(ctx, s) })
 	return nil
 }
 
-// handOnFirst makes a stop transfer leadership first, while peers are still reachable.
+// handOnFirst makes a stop transfer leadership while peers are still reachable.
 func (n *Node) handOnFirst() {
 	s := n.store.Load()
 	n.cleanups.push("leadership", func(ctx context.Context) error {
@@ -87,11 +78,10 @@ func (n *Node) handOnFirst() {
 	})
 }
 
-// handOnTime is ample: a transfer takes milliseconds.
 const handOnTime = time.Second
 
-// timeToHandOn grants handOnTime even to an expired stop: peers would otherwise wait for an
-// election timeout.
+// timeToHandOn grants handOnTime, ample for a transfer of milliseconds, even to an expired stop:
+// peers would otherwise wait for an election.
 func timeToHandOn(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), handOnTime)
 }
@@ -142,41 +132,17 @@ func (n *Node) follow(ctx context.Context, s *raftstore.Store) {
 	}
 }
 
-// adopt routes by a state. A node with configured backends ignores a state without backends until
-// it has proposed its own or, if the fleet refuses these, until a state with others has come.
+// adopt routes by a state. A node with configured backends ignores one without backends until it
+// has proposed its own or, if the fleet refuses these, until a state with others has come.
 func (n *Node) adopt(s *raftstore.State) {
-	n.adoptMu.Lock()
-	defer n.adoptMu.Unlock()
-	version := n.backends.Roster().Version
-	if s.Version < version {
-		return // a concurrent caller had a newer one
-	}
-	first := version == 0
-	unsaid := !n.proposed.Load() && (first || !n.refused.Load())
+	unsaid := !n.proposed.Load() && (n.backends.Roster().Version == 0 || !n.refused.Load())
 	if s.Version == 0 || len(s.Backends) == 0 && len(n.cfg.Backends) > 0 && unsaid {
 		return
 	}
-	log := n.log.With().Str("component", "agreement").Logger()
 	if err := n.backends.Adopt(s); err != nil {
-		log.Error().Err(err).Uint64("version", s.Version).Msg("the agreed state cannot be taken as it is")
+		n.log.Error().Str("component", "agreement").Err(err).Uint64("version", s.Version).Msg("the agreed state cannot be taken as it is")
 	}
 	n.hot.Adopt(s, time.Now())
-	if first {
-		n.warnOfDifferences(s)
-		log.Info().Str("event", EventStateAdopted).Uint64("version", s.Version).Int("backends", len(s.Backends)).Msg("routing by what the fleet has agreed on")
-	}
-}
-
-func (n *Node) warnOfDifferences(s *raftstore.State) {
-	for i := range n.cfg.Backends {
-		own := &n.cfg.Backends[i]
-		b, ok := s.Backend(own.Name)
-		if !ok || config.SameURL(b.URL, own.URL) && b.Weight == own.Weight {
-			continue
-		}
-		n.log.Warn().Str("component", "agreement").Str("backend", own.Name).Str("agreed_url", b.URL).Float64("agreed_weight", b.Weight).
-			Msg("the configuration has another url or weight than the fleet has agreed on: the latter counts; change it with PATCH /backends/NAME of the admin API")
-	}
 }
 
 // proposeRetry is the pause after a failed proposal; a newer state ends it early.
@@ -201,7 +167,6 @@ func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
 		case err == nil:
 			continue
 		case errors.Is(err, raftstore.ErrInvalid), errors.Is(err, raftstore.ErrTooMany):
-			// While the fleet has no backends, this node keeps its own list.
 			log.Error().Err(err).Msg("the fleet does not take the configured backends")
 			n.refused.Store(true)
 			n.adopt(s.State())
@@ -244,8 +209,8 @@ func missingBackends(s *raftstore.State, own []Backend) (specs []raftstore.Backe
 	return specs
 }
 
-// publish puts a roster, and its view unless nil, into force, under the directory's lock. old is
-// nil for the first roster, and r if only the view is new.
+// publish puts a roster, and its view unless nil, into force, under the directory's lock; see
+// backends.Config.Publish.
 func (n *Node) publish(old, r *backends.Roster, v *policy.View) {
 	if r != old {
 		n.setGenerations(old, r)
@@ -278,7 +243,6 @@ func (n *Node) setGenerations(old, r *backends.Roster) {
 	}
 }
 
-// release frees the number of a removed engine, unless requests run there; see backends.New.
 func (n *Node) release(b prefixtree.Backend) bool {
 	if !n.router.Release(b) {
 		return false
@@ -325,7 +289,6 @@ func (n *Node) agreement() (*raftstore.Store, error) {
 	return nil, admin.ErrNotStarted
 }
 
-// Raft returns this node's view of the Raft group, or an error before the store is open.
 func (n *Node) Raft() (*admin.RaftStatus, error) {
 	s, err := n.agreement()
 	if err != nil {

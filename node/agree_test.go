@@ -19,7 +19,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// founderAddrs are free addresses for founders.
 func founderAddrs(t *testing.T, count int) (addrs []string) {
 	for range count {
 		l, err := net.Listen("tcp", elsewhere())
@@ -32,14 +31,12 @@ func founderAddrs(t *testing.T, count int) (addrs []string) {
 	return addrs
 }
 
-// founding configures the i-th founder.
 func founding(t *testing.T, name string, founders []string, i int, urls ...string) Config {
 	c := fleetConfig(name, nil, urls...)
 	c.DataDir, c.Founders, c.Gossip = t.TempDir(), founders, founders[i]
 	return c
 }
 
-// startAgreeing starts three nodes and awaits one state.
 func startAgreeing(t *testing.T, urls ...string) []*Node {
 	t.Helper()
 	return startAgreeingWith(t, func(*Config) {}, urls...)
@@ -109,7 +106,6 @@ func states(n *Node) map[string]string {
 	return out
 }
 
-// inState: "" means absent.
 func inState(nodes []*Node, name, state string) bool {
 	for _, n := range nodes {
 		if states(n)[name] != state {
@@ -285,7 +281,6 @@ func TestMajorityLost(t *testing.T) {
 	}
 }
 
-// TestRestartKeepsTheAgreement: data_dir keeps backends and generations.
 func TestRestartKeepsTheAgreement(t *testing.T) {
 	t.Parallel()
 	a, b := newFakeEngine(t, "m"), newFakeEngine(t, "m")
@@ -317,7 +312,6 @@ func TestRestartKeepsTheAgreement(t *testing.T) {
 	}
 }
 
-// TestServesBeforeThereIsAnAgreement: a node without a majority routes by its own list.
 func TestServesBeforeThereIsAnAgreement(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -392,7 +386,7 @@ func TestDataDirThatCannotBeUsed(t *testing.T) {
 	}
 }
 
-// TestRecovery: docs/operate.md's steps restore a fleet from one of three nodes.
+// TestRecovery follows docs/operate.md.
 func TestRecovery(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")

@@ -12,8 +12,7 @@ import (
 	"testing"
 )
 
-// newFragileEngine resets requests that say "deadly" and answers 500 to those that say "unlucky",
-// while its probes succeed.
+// newFragileEngine resets "deadly" requests and answers 500 to "unlucky" ones; probes succeed.
 func newFragileEngine(t *testing.T) *httptest.Server {
 	t.Helper()
 	e := newFakeEngine(t, "m")
@@ -42,8 +41,8 @@ func newFragileEngine(t *testing.T) *httptest.Server {
 	return s
 }
 
-// TestBadRequestsTakeNoEngineAway: no client's requests make healthy engines avoided: none by
-// resets, at most one of eight by 500s.
+// TestBadRequestsTakeNoEngineAway: resets make no healthy engine avoided, 500s at most one of
+// eight.
 func TestBadRequestsTakeNoEngineAway(t *testing.T) {
 	t.Parallel()
 	const engines = 8

@@ -12,10 +12,8 @@ import (
 	"grapevine/node/admin"
 )
 
-// maxKeyFile is in bytes.
 const maxKeyFile = 1 << 20
 
-// loadKeyPair requires that member.CheckSecret accepts the key file.
 func loadKeyPair(certFile, keyFile string) (*tls.Certificate, error) {
 	chain, err := os.ReadFile(certFile)
 	if err != nil {
@@ -43,7 +41,6 @@ func (n *Node) readCertificate() (*tls.Certificate, error) {
 	return cert, nil
 }
 
-// useCertificate serves cert from the next handshake on; nil changes nothing.
 func (n *Node) useCertificate(cert *tls.Certificate) {
 	if cert != nil {
 		n.noteCertificate("tls_cert", cert, nil)
@@ -69,8 +66,8 @@ func (n *Node) certificateStatus(at time.Time) *admin.CertificateStatus {
 	return &admin.CertificateStatus{NotBefore: cert.Leaf.NotBefore, NotAfter: cert.Leaf.NotAfter, Problem: certificateProblem(cert.Leaf, at)}
 }
 
-// noteCertificate exports a setting's expiry and warns of a certificate that is invalid now. A
-// certificate equal to before, which may be nil, is skipped.
+// noteCertificate exports a setting's expiry and warns of a certificate that is invalid now, unless
+// it equals before.
 func (n *Node) noteCertificate(setting string, cert, before *tls.Certificate) {
 	if before != nil && bytes.Equal(cert.Leaf.Raw, before.Leaf.Raw) {
 		return

@@ -17,7 +17,7 @@ import (
 )
 
 // change applies a command and waits until this node routes by it, so that the client's next
-// request sees the change. It fails after changeWithin.
+// request sees the change.
 func (n *Node) change(ctx context.Context, c raftstore.Command) (*admin.Changed, error) {
 	s, err := n.agreement()
 	if err != nil {
@@ -93,7 +93,6 @@ const (
 	changeLeast = 1200 * time.Millisecond
 )
 
-// changeBy is the deadline of a change requested at began and ready at now.
 func changeBy(began, now time.Time) time.Time {
 	by := began.Add(changeWithin)
 	if least := now.Add(changeLeast); by.Before(least) {
@@ -113,8 +112,7 @@ func (n *Node) AddBackends(ctx context.Context, specs []raftstore.Backend, force
 	return n.changePlaced(ctx, raftstore.AddBackends{Backends: specs}, func(s *raftstore.State) string { return placeTaken(s, specs) })
 }
 
-// changePlaced applies a command. On ErrExists and ErrNotFound the refusal names the field that
-// place finds in this node's state.
+// changePlaced makes a refusal for ErrExists or ErrNotFound name the field that place finds.
 func (n *Node) changePlaced(ctx context.Context, c raftstore.Command, place func(*raftstore.State) string) (*admin.Changed, error) {
 	done, err := n.change(ctx, c)
 	if s := n.store.Load(); s != nil && (errors.Is(err, raftstore.ErrExists) || errors.Is(err, raftstore.ErrNotFound)) {
@@ -125,7 +123,6 @@ func (n *Node) changePlaced(ctx context.Context, c raftstore.Command, place func
 	return done, err
 }
 
-// placeTaken is the field of the first name or URL in use, "" if none.
 func placeTaken(s *raftstore.State, specs []raftstore.Backend) string {
 	names, urls := make(map[string]bool), make(map[string]bool)
 	for i := range s.Backends {
@@ -144,7 +141,6 @@ func placeTaken(s *raftstore.State, specs []raftstore.Backend) string {
 	return ""
 }
 
-// placeUnknown is the field of the first unknown name, "" if none.
 func placeUnknown(s *raftstore.State, names []string, place func(i int) string) string {
 	for i, name := range names {
 		if _, ok := s.Backend(name); !ok {
@@ -154,7 +150,6 @@ func placeUnknown(s *raftstore.State, names []string, place func(i int) string) 
 	return ""
 }
 
-// checkNew requires distinct gossip keys and, unless forced, engines that answer.
 func (n *Node) checkNew(ctx context.Context, specs []raftstore.Backend, force bool) error {
 	keys := make(map[uint32]string)
 	for _, u := range n.backends.Roster().List {
@@ -185,8 +180,6 @@ const reachTimeout = 4 * time.Second
 
 const reachers = 64
 
-// reach returns errors by index. Any answer below 500 passes; a 5xx may come from a proxy without
-// an engine.
 func (n *Node) reach(ctx context.Context, specs []raftstore.Backend) []error {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
@@ -248,7 +241,6 @@ func (n *Node) RemoveBackends(ctx context.Context, names []string, force bool) (
 	})
 }
 
-// CatchUp makes this node route by every change confirmed before the call.
 func (n *Node) CatchUp(ctx context.Context) error {
 	s, err := n.agreement()
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"time"
 )
 
-// TestChangeBy: a change fails within two seconds unless the engine check took too long.
 func TestChangeBy(t *testing.T) {
 	began := time.Now()
 	for _, test := range []struct{ looked, want time.Duration }{

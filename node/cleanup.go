@@ -16,7 +16,6 @@ type cleanup struct {
 	run  func(context.Context) error
 }
 
-// push must come before the next thing that may fail.
 func (c *cleanups) push(name string, run func(context.Context) error) {
 	c.steps = append(c.steps, cleanup{name, run})
 }

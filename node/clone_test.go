@@ -12,8 +12,6 @@ import (
 	"grapevine/gossip/member"
 )
 
-// TestCopiedDataIsRefused: a node on a copy of a voter's data_dir is refused while that voter
-// lives.
 func TestCopiedDataIsRefused(t *testing.T) {
 	t.Parallel()
 	var original Config

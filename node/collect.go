@@ -6,7 +6,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// collect reports the figures of all parts.
 func (n *Node) collect(s metrics.Scrape) {
 	n.collectRequests(s)
 	n.collectEngines(s)

@@ -10,7 +10,6 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// FuzzView: every valid configuration gives a view.
 func FuzzView(f *testing.F) {
 	for _, seed := range []string{
 		"backends: [http://a, {url: https://b, models: [x], weight: 2}]", "rules: [{path: /x, strategy: random}]",

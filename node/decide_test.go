@@ -88,7 +88,6 @@ func (d *decider) pick(tb testing.TB) prefixtree.Backend {
 	return chosen
 }
 
-// longChat has 32 messages, and escapes as often as code has.
 func longChat(size int) []byte {
 	rnd := rand.New(rand.NewPCG(3, 4))
 	words := []string{"the", "engine", "return", "prefix", "if err != nil {", "router", "of", "request\n\t", "token", "key", "state\n", "with"}

@@ -7,7 +7,6 @@ import (
 	"time"
 )
 
-// TestDiscoveryRoutesByModel: engines get the requests for the models they list.
 func TestDiscoveryRoutesByModel(t *testing.T) {
 	leakCheck(t)
 	a, b := newFakeEngine(t, "llama"), newFakeEngine(t, "qwen")
@@ -21,7 +20,7 @@ func TestDiscoveryRoutesByModel(t *testing.T) {
 	if a.requests.Load() != 0 || b.requests.Load() != 4 {
 		t.Fatalf("%d and %d requests, want 0 and 4", a.requests.Load(), b.requests.Load())
 	}
-	// An unlisted model may have been loaded since: the engine must judge, not the router.
+	// An unlisted model may have been loaded since: the engine must judge.
 	if status, _, _ := chat(t, n, chatBody("mistral", "hello")); status != 200 {
 		t.Fatalf("a model that nobody listed: %d", status)
 	}
@@ -52,7 +51,6 @@ func TestDiscoveryFollowsChanges(t *testing.T) {
 	}
 }
 
-// TestConfiguredModels: configured lists win, and no engine is asked.
 func TestConfiguredModels(t *testing.T) {
 	leakCheck(t)
 	e := newFakeEngine(t, "something", "else")

@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// fakeEngine lists models and answers chat requests with the usage the test wants. For realistic
-// behaviour see chaos/engine.
+// fakeEngine answers with the usage the test wants. For realistic behaviour see chaos/engine.
 type fakeEngine struct {
 	*httptest.Server
 	requests atomic.Int64 // chat requests begun

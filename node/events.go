@@ -17,11 +17,8 @@ const (
 	EventReloaded      = "config_reloaded"
 	EventReloadRefused = "config_refused"
 	EventCertificate   = "certificate_invalid"
-
-	EventStateAdopted = "state_adopted"
 )
 
-// Event is a value of "event" and when it is logged.
 type Event struct{ Name, Meaning string }
 
 // Events is in the order of docs/operate.md, which is generated from it.
@@ -35,7 +32,7 @@ func Events() []Event {
 		{EventReloaded, "SIGHUP: `applied` is in force, `at_next_start` waits."},
 		{EventReloadRefused, "SIGHUP: a wrong configuration changed nothing; `error`."},
 		{EventCertificate, "A certificate of this node has expired or is not valid yet; `problem`."},
-		{EventStateAdopted, "The node now routes by the agreed state, not by its own list."},
+		{backends.EventStateAdopted, "The node now routes by the agreed state, not by its own list."},
 		{backends.EventRulesApplied, "The fleet has other routing rules; `version`."},
 		{backends.EventEngineAdded, "The fleet has a new engine."},
 		{backends.EventEngineRemoved, "An engine was taken out of the fleet."},
@@ -47,10 +44,10 @@ func Events() []Event {
 		{backends.EventEngineRestart, "Its process was restarted: nodes forget its cache."},
 		{health.EventProbesFail, "This node's probes of an engine fail."},
 		{health.EventProbesPass, "They pass again."},
-		{member.Joined.Event(), "Another node is in the fleet."},
-		{member.Updated.Event(), "Its data changed, such as its version."},
-		{member.Left.Event(), "It stopped and told its peers."},
-		{member.Failed.Event(), "It does not answer any more."},
+		{string(member.Joined), "Another node is in the fleet."},
+		{string(member.Updated), "Its data changed, such as its version."},
+		{string(member.Left), "It announced its stop."},
+		{string(member.Failed), "It does not answer any more."},
 		{raftstore.EventLeaderChanged, "Another node leads Raft; `leader`."},
 		{raftstore.EventLeaderLost, "No leader is known: changes wait, routing goes on."},
 	}

@@ -57,7 +57,7 @@ func TestEventsOfAFleet(t *testing.T) {
 	}
 	everywhere(EventStarted, "")
 	everywhere(EventReady, "")
-	everywhere(EventStateAdopted, "")
+	everywhere(backends.EventStateAdopted, "")
 	everywhere("peer_joined", "")
 	everywhere("leader_changed", "")
 	c, ctx := client(nodes[1]), t.Context()

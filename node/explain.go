@@ -24,7 +24,7 @@ func fillReceipt(r *admin.Receipt, d *policy.Decision) {
 	}
 }
 
-// Explain decides without sending or recording the request. header returns nil for absent headers.
+// Explain decides without sending or recording the request; header returns nil for absent headers.
 // Errors: policy.ErrNoBackend, policy.ErrUnknownModel.
 func (n *Node) Explain(path string, header func(name string) []byte, body []byte) (*admin.Receipt, error) {
 	var q policy.Request

@@ -161,7 +161,6 @@ func TestAloneNeverGossips(t *testing.T) {
 	}
 }
 
-// TestConversationAcrossNodes: turns at different nodes reach the same engine.
 func TestConversationAcrossNodes(t *testing.T) {
 	t.Parallel()
 	nodes := startFleet(t, 3, startEngine(t), startEngine(t), startEngine(t), startEngine(t))
@@ -215,7 +214,6 @@ func TestConversationAcrossNodes(t *testing.T) {
 	}
 }
 
-// TestLoadIsTheFleets: nodes count the requests of all live nodes.
 func TestLoadIsTheFleets(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -265,10 +263,12 @@ func TestLoadIsTheFleets(t *testing.T) {
 }
 
 func facts(n *Node) (count, xor uint64) {
-	return n.tree.FactDigest(now(), 0, maxFactTime, n.backends.Numbers())
+	for _, s := range n.tree.FactDigests(now(), n.backends.Numbers()) {
+		count, xor = count+s.Count, xor^s.XOR
+	}
+	return count, xor
 }
 
-// TestRestartedNodeIsWarmBeforeItIsReady: it takes a snapshot before it is ready.
 func TestRestartedNodeIsWarmBeforeItIsReady(t *testing.T) {
 	t.Parallel()
 	urls := []string{"http://127.0.0.1:1", "http://127.0.0.1:2"}
@@ -279,7 +279,7 @@ func TestRestartedNodeIsWarmBeforeItIsReady(t *testing.T) {
 	awaitFleet(t, one, two)
 	const placements, blocks = 3000, 16 // all anchors: six pages
 	for seed := range placements {
-		one.knowledge.shared.Placements.Record(one.backends.Roster().List[seed%2].ID, chain(seed, blocks), now(), nil)
+		one.tree.Record(one.backends.Roster().List[seed%2].ID, chain(seed, blocks), now(), nil)
 	}
 	eventually(t, "the second node has the facts live", func() bool {
 		have, _ := facts(two)
@@ -341,7 +341,6 @@ func TestNotReadyWithAReason(t *testing.T) {
 	}
 }
 
-// TestRefusedStartFails: the error names the difference.
 func TestRefusedStartFails(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -401,7 +400,6 @@ func TestRefusedStartFails(t *testing.T) {
 	}
 }
 
-// TestUnreachableSeedsAreTriedAgain: the first node serves alone until others start.
 func TestUnreachableSeedsAreTriedAgain(t *testing.T) {
 	t.Parallel()
 	reserved, err := net.Listen("tcp", elsewhere())
@@ -506,7 +504,6 @@ func TestSeedsAreThoseOfJoin(t *testing.T) {
 	}
 }
 
-// TestDrainKeepsTheLoadKnown: a draining node's requests count until it leaves.
 func TestDrainKeepsTheLoadKnown(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")

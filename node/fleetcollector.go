@@ -42,7 +42,6 @@ func (n *Node) fleetFigures() *fleetFigures {
 	return f
 }
 
-// countSeeds counts the addresses behind the entries of join and founders by outcome of the last attempt.
 func countSeeds(join []string, attempts []member.SeedError) map[string]int {
 	counts := map[string]int{"joined": 0, "refused": 0, "unreachable": 0}
 	for _, s := range attempts {
@@ -59,11 +58,10 @@ func countSeeds(join []string, attempts []member.SeedError) map[string]int {
 	return counts
 }
 
-// collect makes as many peer series as the fleet has nodes.
 func (f *fleetFigures) collect(s metrics.Scrape) {
 	members := s.Gauge("members", "Nodes of the fleet by state as this node sees them, this one included. Not additive.", "state")
 	for state, count := range f.members {
-		members(float64(count), state.String())
+		members(float64(count), string(state))
 	}
 	seeds := s.Gauge("gossip_seeds", "Addresses of join and founders by the last attempt to reach them: joined, refused or unreachable.", "outcome")
 	for outcome, count := range f.seeds {

@@ -12,7 +12,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// TestChangesComeAfterOwnList: configured backends are committed before an early change.
 func TestChangesComeAfterOwnList(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.1:1", "http://127.0.0.1:2"))
 	if err != nil {
@@ -49,7 +48,6 @@ func TestChangesComeAfterOwnList(t *testing.T) {
 	}
 }
 
-// agree gives an unstarted node a store.
 func agree(t *testing.T, n *Node, cfg raftstore.Config) *raftstore.Store {
 	t.Helper()
 	s, err := raftstore.Open(cfg)
@@ -68,7 +66,6 @@ func agree(t *testing.T, n *Node, cfg raftstore.Config) *raftstore.Store {
 	return s
 }
 
-// TestChangeSaysWhoIsMissing: without a majority, a change fails in time and names missing nodes.
 func TestChangeSaysWhoIsMissing(t *testing.T) {
 	t.Parallel()
 	n, err := New(testConfig("http://127.0.0.1:1"))
@@ -119,7 +116,6 @@ func TestChangeSaysWhoIsMissing(t *testing.T) {
 	}
 }
 
-// TestAnotherFleetIsRefused: a node with the data of one fleet does not start in another.
 func TestAnotherFleetIsRefused(t *testing.T) {
 	t.Parallel()
 	addrs := founderAddrs(t, 2)

@@ -17,12 +17,11 @@ import (
 
 const joinPoll = 20 * time.Millisecond
 
-// defaultNameWait covers failure detection of the node's former process (3 to 4 s, more in large
-// fleets), release of its name (5 s) and the next join attempt (5 s).
+// nameWait covers failure detection of the node's former process (3 to 4 s, more in large fleets),
+// release of its name (5 s) and the next join attempt (5 s).
 const defaultNameWait = 20 * time.Second
 
-// ErrRefused is wrapped by Start's error if the fleet refuses this node or its data directory: the
-// node would otherwise serve alone unnoticed.
+// ErrRefused: the fleet refuses this node or its data directory.
 var ErrRefused = errors.New("the fleet does not take this node")
 
 // gossipConfig contains the listeners' addresses only once they are bound.
@@ -95,7 +94,7 @@ func (n *Node) checkGossip() error {
 }
 
 // startGossip returns when the first seeds have answered or failed, so that a refused node fails
-// here. Unreachable seeds are retried for ever.
+// here.
 func (n *Node) startGossip(ctx context.Context) error {
 	if n.knowledge == nil {
 		return nil
@@ -111,7 +110,6 @@ func (n *Node) startGossip(ctx context.Context) error {
 // reporterSilence is several gossip pings. Health reports of peers silent for longer do not count.
 const reporterSilence = 3 * time.Second
 
-// heardNodes are the live peers whose state arrives.
 func (n *Node) heardNodes() (names []string) {
 	g := n.gossip.Load()
 	if g == nil {
@@ -125,7 +123,6 @@ func (n *Node) heardNodes() (names []string) {
 	return names
 }
 
-// touch sends this node's state to peers now.
 func (n *Node) touch() {
 	if g := n.gossip.Load(); g != nil {
 		g.Touch()
@@ -133,7 +130,7 @@ func (n *Node) touch() {
 }
 
 // awaitSeeds judges the first answers. A taken name or raft id may be this node's former process at
-// another address: awaitSeeds then waits for its release.
+// another address, so awaitSeeds waits for its release.
 func (n *Node) awaitSeeds(ctx context.Context, members *member.List) error {
 	answers, name := time.Now().Add(n.cfg.WarmDeadline), time.Now().Add(n.nameWait)
 	poll := time.NewTicker(joinPoll)
@@ -178,7 +175,7 @@ func judgeSeeds(members *member.List) (taken bool, refused, unreachable error) {
 	return false, refused, unreachable
 }
 
-// isRefusal reports a mismatch or distrust. Retries cure only a taken name; see awaitSeeds.
+// isRefusal reports a mismatch or distrust. Retries cure only a taken name.
 func isRefusal(err error) bool {
 	var (
 		mismatch  *member.MismatchError
@@ -208,10 +205,7 @@ func (n *Node) awaitWarm() {
 	n.ready.wait(func() string {
 		return fmt.Sprintf("warming up: %.0f %% of what the other nodes know has come", 100*g.WarmFraction())
 	})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	n.run("warm-up", func(ctx context.Context) {
 		select {
 		case <-g.Warm():
 		case <-ctx.Done():
@@ -224,15 +218,9 @@ func (n *Node) awaitWarm() {
 			n.log.Info().Str("component", "node").Str("event", EventReady).Int64("dur_ms", time.Since(n.began).Milliseconds()).
 				Float64("warm_fraction", g.WarmFraction()).Int("nodes", 1+alive(g.Members())).Int64("facts", n.tree.Stats().Facts).Msg("ready")
 		}
-	}()
-	n.cleanups.push("warm-up", func(context.Context) error {
-		cancel()
-		<-done
-		return nil
 	})
 }
 
-// alive counts live peers.
 func alive(members *member.List) (count int) {
 	for _, m := range members.Members() {
 		if m.State == member.StateAlive {

@@ -18,7 +18,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// mortal is a fake engine that can close its port and return at the same address.
 type mortal struct {
 	*fakeEngine
 	t    *testing.T
@@ -69,8 +68,6 @@ func probing(c *Config) {
 	c.ProbePath, c.ProbeInterval, c.ProbeTimeout = "/health", 50*time.Millisecond, 5*time.Second
 }
 
-// TestEngineDiesAndReturns: a dead engine is avoided, marked down, and returns with a new
-// generation and a slow start.
 func TestEngineDiesAndReturns(t *testing.T) {
 	t.Parallel()
 	victim := newMortal(t)
@@ -124,7 +121,6 @@ func TestEngineDiesAndReturns(t *testing.T) {
 	})
 }
 
-// TestDownIsTheLastResort: an engine that health took down serves only if no other can.
 func TestDownIsTheLastResort(t *testing.T) {
 	t.Parallel()
 	down, other := newFakeEngine(t, "m"), newMortal(t)
@@ -276,7 +272,6 @@ func newOddEngine(t *testing.T, status int) *fakeEngine {
 	return e
 }
 
-// TestHealthTravels: reports travel in the state; a malformed section is counted.
 func TestHealthTravels(t *testing.T) {
 	a, b := newKnowledgeNode(t, "a"), newKnowledgeNode(t, "b")
 	b.knowledge.PeerState("a", a.knowledge.State(nil))
@@ -317,8 +312,8 @@ func backendOf(t *testing.T, n *Node, name string) admin.BackendStatus {
 	return admin.BackendStatus{}
 }
 
-// TestRestartedEngineIsUsedSoon: within 2.5 s by default; ten here, for busy machines.
-func TestRestartedEngineIsUsedSoon(t *testing.T) {
+// TestRestartedEngineIsUsedAgain; health.TestDeadEngine holds the time, in virtual time.
+func TestRestartedEngineIsUsedAgain(t *testing.T) {
 	t.Parallel()
 	victim := newMortal(t)
 	cfg := testConfig(victim.url(), newFakeEngine(t, "m").URL)
@@ -334,7 +329,6 @@ func TestRestartedEngineIsUsedSoon(t *testing.T) {
 		})
 	}
 	answers()
-	var took []time.Duration
 	for range 3 { // no more relapses than health forgives
 		victim.die()
 		eventually(t, "it is down", func() bool {
@@ -344,12 +338,6 @@ func TestRestartedEngineIsUsedSoon(t *testing.T) {
 			return backendOf(t, n, victim.addr).State == "down"
 		})
 		victim.rise()
-		rose := time.Now()
 		answers()
-		took = append(took, time.Since(rose))
-	}
-	t.Logf("used again after %v", took)
-	if slices.Max(took) > 10*time.Second {
-		t.Errorf("used again after %v", took)
 	}
 }

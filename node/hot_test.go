@@ -13,12 +13,10 @@ import (
 	"grapevine/raftstore"
 )
 
-// hotBody begins with six thousand bytes that all of them share.
 func hotBody(i int) string {
 	return chatBody("m", strings.Repeat(longText, 120)+strings.Repeat(fmt.Sprintf("And this is prompt %d. ", i), 100))
 }
 
-// hotAnchor is the last block that hot bodies share.
 func hotAnchor(t *testing.T, n *Node) prefixtree.Hash {
 	t.Helper()
 	var q [2]policy.Request
@@ -34,8 +32,6 @@ func hotAnchor(t *testing.T, n *Node) prefixtree.Hash {
 	return q[0].Hashes[at]
 }
 
-// TestPrefixesOfANode: agreed prefixes show everywhere, move before a drain, and can be switched
-// off.
 func TestPrefixesOfANode(t *testing.T) {
 	leakCheck(t)
 	var urls []string
@@ -89,8 +85,8 @@ func TestPrefixesOfANode(t *testing.T) {
 	}
 }
 
-// TestHeirsAreWarmed: an engine computes a hot prefix before it takes over from a drained one; a
-// dead engine does not block the drain.
+// TestHeirsAreWarmed: an engine computes a hot prefix before it takes over; a dead one does not
+// block the drain.
 func TestHeirsAreWarmed(t *testing.T) {
 	for _, tenant := range []string{"none", "credential"} {
 		t.Run(tenant, func(t *testing.T) { testHeirsAreWarmed(t, tenant) })

@@ -15,8 +15,8 @@ import (
 
 const module = "grapevine"
 
-// mayImport lists for each package which packages of this module it may import (docs/design.md,
-// section 3). A name ending in /... stands for everything below it. Unlisted packages are an error.
+// mayImport lists what each package may import of this module (docs/design.md, section 3); /...
+// stands for everything below. Unlisted packages are an error.
 var mayImport = map[string][]string{
 	"prefixtree":       {},
 	"gossip/discovery": {},
@@ -72,8 +72,7 @@ var mayImport = map[string][]string{
 	"cmd/grapevine-lab": {"cmd/commandline", "chaos/...", "node/config"},
 }
 
-// outside lists the imports of pure packages from other modules; nil means the standard library
-// only.
+// outside lists the imports of pure packages from other modules.
 var outside = map[string][]string{
 	"prefixtree":       {"github.com/zeebo/xxh3"},
 	"proxy/policy":     {"github.com/zeebo/xxh3"},
@@ -100,9 +99,8 @@ var topLevel = []string{
 	"bin", "out", "node_modules",
 }
 
-// imports returns the import graph of the module without test files: directory -> imported paths.
-// It reads the sources, because the test cache does not notice changes that only a subprocess like
-// go list reads. It ignores build tags, which is the strict side.
+// imports maps directories to imported paths. It reads the sources, because the test cache does not
+// notice what a subprocess like go list reads.
 func imports(t *testing.T) map[string][]string {
 	t.Helper()
 	graph := make(map[string][]string)

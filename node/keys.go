@@ -7,11 +7,6 @@ import (
 	"grapevine/node/admin"
 )
 
-// Keys asks every node for its ring; it fails if no node could be asked.
-func (n *Node) Keys(ctx context.Context) (*admin.KeyList, error) {
-	return n.ChangeKeys(ctx, member.KeyList, nil)
-}
-
 // ChangeKeys makes every node change its ring and returns each node's result.
 func (n *Node) ChangeKeys(ctx context.Context, op member.KeyOp, key []byte) (*admin.KeyList, error) {
 	g := n.gossip.Load()
@@ -27,10 +22,10 @@ func (n *Node) ChangeKeys(ctx context.Context, op member.KeyOp, key []byte) (*ad
 	list := &admin.KeyList{Nodes: make([]admin.NodeKeys, 0, len(results)), Error: text(err)}
 	for _, r := range results {
 		k := admin.NodeKeys{Node: r.Member.Name, Keys: []string{}, Persisted: r.Persisted, Error: text(r.Err)}
-		for _, info := range r.Keys {
-			k.Keys = append(k.Keys, info.Fingerprint.String())
-			if info.Primary {
-				k.Primary = info.Fingerprint.String()
+		for i, print := range r.Keys {
+			k.Keys = append(k.Keys, print.String())
+			if i == 0 {
+				k.Primary = print.String()
 			}
 		}
 		list.Nodes = append(list.Nodes, k)

@@ -44,7 +44,7 @@ func (k *knowledge) Snapshot(limit int, yield func(page []byte, records int) boo
 	k.shared.Snapshot(limit, now(), yield)
 }
 
-func (k *knowledge) SnapshotSize() int { return k.shared.Placements.Anchors(now()) }
+func (k *knowledge) SnapshotSize() int { return k.shared.SnapshotSize(now()) }
 
 func (k *knowledge) ApplySnapshot(page []byte, shift time.Duration) (gossip.Applied, error) {
 	applied, err := k.shared.Apply(page, shift, now())

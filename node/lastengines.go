@@ -10,8 +10,7 @@ import (
 	"grapevine/raftstore"
 )
 
-// checkLast refuses to leave the fleet, or a model of a named backend, without an active engine, by
-// this node's roster. The client's force skips it.
+// checkLast refuses to leave the fleet, or a model of a named backend, without an active engine.
 func (n *Node) checkLast(names []string, place, verb string) error {
 	unknown := make(map[string]bool, len(names))
 	for _, name := range names {

@@ -58,7 +58,6 @@ func everyFigure() *fleetFigures {
 	}
 }
 
-// everyMetric has at least one series of every metric.
 func everyMetric(t *testing.T) *prometheus.Registry {
 	t.Helper()
 	cfg := testConfig("http://127.0.0.1:1")
@@ -88,7 +87,7 @@ func TestMetricsCount(t *testing.T) {
 		n.metrics.Observe(r)
 	}
 	for series, want := range map[string]float64{
-		// No engine listed model m, so its tokens count as other.
+		// No engine listed model m.
 		`grapevine_tokens_total{model="other",type="cached"}`:                    74,
 		`grapevine_tokens_total{model="other",type="output"}`:                    11,
 		`grapevine_tokens_total{model="other",type="prompt"}`:                    250,
@@ -114,7 +113,6 @@ func TestMetricsCount(t *testing.T) {
 	}
 }
 
-// scrape returns the value of every series by name and labels, without histogram buckets.
 func scrape(t *testing.T, n *Node) map[string]float64 {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -205,7 +203,6 @@ func TestMetricsLint(t *testing.T) {
 	}
 }
 
-// TestMetricsCoverEveryKind: Pooling is the last kind.
 func TestMetricsCoverEveryKind(t *testing.T) {
 	if name := (prompt.Pooling + 1).String(); !strings.HasPrefix(name, "kind(") {
 		t.Errorf("%s comes after pooling: it has no series", name)

@@ -1,5 +1,4 @@
-// Package node is one router as a value: configuration, wiring, lifecycle, metrics and the admin
-// API. New builds it, Start serves, Stop drains and cleans up.
+// Package node is one router as a value: New builds it, Start serves, Stop drains and cleans up.
 package node
 
 import (
@@ -34,7 +33,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// Errors of the lifecycle.
 var (
 	ErrStarted = errors.New("node was started before") // a node runs once
 	ErrStopped = errors.New("node is stopped")
@@ -66,7 +64,6 @@ type Node struct {
 	proposed   atomic.Bool                     // the configured backends were proposed
 	refused    atomic.Bool                     // the fleet rejected them
 	said       chan struct{}                   // closed once proposed or refused is known
-	adoptMu    sync.Mutex
 	mesh       *gossip.Exchange                // opens before the store; nil without a fleet
 	raftTimers raftstore.Timers                // tests only; zero: defaults
 	met        atomic.Bool                     // gossip has tried the seeds
@@ -99,8 +96,8 @@ const (
 	stopping
 )
 
-// New validates the configuration and builds a node without starting listeners or goroutines. The
-// error joins all mistakes.
+// New builds a node without starting listeners or goroutines. The error joins all mistakes of the
+// configuration.
 func New(cfg Config) (*Node, error) {
 	cfg.Backends, cfg.Rules = slices.Clone(cfg.Backends), slices.Clone(cfg.Rules)
 	if err := cfg.Validate("", nil); err != nil {
@@ -143,30 +140,27 @@ func (n *Node) buildRouting() error {
 		return err
 	}
 	if len(secret) == 0 {
-		// Without a fleet no other node needs the same hashes.
 		secret = make([]byte, 32)
 		rand.Read(secret) // never fails
 	}
 	if n.hasher, err = prefixtree.NewHasher(secret, n.cfg.BlockBytes); err != nil {
 		return fmt.Errorf("hasher: %w", err)
 	}
-	n.tree, err = prefixtree.New(prefixtree.Config{
-		Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: n.cfg.MaxNumbers(),
-	})
-	if err != nil {
+	tree := prefixtree.Config{Budget: int64(n.cfg.TreeBudget), Horizon: n.cfg.Horizon, MaxBackends: n.cfg.MaxNumbers()}
+	outbox := prefixtree.NewOutbox(0)
+	if n.cfg.InFleet() {
+		tree.Changed = outbox.Add
+	}
+	if n.tree, err = prefixtree.New(tree); err != nil {
 		return fmt.Errorf("tree: %w", err)
 	}
-	index, numbers := policy.Index(n.tree), backends.NewRegistry(n.cfg.MaxNumbers(), n.release, time.Now)
-	placements := share.NewPlacements(n.tree)
-	if n.cfg.InFleet() {
-		index = placements
-	}
+	numbers := backends.NewRegistry(n.cfg.MaxNumbers(), n.release, time.Now)
 	n.router, err = policy.NewRouter(policy.Config{
 		Strategy: n.cfg.Strategy, WorkWeight: n.cfg.WorkWeight, Epsilon: n.cfg.Epsilon, BlockBytes: n.cfg.BlockBytes,
 		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: mathrand.Uint64(), SlowStart: orNone(n.cfg.SlowStart),
 		Failed: func(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Time) { n.health.Failed(b) },
 		Forgot: func(b prefixtree.Backend) { n.health.Forgot(b) },
-	}, index)
+	}, n.tree)
 	if err != nil {
 		return fmt.Errorf("policy: %w", err)
 	}
@@ -187,14 +181,14 @@ func (n *Node) buildRouting() error {
 	n.health = health.NewChecker(checks)
 	hotCfg := hot.Config{Router: n.router, Log: n.log.With().Str("component", "hot").Logger()}
 	if n.cfg.InFleet() {
-		n.knowledge = newKnowledge(share.New(placements, n.router, numbers), n.router, n.health)
+		n.knowledge = newKnowledge(share.New(n.tree, outbox, n.router, numbers), n.router, n.health)
 		hotCfg.Peers = func(sum hot.Sum) { n.knowledge.shared.PeerWork(sum.Add) }
 	}
 	if n.cfg.HotWarmUp {
 		describe := func(path string, body []byte, q *policy.Request) error {
 			return n.proxy.Describe([]byte(path), nil, body, q)
 		}
-		hotCfg.WarmUp = &hot.WarmUp{Post: n.backends.Post, Describe: describe, Index: index}
+		hotCfg.WarmUp = &hot.WarmUp{Post: n.backends.Post, Describe: describe, Index: n.tree}
 	}
 	n.hot = hot.New(hotCfg)
 	if n.sources, err = sources.New(n.cfg.BackendsFrom, n.busy, n.log.With().Str("component", "sources").Logger()); err != nil {
@@ -204,8 +198,7 @@ func (n *Node) buildRouting() error {
 	return n.backends.Publish()
 }
 
-// assumedBytesPerToken converts tokens to blocks for a first guess of the horizon, which the tree
-// then learns.
+// assumedBytesPerToken gives the horizon's first guess, which the tree then improves.
 const assumedBytesPerToken = 4
 
 func (n *Node) buildProxy() error {
@@ -231,8 +224,8 @@ func (n *Node) buildProxy() error {
 	return nil
 }
 
-// Start serves; it waits for no engine. In a fleet it returns ErrRefused if the fleet rejects the
-// node. ctx bounds the start only. After an error the node is stopped.
+// Start serves; it waits for no engine. It returns ErrRefused if the fleet rejects the node. ctx
+// bounds the start only. After an error the node is stopped.
 func (n *Node) Start(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -271,7 +264,6 @@ func (n *Node) start(ctx context.Context) error {
 			return fmt.Errorf("listen: %w", err)
 		}
 	}
-	// Serve closes the listener; until it runs, the cleanup must.
 	n.cleanups.push("listener", func(context.Context) error {
 		if err := ln.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 			return err
@@ -348,7 +340,6 @@ func (n *Node) startDiscovery() {
 	n.run("discovery", loops...)
 }
 
-// loadReported receives every load report of an engine.
 func (n *Node) loadReported(e *backends.Engine, m *engine.Metrics, resized bool) {
 	n.health.Started(e, m)
 	n.router.SetTelemetry(e.ID, policy.Telemetry{Running: m.Running, Waiting: m.Waiting, KVUsage: m.KVUsage})
@@ -358,7 +349,6 @@ func (n *Node) loadReported(e *backends.Engine, m *engine.Metrics, resized bool)
 	}
 }
 
-// busy says whether any node has requests at a backend.
 func (n *Node) busy(name string) bool {
 	e := n.backends.Roster().Named(name)
 	if e == nil {
@@ -397,7 +387,7 @@ func (n *Node) endReadiness(reason string) {
 }
 
 // Stop lets running requests finish until ctx ends, then cuts them. It is idempotent; later calls
-// wait for the first or their own ctx. It also ends a node that was never started.
+// wait for the first or their own ctx.
 func (n *Node) Stop(ctx context.Context) error {
 	n.mu.Lock()
 	first := n.state != stopping
@@ -431,14 +421,12 @@ func (n *Node) fail(err error) {
 	}
 }
 
-// Name is the node's name.
 func (n *Node) Name() string { return n.name }
 
 func (n *Node) Addr() string { s, _ := n.addr.Load().(string); return s }
 
 func (n *Node) AdminAddr() string { s, _ := n.admin.Load().(string); return s }
 
-// Ready says whether /readyz answers that the node wants traffic.
 func (n *Node) Ready() bool {
 	ready, _ := n.ready.get()
 	return ready

@@ -37,12 +37,10 @@ func testConfig(urls ...string) Config {
 	return c
 }
 
-// patientChange is the time limit for changes in tests, since a busy machine may need more than the
-// 2 s of production.
+// patientChange is the time limit for changes in tests: a busy machine may need more than 2 s.
 const patientChange = 50 * time.Second
 
-// patientRaft keeps leaders in office on a machine that stalls for half a second, and tolerates
-// slow disks.
+// patientRaft keeps leaders in office on a machine that stalls for half a second.
 var patientRaft = raftstore.Timers{Heartbeat: 700 * time.Millisecond, Lease: 700 * time.Millisecond, Write: 20 * time.Second}
 
 func startNode(t *testing.T, cfg Config) *Node {
@@ -50,7 +48,6 @@ func startNode(t *testing.T, cfg Config) *Node {
 	return startNodeWithin(t, cfg, patientChange)
 }
 
-// startNodeWithin is startNode with a time limit for changes; 0 is that of production.
 func startNodeWithin(t *testing.T, cfg Config, change time.Duration) *Node {
 	t.Helper()
 	n, err := New(cfg)
@@ -91,8 +88,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// leakCheck fails the test if it leaves a goroutine behind. It must be called first, so that it
-// runs after all other cleanups, and not in parallel tests, which TestMain checks.
+// leakCheck fails the test if it leaves a goroutine behind. Call it first, so that it runs after
+// all other cleanups, and not in parallel tests.
 func leakCheck(t *testing.T) {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
@@ -208,7 +205,6 @@ func TestStartServeStop(t *testing.T) {
 			t.Errorf("%s still accepts", addr)
 		}
 	}
-	// startNode's cleanup stops it a second time.
 }
 
 func TestStartTwice(t *testing.T) {
@@ -420,7 +416,6 @@ func TestForcedStop(t *testing.T) {
 		t.Fatal("Stop did not return")
 	}
 	<-ended
-	// startNode's cleanup would report the forced end.
 	n.stopErr = nil
 }
 

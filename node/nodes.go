@@ -35,10 +35,9 @@ func incomplete(peers []gossip.Peer) (count int) {
 	return count
 }
 
-// NodeList is the fleet as this node sees it.
 func (n *Node) NodeList() *admin.NodeList {
 	self := admin.NodeStatus{
-		Name: n.name, Self: true, State: member.StateAlive.String(), Data: n.Addr(), Admin: n.AdminAddr(), Version: n.cfg.Version,
+		Name: n.name, Self: true, State: string(member.StateAlive), Data: n.Addr(), Admin: n.AdminAddr(), Version: n.cfg.Version,
 	}
 	if n.Addr() != "" {
 		self.SinceS, self.StartedMS = time.Since(n.began).Seconds(), uint64(n.began.UnixMilli())
@@ -71,14 +70,13 @@ func (n *Node) NodeList() *admin.NodeList {
 
 func nodeStatus(p *gossip.Peer) admin.NodeStatus {
 	return admin.NodeStatus{
-		Name: p.Name, State: p.State.String(), SinceS: ageS(p.Since), Gossip: p.Addr,
+		Name: p.Name, State: string(p.State), SinceS: ageS(p.Since), Gossip: p.Addr,
 		Data: reachable(p.Data, p.Addr), Admin: reachable(p.Admin, p.Addr), Version: p.Version, StartedMS: p.Incarnation,
 		Connected: p.Connected, LagMS: milliseconds(p.Lag), RTTMS: milliseconds(p.RTT), OffsetMS: milliseconds(p.Offset),
 		Subscribed: p.Subscribed, Behind: p.Behind, Missed: p.Missed, ReceivedBytes: p.ReceivedBytes, SentBytes: p.SentBytes, LastError: p.LastError,
 	}
 }
 
-// GossipStatus returns the counters of gossip, nil without a fleet.
 func (n *Node) GossipStatus() *admin.GossipStatus {
 	g := n.gossip.Load()
 	if g == nil {

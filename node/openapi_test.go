@@ -71,8 +71,7 @@ func (d document) operations(t *testing.T) map[string]map[string]any {
 	return ops
 }
 
-// check validates a decoded JSON value against a schema; it rejects schema keywords that it does
-// not know.
+// check validates a decoded JSON value and rejects schema keywords that it does not know.
 func (d document) check(t *testing.T, schema any, v any, place string) (wrong []string) {
 	t.Helper()
 	s := d.resolve(t, schema)
@@ -182,8 +181,7 @@ func TestOpenAPINamesEveryPath(t *testing.T) {
 	}
 }
 
-// TestOpenAPIHolds: each operation accepts its documented example, rejects undocumented fields and
-// answers as documented.
+// TestOpenAPIHolds: each operation accepts its example and rejects undocumented fields.
 func TestOpenAPIHolds(t *testing.T) {
 	t.Parallel()
 	d := readDocument(t)
@@ -315,7 +313,6 @@ func (d document) checkAnswer(t *testing.T, op string, spec map[string]any, stat
 	}
 }
 
-// generic converts a YAML value to what JSON would decode.
 func generic(t *testing.T, v any) (out any) {
 	t.Helper()
 	text, err := json.Marshal(v)
@@ -328,8 +325,6 @@ func generic(t *testing.T, v any) (out any) {
 	return out
 }
 
-// TestOpenAPISaysWhoMayAsk: operations need a token or a local client exactly where the document
-// says so.
 func TestOpenAPISaysWhoMayAsk(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "token")
@@ -396,7 +391,6 @@ func (d document) statuses(t *testing.T) map[string]any {
 
 var refusing = regexp.MustCompile(`(?:Status: ?|Status, r\.Remedy = |r\.Status = |Refuse\(|http\.Error\(w, .*, )http\.Status(\w+)`)
 
-// TestOpenAPINamesEveryStatus: the document explains exactly the statuses that refusals use.
 func TestOpenAPINamesEveryStatus(t *testing.T) {
 	t.Parallel()
 	codes := make(map[string]string)

@@ -16,9 +16,8 @@ var update = flag.Bool("update", false, "write the generated parts of docs/opera
 
 const operateFile = "../docs/operate.md"
 
-// TestOperateReference compares the tables of docs/operate.md with Config, Events and the metrics
-// of a node; it is also the golden test of metric names, types and labels. A counter ends in
-// _total, any other metric without a type is a gauge.
+// TestOperateReference compares the tables of docs/operate.md with Config, Events and a node's
+// metrics. A counter ends in _total; other metrics without a type are gauges.
 func TestOperateReference(t *testing.T) {
 	text, err := os.ReadFile(operateFile)
 	if err != nil {

@@ -10,7 +10,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// Rules returns the routing rules in force on this node.
 func (n *Node) Rules() *admin.RuleSet {
 	set := &admin.RuleSet{Source: "configuration", Rules: []admin.RuleStatus{}}
 	now := n.backends.Roster() // the store's state may be newer than what is in force
@@ -24,7 +23,7 @@ func (n *Node) Rules() *admin.RuleSet {
 	return set
 }
 
-// AgreedRules are the fleet's rules as this node knows them; they may be newer than those in force.
+// AgreedRules may be newer than those in force.
 func (n *Node) AgreedRules() (raftstore.Rules, error) {
 	s, err := n.agreement()
 	if err != nil {
@@ -33,7 +32,6 @@ func (n *Node) AgreedRules() (raftstore.Rules, error) {
 	return s.State().Rules, nil
 }
 
-// SetRules replaces the fleet's rules; ifVersion, if not nil, is the version to replace.
 func (n *Node) SetRules(ctx context.Context, text string, ifVersion *uint64) (*admin.Changed, error) {
 	done, err := n.change(ctx, raftstore.SetRules{Text: text, IfVersion: ifVersion})
 	if err == nil && !done.Changed {
@@ -85,7 +83,6 @@ func (n *Node) TransferLeadership(ctx context.Context, to string) (*admin.RaftSt
 	return n.Raft()
 }
 
-// namedVoter finds a voter by raft id or name; of two with one name it takes the living one.
 func (n *Node) namedVoter(to string) (raftstore.ServerStatus, error) {
 	st, err := n.Raft()
 	if err != nil {
@@ -112,8 +109,6 @@ func voterNamed(servers []raftstore.ServerStatus, to string) (raftstore.ServerSt
 
 const leaderPoll = 10 * time.Millisecond
 
-// tookOver says whether leader is the requested voter or, if none was requested, another than
-// before.
 func tookOver(leader, before, to string) bool {
 	if to != "" {
 		return leader == to

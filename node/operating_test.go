@@ -79,12 +79,12 @@ func TestWrongInput(t *testing.T) {
 		"bad new URL":         {"PATCH", "/backends/" + n.cfg.Backends[0].Name + "?force", `{"url":"ftp://x"}`, 400, "url", "ftp"},
 		"silent new URL":      {"PATCH", "/backends/" + n.cfg.Backends[0].Name, `{"url":"http://127.0.0.3:1"}`, 422, "url", "no engine answers"},
 		"rules: no YAML":      {"PUT", "/rules", `{"text":"rules:\n  - {strategy: random\n"}`, 400, "", "did not find"},
-		"rules: nothing":      {"PUT", "/rules", `{"text":""}`, 400, "", "nothing is there"},
+		"rules: nothing":      {"PUT", "/rules", `{"text":""}`, 400, "", "the text is empty"},
 		"rules: no list":      {"PUT", "/rules", `{"text":"rules: 5"}`, 400, "rules", "not a list"},
 		"rules: another key":  {"PUT", "/rules", `{"text":"rules: []\nstrategy: random\n"}`, 400, "strategy", "unknown key"},
 		"rules: two texts":    {"PUT", "/rules", `{"text":"rules: []\n---\nrules: [{strategy: random}]\n"}`, 400, "", "more than one YAML document"},
 		"rules: a bad second": {"PUT", "/rules", `{"text":"rules: []\n---\n{"}`, 400, "", "did not find"},
-		"rules: comments":     {"PUT", "/rules", `{"text":"# none\n"}`, 400, "", "nothing is there"},
+		"rules: comments":     {"PUT", "/rules", `{"text":"# none\n"}`, 400, "", "the text is empty"},
 		"rules: too long":     {"PUT", "/rules", `{"text":"rules: [] #` + strings.Repeat("x", raftstore.MaxRulesBytes) + `"}`, 400, "", "bytes are more"},
 		"rules: old version":  {"PUT", "/rules", `{"text":"rules: []","if_version":77}`, 409, "", "version"},
 		"rules: dry, old":     {"PUT", "/rules?dry_run", `{"text":"rules: []","if_version":77}`, 409, "", "version"},
@@ -169,8 +169,7 @@ func TestKeysStayWhereTheyBelong(t *testing.T) {
 	}
 }
 
-// TestRulesOfTheFleet: mistakes are refused with their lines, a dry run changes nothing, and
-// applied rules route.
+// TestRulesOfTheFleet: mistakes are refused with their lines, and a dry run changes nothing.
 func TestRulesOfTheFleet(t *testing.T) {
 	t.Parallel()
 	cfg := testConfig("http://127.0.0.3:1")
@@ -217,8 +216,8 @@ func TestRulesOfTheFleet(t *testing.T) {
 	}
 }
 
-// TestToken: with a token only health and metrics are open, and the token can be replaced; without
-// one only this machine may change things.
+// TestToken: with a token only health and metrics are open; without one only this machine may
+// change things.
 func TestToken(t *testing.T) {
 	leakCheck(t)
 	file := filepath.Join(t.TempDir(), "token")
@@ -448,7 +447,6 @@ func TestVoterNamed(t *testing.T) {
 	}
 }
 
-// TestLoneLeaderIsHealthy: a lone node reports itself healthy from its first answer.
 func TestLoneLeaderIsHealthy(t *testing.T) {
 	t.Parallel()
 	n := startAgreed(t, testConfig("http://127.0.0.3:1"))

@@ -29,7 +29,6 @@ func stateWith(version uint64, generation uint32, names ...string) *raftstore.St
 	return s
 }
 
-// sinceOf is the start of an engine's slow start, as the policy has it.
 func sinceOf(n *Node, e *backends.Engine) prefixtree.Time {
 	b, _ := n.router.View().Backend(e.ID)
 	return b.Since
@@ -54,7 +53,6 @@ func unstarted(t *testing.T, names ...string) *Node {
 	return n
 }
 
-// place picks an engine for a prompt and returns the function that dispatches it.
 func (n *Node) place(t *testing.T, a *policy.Attempt, blocks []prefixtree.Hash) (dispatch func()) {
 	t.Helper()
 	if err := n.router.Pick(&policy.Request{Hashes: blocks, PromptBytes: 512 * len(blocks)}, now(), a); err != nil {
@@ -63,7 +61,6 @@ func (n *Node) place(t *testing.T, a *policy.Attempt, blocks []prefixtree.Hash) 
 	return func() { a.Dispatched(now()) }
 }
 
-// serve runs one request, which takes 200 ms, to its end and returns the engine's name.
 func (n *Node) serve(t *testing.T, blocks []prefixtree.Hash, at prefixtree.Time) string {
 	t.Helper()
 	var a policy.Attempt
@@ -76,7 +73,6 @@ func (n *Node) serve(t *testing.T, blocks []prefixtree.Hash, at prefixtree.Time)
 	return a.Decision().Name
 }
 
-// tell gives one node all that another sends.
 func tell(t *testing.T, from, to *Node) (records, news int) {
 	t.Helper()
 	for {
@@ -141,7 +137,6 @@ func TestPlacementsOutlastTheAgreement(t *testing.T) {
 					later = append(later, dispatch)
 				}
 			}
-			// Earlier news of the peer has the generation that only the peer knows.
 			for i := range 4 {
 				peer.serve(t, chain(100+i, 40), now())
 			}
@@ -157,8 +152,8 @@ func TestPlacementsOutlastTheAgreement(t *testing.T) {
 				dispatch()
 			}
 			receive()
-			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.backends.Numbers())
-			atPeer, xorAtPeer := peer.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, peer.backends.Numbers())
+			count, xor := facts(n)
+			atPeer, xorAtPeer := facts(peer)
 			if least := uint64(len(attempts) + 4); count < least || atPeer != count || xorAtPeer != xor {
 				t.Errorf("%d facts here, %d at the peer, the same %v; want the same, %d at least", count, atPeer, xorAtPeer == xor, least)
 			}
@@ -206,8 +201,7 @@ func TestSinceIsNotToCome(t *testing.T) {
 	}
 }
 
-// TestNewsBeforeTheBackend: a peer's news about an unlisted backend counts once the backend is
-// listed.
+// TestNewsBeforeTheBackend: a peer's news about an unlisted backend counts once it is listed.
 func TestNewsBeforeTheBackend(t *testing.T) {
 	n := unstarted(t)
 	peer := unstarted(t, "a")
@@ -221,7 +215,7 @@ func TestNewsBeforeTheBackend(t *testing.T) {
 		t.Fatalf("%d records, %d of them are news", want, news)
 	}
 	digest := func() uint64 {
-		count, _ := n.tree.FactDigest(now(), 0, maxFactTime, n.backends.Numbers())
+		count, _ := facts(n)
 		return count
 	}
 	for version, names := range [][]string{{"b"}, {"b", last}} {
@@ -241,8 +235,7 @@ func TestNewsBeforeTheBackend(t *testing.T) {
 	}
 }
 
-// TestNewsAheadOfTheState: peers' news about a new generation or URL survives its later agreement;
-// an engine of another name inherits nothing.
+// TestNewsAheadOfTheState: peers' news about a new generation or URL survives its later agreement.
 func TestNewsAheadOfTheState(t *testing.T) {
 	elsewhere := stateWith(2, 1+1, "a")
 	elsewhere.Backends[0].URL = "http://elsewhere:1"
@@ -355,8 +348,7 @@ func TestAnotherEngineOfThatName(t *testing.T) {
 	}
 }
 
-// TestAnotherEngineHasItsCapacity: the fleet's engine gets its agreed capacity although the facts
-// about the own list's engine are forgotten.
+// TestAnotherEngineHasItsCapacity: although the facts about the own list's engine are forgotten.
 func TestAnotherEngineHasItsCapacity(t *testing.T) {
 	n := unstarted(t, "a")
 	s := stateWith(1, 1, "a")
@@ -404,8 +396,8 @@ func TestReleaseForgetsAnEngine(t *testing.T) {
 	}
 }
 
-// TestPlacementsWhileTheFleetIsFounded: three nodes with different orders of engines place prompts
-// during the first agreement, and in the end know the same.
+// TestPlacementsWhileTheFleetIsFounded: three nodes with different orders of engines end with the
+// same facts.
 func TestPlacementsWhileTheFleetIsFounded(t *testing.T) {
 	t.Parallel()
 	var urls []string
@@ -449,7 +441,7 @@ func TestPlacementsWhileTheFleetIsFounded(t *testing.T) {
 	var digests [3][2]uint64
 	eventually(t, "all know the same", func() bool {
 		for i, n := range nodes {
-			count, xor := n.tree.FactDigest(now(), 0, prefixtree.Time(1)<<43, n.backends.Numbers())
+			count, xor := facts(n)
 			digests[i] = [2]uint64{count, xor}
 		}
 		return digests[0] == digests[1] && digests[1] == digests[2]

@@ -31,7 +31,6 @@ func (n *Node) Prefixes() (*admin.PrefixList, error) {
 	return list, nil
 }
 
-// SwitchPrefixes turns hot prefix replication on or off for the fleet.
 func (n *Node) SwitchPrefixes(ctx context.Context, on bool) (*admin.Changed, error) {
 	return n.change(ctx, raftstore.SetSwitches{Switches: raftstore.Switches{Hot: on}})
 }

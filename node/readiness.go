@@ -2,8 +2,8 @@ package node
 
 import "sync"
 
-// readiness is whether the node wants traffic and why not. Draining is final. It is safe for
-// concurrent use.
+// readiness is whether the node wants traffic and why not. Draining is final. Safe for concurrent
+// use.
 type readiness struct {
 	announce func(ready bool) // called under mu, so that changes arrive in order
 

@@ -7,8 +7,8 @@ import (
 )
 
 // awaitProven waits, within warm_deadline, until this node knows whether its recovered data would
-// form a second group in the fleet. If so, the start fails, so that the operator notices. While
-// that is unknown, the node serves but takes no changes.
+// form a second group in the fleet; if so, the start fails. While that is unknown, the node serves
+// but takes no changes.
 func (n *Node) awaitProven(ctx context.Context) error {
 	n.met.Store(true)
 	s := n.store.Load()

@@ -9,8 +9,7 @@ import (
 	"grapevine/raftstore"
 )
 
-// TestRecoveredApart: the second of two separately recovered nodes does not start, says why, and is
-// refused again even when no other node runs.
+// TestRecoveredApart: the second of two separately recovered nodes does not start, even alone.
 func TestRecoveredApart(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -59,8 +58,7 @@ func TestRecoveredApart(t *testing.T) {
 	}
 }
 
-// TestRecoveredInDoubt: a node whose recovered data stays in doubt serves, but refuses changes with
-// the reason.
+// TestRecoveredInDoubt: a node whose recovered data stays in doubt serves, but refuses changes.
 func TestRecoveredInDoubt(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")
@@ -70,7 +68,6 @@ func TestRecoveredInDoubt(t *testing.T) {
 	eventually(t, "an agreement", func() bool { return n.backends.Roster().Version > 0 })
 	id := n.store.Load().ID()
 	stopNode(t, n)
-	// One of two servers is missing, so there is no leader.
 	if err := raftstore.Recover(cfg.DataDir, []raftstore.Server{{ID: id, Addr: "local", Voter: true}, {ID: "gone", Addr: "127.0.0.2:1", Voter: true}}); err != nil {
 		t.Fatal(err)
 	}

@@ -7,14 +7,13 @@ import (
 	"grapevine/node/config"
 )
 
-// Reloaded lists the settings that differ from those in force before.
 type Reloaded struct {
 	Applied     []string // now in force
 	AtNextStart []string // waiting for the next start
 }
 
-// Reload applies settings with Setting.Reload "yes", API keys, and the content of certificate and
-// key files. After an error nothing has changed. Running requests may keep their old limits.
+// Reload applies settings with Setting.Reload "yes", API keys, and certificate and key files. After
+// an error nothing has changed. Running requests may keep their old limits.
 func (n *Node) Reload(next Config) (Reloaded, error) {
 	n.reloadMu.Lock()
 	defer n.reloadMu.Unlock()

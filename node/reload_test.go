@@ -183,8 +183,7 @@ func (w lockedWriter) Write(p []byte) (int, error) {
 	return w.out.Write(p)
 }
 
-// TestReloadIsAllOrNothing: when the new API keys cannot be put into force, neither can the new
-// max_attempts: a request still reaches a second engine.
+// TestReloadIsAllOrNothing: without the new API keys, the new max_attempts is not applied either.
 func TestReloadIsAllOrNothing(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int32

@@ -8,8 +8,7 @@ import (
 	"grapevine/raftstore"
 )
 
-// BenchmarkAdopt measures the adoption of a new agreed state, until decisions use it. Goal: 5 ms at
-// 2,000 backends.
+// BenchmarkAdopt measures until decisions use a new state. Goal: 5 ms at 2,000 backends.
 func BenchmarkAdopt(b *testing.B) {
 	for _, backends := range []int{64, 2000} {
 		for _, models := range []int{1, 16} {
@@ -43,7 +42,6 @@ func agreedState(backends, models int) *raftstore.State {
 	return s
 }
 
-// TestAdoptIsQuick checks the benchmark's goal, with slack for busy machines and the race detector.
 func TestAdoptIsQuick(t *testing.T) {
 	n, err := New(testConfig())
 	if err != nil {

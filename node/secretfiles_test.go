@@ -59,8 +59,6 @@ func TestSecretFilesAreGuarded(t *testing.T) {
 	}
 }
 
-// TestConfigWithSecretIsGuarded: the same holds for a configuration file with a secret, and for no
-// other.
 func TestConfigWithSecretIsGuarded(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "c.yaml")

@@ -6,7 +6,6 @@ import (
 	"testing"
 )
 
-// TestBackendsFromFile: a node routes to the engines of a file and shows a mistake in it.
 func TestBackendsFromFile(t *testing.T) {
 	t.Parallel()
 	e := newFakeEngine(t, "m")

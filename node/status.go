@@ -13,7 +13,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// Status returns the node's current state.
 func (n *Node) Status() *admin.Status {
 	st, tree := n.router.Stats(), n.tree.Stats()
 	s := &admin.Status{
@@ -38,7 +37,7 @@ func (n *Node) Status() *admin.Status {
 	return s
 }
 
-// BackendList returns the node's backends, sorted by name once the fleet agrees on them.
+// BackendList is sorted by name once the fleet agrees on the backends.
 func (n *Node) BackendList() *admin.BackendList {
 	at, roster := now(), n.backends.Roster()
 	list := &admin.BackendList{Backends: make([]admin.BackendStatus, len(roster.List)), Sources: []admin.SourceStatus{}}

@@ -10,14 +10,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// The parts implement their consumers' interfaces.
-var (
-	_ policy.Index     = (*prefixtree.Tree)(nil)
-	_ policy.Retractor = (*prefixtree.Tree)(nil)
-	_ proxy.Picker     = (*picker)(nil)
-)
+var _ policy.Retractor = (*prefixtree.Tree)(nil) // which the policy finds by type
 
-// picker connects the proxy to the policy. The target belongs to the decision's view.
 type picker struct{ n *Node }
 
 func (p *picker) Now() prefixtree.Time { return now() }
@@ -34,8 +28,8 @@ func (p *picker) Pick(q *policy.Request, a *policy.Attempt) (proxy.Target, error
 	return *a.Decision().Handle.(*proxy.Target), nil
 }
 
-// anyModel decides as if the request named no model. Learned lists may be out of date and some
-// engines accept any name, so an engine has to judge.
+// anyModel decides as if the request named no model: learned lists may be out of date, so an engine
+// has to judge.
 func (n *Node) anyModel(q *policy.Request, decide func() error) error {
 	model := q.Model
 	q.Model = nil

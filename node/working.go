@@ -20,12 +20,9 @@ type loop struct {
 	turns func() uint64
 }
 
-// Working returns which part of this node does not work, or nil: the decision, the turns of its
-// loops until ctx ends, or the data port. With a lock held forever it never returns, which is a
-// failure, too.
-//
-// Missing engines, readiness and load do not count: a restart repairs none. A stopping node returns
-// nil.
+// Working returns which part of this node does not work, or nil. With a lock held forever it never
+// returns, which is a failure, too. Missing engines, readiness and load do not count: a restart
+// repairs none.
 func (n *Node) Working(ctx context.Context) error {
 	if !n.serving.Load() {
 		return nil
@@ -49,7 +46,7 @@ func (n *Node) Working(ctx context.Context) error {
 	return nil
 }
 
-// until polls until ok or until the node stops; it returns false if ctx ends first.
+// until returns false if ctx ends before ok or the node's stop.
 func (n *Node) until(ctx context.Context, ok func() bool) bool {
 	poll := time.NewTicker(workingPoll)
 	defer poll.Stop()
@@ -71,8 +68,7 @@ func (n *Node) decides() error {
 	return nil
 }
 
-// takesConnection returns nil if the listener on addr answers or closes a connection. A local lack
-// of descriptors or ports is no verdict.
+// takesConnection: a local lack of descriptors or ports is no verdict.
 func takesConnection(ctx context.Context, addr string, proxyProtocol bool) error {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "tcp", addr)
@@ -107,7 +103,6 @@ func timedOut(err error) bool {
 	return errors.As(err, &ne) && ne.Timeout()
 }
 
-// Summary is the node's status in one line.
 func (n *Node) Summary() string {
 	var parts []string
 	if ready, reason := n.ready.get(); ready {
@@ -142,7 +137,6 @@ func count(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// startSlack is for a start's work beside its waits.
 const startSlack = 30 * time.Second
 
 // StartWithin bounds the duration of Start.

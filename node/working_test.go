@@ -86,7 +86,6 @@ func TestWorking(t *testing.T) {
 func TestDeafDataPort(t *testing.T) {
 	t.Parallel()
 	n := startNode(t, testConfig())
-	// finds waits for the failure want, since a stalled machine may show others first.
 	finds := func(want string) {
 		t.Helper()
 		eventually(t, want, func() bool {
@@ -113,7 +112,6 @@ func TestDeafDataPort(t *testing.T) {
 	}
 }
 
-// gate keeps gossip's loop waiting for an engine's key while it is locked.
 type gate struct {
 	*backends.Registry
 	sync.Mutex
@@ -157,7 +155,7 @@ func TestWatchdogOfStuckNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	names := &gate{Registry: n.backends.Numbers()}
-	n.knowledge.shared = share.New(n.knowledge.shared.Placements, n.router, names)
+	n.knowledge.shared = share.New(n.tree, prefixtree.NewOutbox(0), n.router, names)
 	n.raftTimers = patientRaft
 	if err := n.Start(t.Context()); err != nil {
 		t.Fatal(err)
@@ -200,7 +198,6 @@ func TestSummary(t *testing.T) {
 	})
 }
 
-// TestPatience: the service manager grants more time than the settings need.
 func TestPatience(t *testing.T) {
 	cfg := fleetConfig("test", nil)
 	cfg.WarmDeadline, cfg.DrainGrace, cfg.DrainClose, cfg.DrainTimeout = 5*time.Minute, time.Minute, 2*time.Second, time.Hour

@@ -1,25 +1,14 @@
 package prefixtree
 
 const (
-	// denseDepth: down to here every block is an anchor, so that prompts up to about 2k tokens
-	// match exactly from remote facts.
+	// denseDepth: prompts up to about 2k tokens match exactly from remote facts.
 	denseDepth = 16
-	// anchorStride: deeper, every 4th block (about 512 tokens) is an anchor.
+	// anchorStride blocks are about 512 tokens.
 	anchorStride = 4
 	maxSpan      = anchorStride
 )
 
-// IsAnchor reports whether nodes share the block at depth (from 1) of a prompt of total full
-// blocks: every block to 16, then every 4th, and the last, which a next turn shares.
-func IsAnchor(depth, total int) bool {
-	if depth < 1 || depth > total {
-		return false
-	}
-	return depth <= denseDepth || depth%anchorStride == 0 || depth == total
-}
-
-// anchorSpan returns how many blocks the anchor at depth stands for. It depends on depth alone, so
-// all nodes agree.
+// anchorSpan returns how many blocks the anchor at depth stands for, the same on all nodes.
 func anchorSpan(depth int) uint8 {
 	if depth <= denseDepth {
 		return 1

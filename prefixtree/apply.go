@@ -14,30 +14,19 @@ type Applied struct {
 	Late    int // without effect: older generation, behind a fence or past retention
 }
 
-// ApplyDelta merges a payload of another node's Outbox or Snapshot, with shift added to its times,
-// which are capped at 5 s after now. Payloads may be reordered, repeated or lost. After an error,
-// which wraps ErrDelta, the records before the fault stay merged. It does not retain payload or
-// allocate. Safe for concurrent use.
+// ApplyDelta merges a payload of another node, with shift added to its times, which are capped at 5
+// s after now. Payloads may be reordered, repeated or lost. After an error, which wraps ErrDelta,
+// the records before the fault stay merged. Safe for concurrent use.
 func (t *Tree) ApplyDelta(payload []byte, names Names, shift time.Duration, now Time) (Applied, error) {
-	m := merge{t: t, now: clampTime(now)}
+	m := merge{t: t, now: clampTime(now), news: t.buffer()}
+	defer t.publish(m.news)
 	return m.payload(payload, names, shift)
 }
 
-// ApplyDeltaNews is ApplyDelta that appends to news what only this tree knows: if a peer's older
-// fact turns a block into an anchor, no peer has this node's later time. That happens once per fact
-// and node.
-func (t *Tree) ApplyDeltaNews(payload []byte, names Names, shift time.Duration, now Time, news []Fact) (Applied, []Fact, error) {
-	m := merge{t: t, now: clampTime(now), tells: true, news: news}
-	applied, err := m.payload(payload, names, shift)
-	return applied, m.news, err
-}
-
-// merge applies facts in runs of lookahead blocks, whatever their records.
 type merge struct {
-	t     *Tree
-	now   Time
-	tells bool
-	news  []Fact
+	t    *Tree
+	now  Time
+	news *[]Fact
 
 	changed int
 	runs    [lookahead]run
@@ -139,8 +128,7 @@ func (m *merge) flush() {
 	m.waiting, m.filled = 0, 0
 }
 
-// late reports whether a fact has no effect, and records facts of a newer generation. Generation 0
-// is judged by time alone.
+// late reports whether a fact has no effect. Generation 0 is judged by time alone.
 func (t *Tree) late(f *Fact, now Time) bool {
 	generation := t.ledgers[f.Backend].generation.Load()
 	if f.Generation != 0 && f.Generation < generation {
@@ -171,7 +159,6 @@ func (t *Tree) applyFence(f *Fact, now Time) bool {
 		return false
 	}
 	raise(floor, int64(f.Time))
-	// as after a lost cache found here
 	l.surprises, l.misses, l.cleared = 0, misses{}, now
 	l.usage.clear()
 	t.limits[f.Backend].span.Store(l.usage.span())
@@ -210,8 +197,8 @@ func (m *merge) place(f *Fact, blocks []Hash, places []place) {
 				n++
 			}
 			left[n-1].blocks += span
-		case at > f.Time && m.tells: // prior was no anchor
-			m.t.append(&m.news, Touch, h, mergeEntries(prior, e), at, 0)
+		case at > f.Time && m.news != nil: // prior was no anchor, so no peer has this time
+			m.t.append(m.news, Touch, h, mergeEntries(prior, e), at, 0)
 		}
 	}
 	if touched > 0 {

@@ -7,30 +7,27 @@ import (
 )
 
 const (
-	// Bounds of a learned horizon: shorter ones are useless for follow-ups, and longer ones cannot
-	// be learned.
+	// Bounds of a learned horizon in which follow-ups profit and responses give evidence.
 	minHorizon   = time.Second
 	maxHorizon   = 24 * time.Hour
 	minHorizonMs = int64(minHorizon / time.Millisecond)
 	maxHorizonMs = int64(maxHorizon / time.Millisecond)
 
-	// retention in horizons: late survivals must be seen to raise the horizon.
+	// retention in horizons: late survivals raise the horizon.
 	retention = 3
 
-	// goneAfter is the age in horizons at which a block is certainly gone; 1.1 has half the error
-	// of 2 on replayed traces.
+	// goneAfter horizons a block is certainly gone; 1.1 has half the error of 2 on replayed traces.
 	goneAfter = 1.1
 
-	// grainsPerHorizon: facts touched within the last 1/64 horizon are not written again, which
-	// spares most touches. An ancestor may be up to a grain older than its descendants.
+	// grainsPerHorizon spares most touches: facts touched within 1/64 horizon are not written
+	// again.
 	grainsPerHorizon = 64
 )
 
-// limits is what readers need of a backend, 16 bytes.
 type limits struct {
 	floor atomic.Int64 // facts with time <= floor are dead
-	// span is the horizon: if positive, an age in ms; if negative, the negated time before which
-	// untouched blocks are displaced.
+	// span: if positive, the horizon in ms; if negative, the negated time before which untouched
+	// blocks are displaced.
 	span atomic.Int64
 }
 
@@ -52,8 +49,7 @@ func (l *limits) dead(at, now Time) bool {
 	return int64(at) <= l.floor.Load() || int64(now-at) > retention*l.horizon(now)
 }
 
-// residency is the probability that a block is cached: 1 up to the horizon, 0 from goneAfter
-// horizons.
+// residency is 1 up to the horizon and falls to 0 at goneAfter horizons.
 func residency(age, horizon int64) float32 {
 	if age <= horizon {
 		return 1
@@ -62,7 +58,7 @@ func residency(age, horizon int64) float32 {
 	return float32(max(0, 1-over/(goneAfter-1)))
 }
 
-// ledger is what is learned about one backend. mu guards it, except generation.
+// ledger is what is learned about one backend. mu guards all but generation.
 type ledger struct {
 	generation atomic.Uint32
 
@@ -76,8 +72,8 @@ type ledger struct {
 	cleared       Time // last lost cache
 }
 
-// heardFor bounds the memory of an unannounced generation: the membership announces it within
-// seconds, and a faulty peer must not prevent a fence.
+// heardFor: the membership announces a generation within seconds, and a faulty peer must not
+// prevent a fence.
 const heardFor = Time(time.Minute / time.Millisecond)
 
 // heard is when generations newer than the backend's began, by peers' facts.
@@ -121,8 +117,7 @@ func (h *heard) fence(generation uint32, newest, now Time) Time {
 	return newest
 }
 
-// Horizon returns the age of probable eviction from b; 0 if b is out of range. Safe for concurrent
-// use.
+// Horizon returns the age of probable eviction from b. Safe for concurrent use.
 func (t *Tree) Horizon(b Backend) time.Duration {
 	if int(b) >= len(t.limits) {
 		return 0
@@ -130,8 +125,8 @@ func (t *Tree) Horizon(b Backend) time.Duration {
 	return time.Duration(t.limits[b].horizon(Time(t.clock.Load()))) * time.Millisecond
 }
 
-// SetCapacity sets how many blocks b's KV cache holds (0: unknown), until responses give evidence.
-// Safe for concurrent use.
+// SetCapacity sets how many blocks b's KV cache holds (0: unknown), until there is evidence. Safe
+// for concurrent use.
 func (t *Tree) SetCapacity(b Backend, blocks int) {
 	if int(b) >= len(t.ledgers) || blocks < 0 {
 		return
@@ -143,8 +138,7 @@ func (t *Tree) SetCapacity(b Backend, blocks int) {
 	t.limits[b].span.Store(l.usage.span())
 }
 
-// use counts total blocks on b as touched, except settled ones, and sets the displaced blocks of
-// the touch history.
+// use counts total blocks as touched, except settled ones, and sets the history's displaced blocks.
 func (t *Tree) use(b Backend, tr *TouchHistory, total int, now Time) {
 	l := &t.ledgers[b]
 	l.mu.Lock()
@@ -183,23 +177,9 @@ func (t *Tree) useAgain(b Backend, left []use, touched use) {
 	t.limits[b].span.Store(l.usage.span())
 }
 
-// Forget clears b up to now in O(1); late facts stay behind the fence. Safe for concurrent use.
-func (t *Tree) Forget(b Backend, now Time) {
-	if int(b) >= len(t.limits) {
-		return
-	}
-	now = clampTime(now)
-	t.advance(now)
-	t.limits[b].raiseFloor(now)
-	l := &t.ledgers[b]
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.usage.clear()
-}
-
-// SetGeneration sets b's generation, from 1; 0 is unknown. A newer one clears b and makes Apply
-// refuse facts of older ones; facts that peers placed in it stay. The first clears nothing, unless
-// facts of an older one were applied. Safe for concurrent use.
+// SetGeneration sets b's generation, from 1. A newer one clears b, except what peers placed in it,
+// and makes ApplyDelta refuse facts of older ones; the first clears nothing, unless older facts
+// were applied. Safe for concurrent use.
 func (t *Tree) SetGeneration(b Backend, gen uint32, now Time) {
 	if int(b) >= len(t.ledgers) {
 		return
@@ -219,16 +199,14 @@ func (t *Tree) SetGeneration(b Backend, gen uint32, now Time) {
 		return
 	}
 	l.surprises, l.misses = 0, misses{}
-	// Apply refuses late facts of the old generation, so the fence needs to reach only the latest
-	// known one.
+	// ApplyDelta refuses late facts of the old generation, so fence only the latest known one.
 	fence := l.heard.fence(gen, Time(t.newest[b].Load()), now)
 	l.heard.settle(gen)
 	l.usage.forget(fence)
 	t.limits[b].raiseFloor(fence)
 }
 
-// Reset makes b unknown, for a reused id. No request of the former engine may run. Safe for
-// concurrent use.
+// Reset makes b unknown, for a reused id on which no request runs. Safe for concurrent use.
 func (t *Tree) Reset(b Backend) {
 	if int(b) >= len(t.ledgers) {
 		return

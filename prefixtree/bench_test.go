@@ -313,7 +313,7 @@ func BenchmarkRecord(b *testing.B) {
 						k = Backend(n * 617 % len(r.chains) % backends)
 					}
 					r.tree.Record(k, chain, now, &tr)
-					r.tree.Learn(k, chain, &tr, tr.Blocks(), now+touch.stay)
+					r.tree.Learn(k, chain, &tr, tr.depth(), now+touch.stay)
 				}
 			})
 		}

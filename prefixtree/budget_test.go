@@ -125,7 +125,7 @@ func TestEqualHomesCluster(t *testing.T) {
 			h = ^h
 		}
 		if r.IntN(3) == 0 {
-			tree.Drop(1, []Hash{h}, 0)
+			tree.Drop(1, []Hash{h}, 0, maxTime)
 			delete(keys, h)
 		} else {
 			tree.Record(1, []Hash{h}, start, nil)

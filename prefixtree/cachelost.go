@@ -2,25 +2,22 @@ package prefixtree
 
 import "math"
 
-// A lost cache is obvious only while nothing of a prompt is cached. If prompts share a head, the
-// first request puts it back, and the rest is missing as after an eviction. But an LRU cache holds
-// everything used after its oldest block: a miss is no eviction if an older block was found lately.
+// If prompts share a head, the first request after a restart puts it back, and the rest is missing
+// as after an eviction. But an LRU cache holds everything used after its oldest block: a miss is no
+// eviction if an older block was found lately.
 
 const (
-	// certainty is how many times nearer than a found block a miss must be to indicate a lost
-	// cache, not inexact counting.
+	// certainty: a miss so many times nearer than a found block is no inexact counting.
 	certainty = 4
 
-	// doubtLimit is the number of such misses in a row that are ignored; then the engine really
-	// holds less.
+	// doubtLimit such misses in a row are ignored; then the engine really holds less.
 	doubtLimit = 8
 
 	// doubtFor, in ms, bounds the time between misses of one cause.
 	doubtFor = 2 * 60_000
 )
 
-// proof is the furthest distance, in distinct blocks touched since, at which a block was found. It
-// decays.
+// proof is the furthest distance, in distinct blocks touched since, at which a block was found.
 type proof struct {
 	displaced float64
 	at        Time
@@ -36,14 +33,14 @@ func (p *proof) add(displaced float64, now Time) {
 	}
 }
 
-// gap is what a short count shows: blocks down to head were cached, the one at gone was not.
+// gap: blocks down to head were cached, the one at gone was not.
 type gap struct {
 	head, gone int
 	headAt     Time
 	touchStep
 }
 
-// gap ignores steps younger than unsettled ms; ok is false if none remains.
+// gap ignores steps younger than unsettled ms.
 func (tr *TouchHistory) gap(cached int, unsettled int64) (g gap, ok bool) {
 	slack := 0
 	if cached > 0 {
@@ -68,7 +65,7 @@ func (tr *TouchHistory) gap(cached int, unsettled int64) (g gap, ok bool) {
 	return g, false
 }
 
-// misses are consecutive misses that no eviction explains. The zero value is empty.
+// misses are consecutive misses that no eviction explains.
 type misses struct {
 	doubts     int
 	first      Time
@@ -89,7 +86,7 @@ func (b block) in(chain []Hash) bool {
 	return b.depth > 0 && b.depth <= len(chain) && chain[b.depth-1] == b.hash
 }
 
-// add counts a miss of another prompt that found only what other requests put back.
+// add counts a miss that found only what requests for other prompts put back.
 func (m *misses) add(g *gap, chain []Hash, recorded Time) {
 	for _, gone := range m.gone[:m.count] {
 		if gone.in(chain) {
@@ -129,7 +126,7 @@ func (l *ledger) foundLocked(step touchStep, recorded Time) {
 	}
 }
 
-// impossible returns how many times nearer than the proof a miss is, 0 if an eviction is possible.
+// impossible returns how many times nearer than the proof a miss is, 0 if eviction is possible.
 func (u *usage) impossible(displaced float64, now Time) float64 {
 	found := u.proof.value(now)
 	if found < minDisplaced || displaced >= found {
@@ -146,8 +143,7 @@ func (t *Tree) doubtful(b Backend, tr *TouchHistory, cached int, now Time) bool 
 	return ok && l.usage.impossible(g.displaced, tr.recorded) >= certainty
 }
 
-// passOverLocked reports whether a miss is no evidence of an eviction, and counts it as a sign of a
-// lost cache.
+// passOverLocked reports whether a miss is no evidence of an eviction, and counts it as a sign.
 func (t *Tree) passOverLocked(b Backend, l *ledger, chain []Hash, tr *TouchHistory, cached int, now Time) bool {
 	g, ok := tr.gap(cached, int64(now-tr.recorded))
 	switch {
@@ -186,8 +182,8 @@ func (t *Tree) surprisedLocked(l *ledger, recorded Time) {
 	t.surprises.Add(1)
 }
 
-// cacheLostLocked clears the backend at the third surprise or sign. The fence lies before the first
-// of them, because the emptied engine computed what these requests placed.
+// cacheLostLocked clears the backend at the third surprise or sign, up to the first of them,
+// because the emptied engine computed what these requests placed.
 func (t *Tree) cacheLostLocked(b Backend, l *ledger, now Time) bool {
 	var first Time
 	switch {

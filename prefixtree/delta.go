@@ -8,8 +8,6 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Encoding of deltas and snapshot pages; DESIGN.md has the format.
-
 const (
 	deltaFormat = 1
 
@@ -28,29 +26,26 @@ const (
 	tagCountShift = 6
 	hashBytes     = 8
 
-	// maxRecordHead is the most bytes before a run's hashes: backend record, tag, time, time
-	// before, count.
+	// maxRecordHead: backend record, tag, time, time before, count.
 	maxRecordHead = (1 + 4 + 5) + 1 + 7 + 7 + 4
 	payloadHead   = 1 + 7
 
-	// MinPayload is the least payload limit in bytes: head and one fact.
+	// MinPayload is the least payload limit in bytes.
 	MinPayload = payloadHead + maxRecordHead + hashBytes
 	// MaxPayload bounds a payload in bytes, about ten milliseconds of work.
 	MaxPayload = 1 << 20
 
-	// maxAhead, in ms, bounds future times of peers: clocks differ by about a second.
+	// maxAhead, in ms: clocks differ by about a second.
 	maxAhead Time = 5_000
 )
 
 // ErrDelta is wrapped by every error about a malformed payload.
 var ErrDelta = errors.New("prefixtree: malformed delta")
 
-// BackendKey returns the wire name of a backend, the low half of its name's xxh3. Names must refuse
-// collisions (5e-4 among 2,000).
+// BackendKey returns the wire name of a backend. Names must refuse collisions (5e-4 among 2,000).
 func BackendKey(name string) uint32 { return uint32(xxh3.HashString(name)) }
 
-// Names translates between this node's backend ids and wire keys. Immutable and safe for concurrent
-// use.
+// Names translates between this node's ids and wire keys. Safe for concurrent use.
 type Names interface {
 	Key(b Backend) (key uint32, ok bool)
 	Backend(key uint32) (b Backend, ok bool)
@@ -77,8 +72,7 @@ func (w *encoder) room() int {
 	return room / hashBytes
 }
 
-// head writes what precedes n hashes, or a whole fence (n = 0). It returns false if the backend has
-// no key. There must be room.
+// head writes what precedes n hashes, for which there is room, or a fence. False: no key.
 func (w *encoder) head(f *Fact, n int) bool {
 	key, ok := w.names.Key(f.Backend)
 	if !ok {
@@ -128,7 +122,7 @@ func (w *encoder) head(f *Fact, n int) bool {
 
 func (w *encoder) hash(h Hash) { w.dst = binary.LittleEndian.AppendUint64(w.dst, uint64(h)) }
 
-// decoder reads one untrusted payload: results lie within it, times within [1, 2^44).
+// decoder reads an untrusted payload: results lie within it, times within [1, 2^44).
 type decoder struct {
 	rest []byte
 	at   Time

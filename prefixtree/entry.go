@@ -1,19 +1,17 @@
 package prefixtree
 
-// Backend is this node's dense id of one engine, or of one data-parallel rank.
+// Backend is this node's dense id of an engine, or of a data-parallel rank.
 type Backend uint16
 
-// Time is milliseconds since the Unix epoch, or of virtual time. Times outside [1, 2^44) are
-// clamped.
+// Time is milliseconds since the Unix epoch or of virtual time, clamped to [1, 2^44).
 type Time int64
 
 const maxTime Time = 1<<44 - 1
 
 func clampTime(t Time) Time { return max(1, min(t, maxTime)) }
 
-// An entry is one fact: backend in bits 0-15, time in 16-59, span minus one in 60-61, anchor flag
-// in 62; bit 63 is clear. Only anchors have a span (anchorSpan). Times are at least 1, so no entry
-// is zero.
+// An entry is one fact: backend in bits 0-15, time in 16-59, span minus one in 60-61 (anchors
+// only), anchor flag in 62; bit 63 is clear. It is never zero.
 type entry = uint64
 
 const (
@@ -23,7 +21,7 @@ const (
 	entryAnchor    uint64 = 1 << 62
 	entryFlags            = entryAnchor | (maxSpan-1)<<entrySpanShift
 
-	// spanTag marks a value as a span (several holders), not an entry.
+	// spanTag marks a span.
 	spanTag uint64 = 1 << 63
 )
 
@@ -53,8 +51,7 @@ func blockFlags(depth, total int) uint64 {
 	return 0
 }
 
-// mergeEntries joins two facts about the same block and backend: the later time, and the flags of
-// both.
+// mergeEntries takes the later time and the flags of both.
 func mergeEntries(a, b entry) entry {
 	flags := (a | b) & entryFlags
 	if entryTime(b) > entryTime(a) {
@@ -64,7 +61,7 @@ func mergeEntries(a, b entry) entry {
 }
 
 // A span locates the entries of a block with several holders: arena offset in words in bits 0-31,
-// count (at least 2) in 32-47, class in 48-55, spanTag in 63.
+// count (at least 2) in 32-47, class in 48-55, spanTag.
 type span = uint64
 
 func makeSpan(offset uint32, count, class int) span {

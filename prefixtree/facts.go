@@ -1,6 +1,5 @@
 package prefixtree
 
-// Kind is the kind of a Fact.
 type Kind uint8
 
 const (
@@ -11,61 +10,20 @@ const (
 	Fence              // the backend lost its cache: kills all facts up to Time; no Hash
 )
 
-// Fact is the last placement of the prefix Hash on a backend generation, or its retraction.
+// Fact is the last placement of a prefix on a backend generation, or its retraction.
 type Fact struct {
 	Hash       Hash
 	Time       Time
 	Before     Time
 	Generation uint32
 	Backend    Backend
-	// Span is the number of blocks the fact stands for: itself and the non-anchors above, at most
-	// 4; 0 means 1.
+	// Span counts the block and the non-anchors above, at most 4; 0 means 1.
 	Span uint8
 	Kind Kind
 }
 
-// AppendFacts appends the anchor facts, root first, that Record of this chain adds to a tree
-// without them. Safe for concurrent use.
-func (t *Tree) AppendFacts(dst []Fact, b Backend, chain []Hash, at Time) []Fact {
-	if int(b) >= len(t.ledgers) {
-		return dst
-	}
-	gen := t.ledgers[b].generation.Load()
-	for i := range anchorCount(len(chain)) {
-		depth := anchorDepth(i, len(chain))
-		dst = append(dst, Fact{
-			Hash: chain[depth-1], Backend: b, Generation: gen, Time: at, Span: anchorSpan(depth),
-		})
-	}
-	return dst
-}
-
-// Apply merges a fact of another node by maximum time and reports whether it changed the tree.
-// Except for Drop and Revert the merge is idempotent, commutative and associative. Facts of an
-// older generation, behind the fence or past retention have no effect. Safe for concurrent use.
-func (t *Tree) Apply(f Fact) (changed bool) {
-	if int(f.Backend) >= len(t.limits) || f.Hash == 0 && f.Kind != Fence {
-		t.refused.Add(1)
-		return false
-	}
-	f.Time = clampTime(f.Time)
-	now := max(1, Time(t.clock.Load()))
-	if t.late(&f, now) {
-		return false
-	}
-	if f.Kind == Fence {
-		return t.applyFence(&f, now)
-	}
-	m := merge{t: t, now: now}
-	m.blocks[0], m.filled = f.Hash, 1
-	m.runs[0], m.waiting = run{f, 0, 1}, 1
-	m.flush()
-	return m.changed > 0
-}
-
-// Range yields every live anchor fact, in no order, until yield returns false. It holds no lock
-// while yield runs; facts that change meanwhile may appear in either state. Safe for concurrent
-// use.
+// Range yields every live anchor fact, in no order, until yield returns false; it holds no lock
+// meanwhile. Safe for concurrent use.
 func (t *Tree) Range(now Time, yield func(Fact) bool) {
 	now = clampTime(now)
 	var kept []anchor
@@ -79,11 +37,10 @@ func (t *Tree) Range(now Time, yield func(Fact) bool) {
 	}
 }
 
-// anchorSample facts give an estimate within about one percent.
+// anchorSample: an error of one percent.
 const anchorSample = 1 << 16
 
-// Anchors returns the number of live anchor facts, estimated for a large tree, in at most two
-// milliseconds. Safe for concurrent use.
+// Anchors estimates the number of live anchor facts in at most 2 ms. Safe for concurrent use.
 func (t *Tree) Anchors(now Time) int { return t.estimateAnchors(clampTime(now), anchorSample) }
 
 func (t *Tree) estimateAnchors(now Time, sample int64) int {

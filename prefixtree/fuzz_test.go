@@ -22,13 +22,13 @@ func FuzzTree(f *testing.F) {
 		for ; len(ops) >= 4; ops = ops[4:] {
 			b, n, arg := Backend(ops[1]%(backends+1)), int(ops[2]), int(ops[3])
 			chain := fuzzChain(ops[1]/16, n, arg)
-			switch ops[0] % 10 {
+			switch ops[0] % 9 {
 			case 0, 1:
 				tree.Record(b, chain, now-Time(arg), &tr)
 			case 2:
 				tree.Learn(b, chain, &tr, arg-1, now)
 			case 3:
-				tree.Drop(b, chain, arg-2)
+				tree.Drop(b, chain, arg-2, maxTime)
 			case 4:
 				for _, fact := range tree.AppendFacts(nil, b, chain, now-Time(100*arg)) {
 					fact.Generation = uint32(arg % 4)
@@ -43,8 +43,6 @@ func FuzzTree(f *testing.F) {
 			case 8:
 				now += Time(n) * 100
 				tree.SetCapacity(b, arg)
-			case 9:
-				tree.Learn(b, chain, nil, arg-1, now)
 			}
 			tree.Match(&m, chain, now)
 			for _, h := range m.Holders() {

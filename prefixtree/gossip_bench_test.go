@@ -82,19 +82,22 @@ func BenchmarkApplyDelta(b *testing.B) {
 	}
 }
 
-// BenchmarkRecordNews compares Record and Learn with and without news.
-func BenchmarkRecordNews(b *testing.B) {
+// BenchmarkPublish compares Record and Learn with and without Config.Changed.
+func BenchmarkPublish(b *testing.B) {
 	const grain = Time(defaultHorizon/time.Millisecond) / grainsPerHorizon
 	for _, blocks := range []int{64, 256} {
 		for _, fresh := range []bool{false, true} {
 			for _, tell := range []bool{false, true} {
 				b.Run(fmt.Sprintf("new=%v/blocks=%d/tell=%v", fresh, blocks, tell), func(b *testing.B) {
-					tree, out := newTree(b, Config{Budget: 32 << 20}), NewOutbox(0)
+					cfg, out := Config{Budget: 32 << 20}, NewOutbox(0)
+					if tell {
+						cfg.Changed = out.Add
+					}
+					tree := newTree(b, cfg)
 					chain := chainOf(b, 1, blocks)
 					rnd := rand.New(rand.NewPCG(9, 10))
 					now := start
 					var tr TouchHistory
-					var news []Fact
 					payload := make([]byte, 0, 64<<10)
 					b.ReportAllocs()
 					for b.Loop() {
@@ -104,15 +107,11 @@ func BenchmarkRecordNews(b *testing.B) {
 								chain[i] = Hash(rnd.Uint64() | 1)
 							}
 						}
-						if !tell {
-							tree.Record(1, chain, now, &tr)
-							tree.Learn(1, chain, &tr, tr.Blocks(), now)
-							continue
+						tree.Record(1, chain, now, &tr)
+						tree.Learn(1, chain, &tr, tr.depth(), now)
+						if tell {
+							payload, _ = out.Drain(payload[:0], 64<<10, oneToOne{})
 						}
-						news = tree.RecordNews(1, chain, now, &tr, news[:0])
-						_, news = tree.LearnNews(1, chain, &tr, tr.Blocks(), now, news)
-						out.Add(news)
-						payload, _ = out.Drain(payload[:0], 64<<10, oneToOne{})
 					}
 				})
 			}

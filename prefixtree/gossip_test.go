@@ -129,7 +129,7 @@ func TestTreesConverge(t *testing.T) {
 			for i, h := range chain {
 				p := spot{h, b}
 				latest[p] = max(latest[p], at)
-				anchors[p] = anchors[p] || IsAnchor(i+1, len(chain))
+				anchors[p] = anchors[p] || isAnchor(i+1, len(chain))
 			}
 		}
 		// Times are further apart than the grain, and none outlives its retention.
@@ -188,7 +188,7 @@ func TestTreesConvergeOnRetractions(t *testing.T) {
 				now += Time(rapid.IntRange(1, 6_000).Draw(t, "wait"))
 				b, chain := p.id(Backend(rapid.IntRange(0, backends-1).Draw(t, "backend"))), modelChain(t, hasher)
 				var tr TouchHistory
-				switch rapid.IntRange(0, 5).Draw(t, "what") {
+				switch rapid.IntRange(0, 4).Draw(t, "what") {
 				case 0, 1:
 					p.news = p.tree.RecordNews(b, chain, now, &tr, p.news)
 					_, p.news = p.tree.LearnNews(b, chain, &tr, len(chain), now+3_000, p.news)
@@ -197,11 +197,9 @@ func TestTreesConvergeOnRetractions(t *testing.T) {
 					p.news = p.tree.RecordNews(b, chain, now, &tr, p.news)
 					_, p.news = p.tree.RevertNews(b, chain, &tr, p.news)
 				case 3:
-					p.news = p.tree.DropNews(b, chain, rapid.IntRange(0, len(chain)).Draw(t, "from"), now, p.news)
+					p.news = append(p.news, p.tree.Drop(b, chain, rapid.IntRange(0, len(chain)).Draw(t, "from"), now)...)
 				case 4:
-					_, p.news = p.tree.LearnNews(b, chain, nil, rapid.IntRange(0, len(chain)).Draw(t, "cached"), now, p.news)
-				case 5:
-					p.news = p.tree.ForgetNews(b, now, p.news)
+					p.news = append(p.news, p.tree.Forget(b, now)...)
 				}
 				p.tell()
 			}

@@ -12,11 +12,11 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// Hash names a whole prefix: equal hashes mean equal prompts up to there. Zero is never used.
+// Hash names a whole prefix. Zero is never used.
 type Hash uint64
 
 const (
-	// DefaultBlockBytes is about 128 tokens: fine enough for prompts of 2k tokens.
+	// DefaultBlockBytes is about 128 tokens.
 	DefaultBlockBytes = 512
 
 	minBlockBytes = 16
@@ -33,8 +33,7 @@ var (
 	ErrBlockBytes = errors.New("prefixtree: block size out of range")
 )
 
-// Hasher holds the fleet's secret and block size, which must be equal on every node. Immutable and
-// safe for concurrent use.
+// Hasher holds the fleet's secret and block size. Immutable.
 type Hasher struct {
 	blockBytes int
 	keyID      uint32
@@ -42,7 +41,7 @@ type Hasher struct {
 	saltKey    [sha256.Size]byte
 }
 
-// NewHasher derives a Hasher from a non-empty fleet secret and a block size in bytes (16 to 1 MiB).
+// NewHasher takes a non-empty secret and a block size of 16 bytes to 1 MiB, equal on every node.
 // Errors: ErrNoSecret, ErrBlockBytes.
 func NewHasher(secret []byte, blockBytes int) (*Hasher, error) {
 	if len(secret) == 0 {
@@ -64,15 +63,13 @@ func NewHasher(secret []byte, blockBytes int) (*Hasher, error) {
 	}, nil
 }
 
-// BlockBytes returns the block size in bytes.
 func (h *Hasher) BlockBytes() int { return h.blockBytes }
 
-// KeyID identifies secret, block size and chain version without revealing the secret. Hashes of
-// peers with another KeyID never match.
+// KeyID identifies secret, block size and chain version; hashes of another KeyID never match.
 func (h *Hasher) KeyID() uint32 { return h.keyID }
 
-// Salt appends 32 hexadecimal digits for a tenant and its own salt, which may be empty. They are
-// equal on every node, and cannot be computed without the secret.
+// Salt appends 32 hexadecimal digits for a tenant and its own salt, equal on every node, that
+// cannot be computed without the secret.
 func (h *Hasher) Salt(dst, tenant, own []byte) []byte {
 	var words [3 * sha256.Size]byte // fixed lengths, so that no input extends another
 	copy(words[:], h.saltKey[:])
@@ -83,9 +80,8 @@ func (h *Hasher) Salt(dst, tenant, own []byte) []byte {
 	return hex.AppendEncode(dst, sum[:16])
 }
 
-// Chain hashes prompt bytes into blocks. Reset it before use; reusable, not safe for concurrent
-// use. Any split of the prompt over Write calls gives the same hashes. DESIGN.md, "Hashing", has
-// the construction.
+// Chain hashes prompt bytes into blocks, however they are split over Write calls. Reset it before
+// use. Not safe for concurrent use.
 type Chain struct {
 	h       *Hasher
 	state   sipState
@@ -95,7 +91,6 @@ type Chain struct {
 	length  int
 }
 
-// Reset empties the chain, binds it to h and keeps its memory.
 func (c *Chain) Reset(h *Hasher) {
 	c.h = h
 	c.state = h.initial
@@ -108,8 +103,7 @@ func (c *Chain) Reset(h *Hasher) {
 	c.buf = c.buf[:0]
 }
 
-// Root mixes p (model, LoRA, cache salt) into the root: prompts with different roots share no hash.
-// Calls are delimited. It panics after the first Write.
+// Root mixes p (model, LoRA, cache salt) into the root. It panics after the first Write.
 func (c *Chain) Root(p []byte) {
 	if c.started {
 		panic("prefixtree: Chain.Root after Write")
@@ -149,19 +143,7 @@ func (c *Chain) Write(p []byte) {
 	c.buf = append(c.buf, p...)
 }
 
-// WriteString is Write for a string, without a copy.
 func (c *Chain) WriteString(s string) { c.Write(unsafe.Slice(unsafe.StringData(s), len(s))) }
-
-// WriteByte1 appends one prompt byte. vet requires an error result from WriteByte.
-func (c *Chain) WriteByte1(b byte) {
-	if c.started && len(c.buf)+1 < c.h.blockBytes {
-		c.buf = append(c.buf, b)
-		c.length++
-		return
-	}
-	one := [1]byte{b}
-	c.Write(one[:])
-}
 
 func (c *Chain) block(content uint64) {
 	c.state.absorb(content)
@@ -171,10 +153,9 @@ func (c *Chain) block(content uint64) {
 // Hashes returns the hashes of the full blocks, root first, valid until the next Reset.
 func (c *Chain) Hashes() []Hash { return c.hashes }
 
-// Len returns the number of prompt bytes written.
 func (c *Chain) Len() int { return c.length }
 
-// FromKeys appends one hash per key, for traces with block ids. root counts as one Chain.Root.
+// FromKeys appends one hash per key, for traces with block ids; root is as for Chain.Root.
 func FromKeys(dst []Hash, h *Hasher, root []byte, keys []uint64) []Hash {
 	state := h.initial
 	absorbRoot(&state, root)
@@ -186,7 +167,7 @@ func FromKeys(dst []Hash, h *Hasher, root []byte, keys []uint64) []Hash {
 	return dst
 }
 
-// sipState is SipHash-1-3 (Aumasson and Bernstein, 2012), finalised on a copy after every block.
+// sipState is SipHash-1-3, finalised on a copy after every block.
 type sipState struct{ v0, v1, v2, v3 uint64 }
 
 func newSip(k0, k1 uint64) sipState {
@@ -203,7 +184,7 @@ func (s *sipState) absorb(w uint64) {
 	s.v0 ^= w
 }
 
-// seal separates root words from block words. 0xee is SipHash-128's constant for domain separation.
+// seal separates root words from block words, with SipHash-128's constant.
 func (s *sipState) seal() {
 	s.v0, s.v1, s.v2, s.v3 = sipRound(s.v0, s.v1, s.v2^0xee, s.v3)
 }

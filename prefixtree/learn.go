@@ -1,12 +1,11 @@
 package prefixtree
 
 const (
-	// Steps of the LRU distance. Believing too little costs more hits than believing too much.
+	// Steps of the LRU distance: too little belief costs more hits than too much.
 	shrinkRate = 0.1
 	growRate   = 0.3
 
-	// countSlack: a count short by less than a block plus this share of the match is no evidence,
-	// because of rounding.
+	// countSlack: rounding makes a count short by less than a block plus this share of the match.
 	countSlack = 1.0 / 16
 
 	// surpriseLimit responses in a row with nothing cached, where a block younger than a quarter of
@@ -15,7 +14,6 @@ const (
 	youngPerHorizon = 4
 )
 
-// Lesson is the result of one Learn.
 type Lesson struct {
 	Predicted int  // leading blocks with a fact before the request
 	Cached    int  // reported leading blocks, at most the chain; -1: unknown
@@ -23,18 +21,13 @@ type Lesson struct {
 	CacheLost bool // the engine lost its cache: the backend was cleared
 }
 
-// Learn corrects the tree after a completed request. chain and tr are those of its Record; cached
-// is the number of leading blocks reported as cached at the start, -1 if unknown.
-//
-// The request's own facts are touched again. The count contradicts only earlier facts: it moves the
-// horizon and removes older facts on [cached:], and never creates one. With tr nil it removes every
-// fact on [cached:]. Three surprises in a row, or three misses that no eviction explains, clear the
-// backend up to the first of them. Safe for concurrent use.
+// Learn corrects the tree after the request of a Record, of which it takes chain and tr; cached is
+// the number of leading blocks reported as cached, -1 if unknown. The request's facts are touched
+// again. The count concerns only earlier facts: it removes those on [cached:], moves the horizon,
+// and may reveal a lost cache, which clears the backend. Safe for concurrent use.
 func (t *Tree) Learn(b Backend, chain []Hash, tr *TouchHistory, cached int, now Time) Lesson {
-	return t.learn(b, chain, tr, cached, now, nil)
-}
-
-func (t *Tree) learn(b Backend, chain []Hash, tr *TouchHistory, cached int, now Time, news *[]Fact) Lesson {
+	news := t.buffer()
+	defer t.publish(news)
 	if int(b) >= len(t.limits) {
 		t.refused.Add(1)
 		return Lesson{Cached: -1}
@@ -42,21 +35,16 @@ func (t *Tree) learn(b Backend, chain []Hash, tr *TouchHistory, cached int, now 
 	now = clampTime(now)
 	t.advance(now)
 	lesson := Lesson{Cached: max(-1, min(cached, len(chain)))}
-	if tr == nil {
-		lesson.Predicted, lesson.Retracted = t.contradict(b, chain, lesson.Cached, now, news)
-		return lesson
-	}
 	if tr.recorded == 0 {
 		return lesson
 	}
 	lesson.Predicted = tr.depth()
 	switch due := t.limits[b].settled(now); {
 	case lesson.Cached == 0 && lesson.Predicted > 0, short(lesson.Cached, lesson.Predicted) && t.doubtful(b, tr, lesson.Cached, now):
-		// What an engine that lost its cache has computed must survive the fence of cacheLostLocked.
+		// What an engine that lost its cache has computed must survive cacheLostLocked's fence.
 		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, now-1, now, news)
 	case tr.recorded <= due || short(lesson.Cached, lesson.Predicted):
 		lesson.Retracted = t.conclude(b, chain, lesson.Cached, tr.settled, due, now, news)
-	default:
 	}
 	if lesson.Cached >= 0 {
 		lesson.CacheLost = t.learnAges(b, chain, tr, lesson.Cached, now)
@@ -74,28 +62,7 @@ func short(cached, predicted int) bool {
 	return float64(predicted-cached) > 1+countSlack*float64(predicted)
 }
 
-// contradict removes every fact on [cached:] of the chain. held is the depth of the deepest live
-// fact before.
-func (t *Tree) contradict(b Backend, chain []Hash, cached int, now Time, news *[]Fact) (held, retracted int) {
-	for i, h := range chain {
-		was, _, removed := t.edit(&place{shard: t.shard(uint64(h))}, b, uint64(h), func(e entry) (entry, bool) {
-			return e, cached >= 0 && i >= cached && entryTime(e) <= now
-		})
-		if was != 0 && !t.dead(was, now) {
-			held = i + 1
-		}
-		if removed {
-			retracted++
-			if news != nil {
-				t.tellGone(news, Drop, h, was, now, 0)
-			}
-		}
-	}
-	return held, retracted
-}
-
-// conclude touches the chain's facts up to due. Facts up to placed precede the placement and are
-// removed on [cached:].
+// conclude touches the chain's facts up to due, but removes those up to placed on [cached:].
 func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Time, news *[]Fact) (retracted int) {
 	verdict := func(e entry, i int) (to entry, remove bool) {
 		switch at := entryTime(e); {
@@ -158,8 +125,7 @@ func (t *Tree) learnAges(b Backend, chain []Hash, tr *TouchHistory, cached int, 
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	horizon := t.limits[b].horizon(tr.recorded)
-	// A miss younger than the request's own duration proves nothing: the block may not have been
-	// computed.
+	// Within the request's own duration the block may not have been computed.
 	unsettled := int64(now - tr.recorded)
 	missed := short(cached, predicted)
 
@@ -170,8 +136,7 @@ func (t *Tree) learnAges(b Backend, chain []Hash, tr *TouchHistory, cached int, 
 			l.foundLocked(step, tr.recorded)
 		}
 	}
-	// Nothing cached where a match was young suggests a restart, unless the backend was cleared
-	// lately: its cache may be smaller than believed.
+	// A backend cleared lately may have a smaller cache than believed.
 	surprise := cached == 0 && tr.hasAge(unsettled, horizon/youngPerHorizon)
 	if cached > 0 {
 		l.surprises = 0

@@ -2,8 +2,7 @@ package prefixtree
 
 import "math"
 
-// Nodes use the weighted mean of all nodes' LRU distances. Received values never enter a node's own
-// distance, so they cannot return as new evidence.
+// Nodes use the mean of all nodes' LRU distances; a received value never returns as evidence.
 
 const (
 	// MaxEvidence bounds one node's evidence; an LRU distance follows its last twenty or so observations.

@@ -17,8 +17,7 @@ type Holder struct {
 	Age      time.Duration // since the deepest block was touched
 }
 
-// Matches is the result and scratch memory of Match. The zero value is ready. Not safe for
-// concurrent use.
+// Matches is the result and memory of Match. The zero value is ready. Not safe for concurrent use.
 type Matches struct {
 	holders []Holder
 	found   []finding // by backend; zero outside of Match
@@ -36,13 +35,8 @@ type finding struct {
 // Holders returns the backends found, in no order, valid until the next Match.
 func (m *Matches) Holders() []Holder { return m.holders }
 
-// Match finds, for every backend, how many leading blocks of the chain (root first) it is believed
-// to hold. Once m is warm it does not allocate. Safe for concurrent use with different m.
-//
-// A backend that holds a block was sent its whole prefix, so presence is monotone in depth. Match
-// probes ever deeper anchors until no backend is left, then bisects for those that drop out, and
-// reads every block between neighbouring anchors. A backend with missing facts may get only the
-// part above the gap.
+// Match finds how many leading blocks of the chain each backend is believed to hold; DESIGN.md has
+// the search. Once m is warm it does not allocate. Safe for concurrent use with different m.
 func (t *Tree) Match(m *Matches, chain []Hash, now Time) {
 	m.holders = m.holders[:0]
 	if len(chain) == 0 {
@@ -89,14 +83,13 @@ func (m *Matches) prepare(words, levels int) {
 }
 
 // gallop probes depths 1, 8, 32, 128 ... until no backend is left, then resolves the intervals from
-// the deepest up. It reports whether it found any.
+// the deepest up.
 func (s *search) gallop() bool {
 	total := len(s.chain)
 	highest := int(s.t.highest.Load())
 	if highest < 0 {
 		return false
 	}
-	// One level per doubling, and one per halving of an interval.
 	s.m.prepare(highest/64+1, 2*bits.Len(uint(total))+4)
 	depths := [66]int{}
 	n := 0

@@ -105,7 +105,7 @@ func (m *model) bounds(b Backend, chain []Hash, now Time) (least, most int) {
 				least = i + 1
 			}
 		}
-		if !ok && IsAnchor(i+1, len(chain)) {
+		if !ok && isAnchor(i+1, len(chain)) {
 			hole = true
 		}
 	}
@@ -183,8 +183,8 @@ func TestTreeAgainstModel(t *testing.T) {
 					least, most = 0, len(chain)
 				}
 				tree.Record(b, chain, at, &tr)
-				if tr.Blocks() < least || tr.Blocks() > most {
-					t.Fatalf("history of %d blocks, want %d to %d", tr.Blocks(), least, most)
+				if tr.depth() < least || tr.depth() > most {
+					t.Fatalf("history of %d blocks, want %d to %d", tr.depth(), least, most)
 				}
 				m.record(b, chain, at)
 			},
@@ -218,20 +218,9 @@ func TestTreeAgainstModel(t *testing.T) {
 			"drop": func(t *rapid.T) {
 				b, chain := backend(), modelChain(t, hasher)
 				from := rapid.IntRange(-1, len(chain)).Draw(t, "from")
-				tree.Drop(b, chain, from)
+				tree.Drop(b, chain, from, maxTime)
 				for _, h := range chain[max(0, from):] {
 					delete(m.facts[h], b)
-				}
-			},
-			"learn a truth": func(t *rapid.T) {
-				b, chain := backend(), modelChain(t, hasher)
-				cached := rapid.IntRange(-1, len(chain)).Draw(t, "cached")
-				tree.Learn(b, chain, nil, cached, now)
-				m.clock = max(m.clock, now)
-				for _, h := range chain[max(0, cached):] {
-					if at, ok := m.facts[h][b]; ok && cached >= 0 && at <= now {
-						delete(m.facts[h], b)
-					}
 				}
 			},
 			"forget": func(t *rapid.T) {
@@ -342,7 +331,7 @@ func TestApplyIsALattice(t *testing.T) {
 			b := Backend(rapid.IntRange(0, backends-1).Draw(t, "backend"))
 			n := rapid.IntRange(1, len(chain)).Draw(t, "blocks")
 			for d := range n {
-				if IsAnchor(d+1, n) {
+				if isAnchor(d+1, n) {
 					facts = append(facts, Fact{Hash: chain[d], Backend: b, Time: at})
 				}
 			}

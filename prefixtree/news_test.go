@@ -94,15 +94,11 @@ func TestNewsIsWhatChanged(t *testing.T) {
 				v := take()
 				_, news = tree.RevertNews(v.b, v.chain, &v.history, news)
 			},
-			"learn a truth": func(t *rapid.T) {
-				chain := modelChain(t, hasher)
-				_, news = tree.LearnNews(backend(), chain, nil, rapid.IntRange(-1, len(chain)).Draw(t, "cached"), now, news)
-			},
 			"drop": func(t *rapid.T) {
 				chain := modelChain(t, hasher)
-				news = tree.DropNews(backend(), chain, rapid.IntRange(0, len(chain)).Draw(t, "from"), now, news)
+				news = append(news, tree.Drop(backend(), chain, rapid.IntRange(0, len(chain)).Draw(t, "from"), now)...)
 			},
-			"forget": func(t *rapid.T) { news = tree.ForgetNews(backend(), now-500, news) },
+			"forget": func(t *rapid.T) { news = append(news, tree.Forget(backend(), now-500)...) },
 			"wait":   func(t *rapid.T) { now += Time(rapid.IntRange(1, 5_000).Draw(t, "wait")) },
 			"": func(t *rapid.T) {
 				for _, f := range news {
@@ -200,7 +196,7 @@ func TestNewsOfALostCache(t *testing.T) {
 			t.Errorf("%+v", news[len(news)-1])
 		}
 	}
-	if news := tree.ForgetNews(defaultMaxBackends, start, nil); len(news) != 0 {
+	if news := tree.Forget(defaultMaxBackends, start); len(news) != 0 {
 		t.Errorf("out of range: %+v", news)
 	}
 }

@@ -6,10 +6,10 @@ import (
 	"sync"
 )
 
-// Outbox queues a tree's news until they are sent. When full, it drops and counts touches, which
-// repeat, then the oldest placement's adds. Fences leave first and are never dropped; adds leave
-// before touches, root first, so that any sent part is a usable prefix. A retraction stays behind
-// what it retracts. Safe for concurrent use.
+// Outbox queues a tree's changes until they are sent. When full, it drops touches, which repeat,
+// then the oldest placement's adds. Fences leave first and are never dropped; adds leave before
+// touches, so that any sent part is a usable prefix; a retraction stays behind what it retracts.
+// Safe for concurrent use.
 type Outbox struct {
 	limit int
 
@@ -18,10 +18,13 @@ type Outbox struct {
 	adds    queue
 	touches queue
 	stats   OutboxStats
+	added   [len(kindNames)]uint64
 }
 
-// defaultOutbox is 2 MiB of facts, half a megabyte on the wire.
-const defaultOutbox = 1 << 16
+var kindNames = [...]string{Add: "add", Touch: "touch", Drop: "drop", Revert: "revert", Fence: "fence"}
+
+// defaultOutbox is more than a node's worst second: 4 MiB, one on the wire.
+const defaultOutbox = 1 << 17
 
 // OutboxStats are totals since NewOutbox, except Pending.
 type OutboxStats struct {
@@ -33,8 +36,7 @@ type OutboxStats struct {
 	Unnamed     uint64 // records of backends without a key
 }
 
-// NewOutbox returns an outbox for limit facts of 32 bytes; 0 means 65536. It also holds one fence
-// per backend.
+// NewOutbox returns an outbox for limit facts of 32 bytes, 0 for 131072, and one fence per backend.
 func NewOutbox(limit int) *Outbox {
 	if limit <= 0 {
 		limit = defaultOutbox
@@ -42,7 +44,7 @@ func NewOutbox(limit int) *Outbox {
 	return &Outbox{limit: limit, fences: map[Backend]Fact{}}
 }
 
-// Add queues news in order. It does not retain the slice.
+// Add queues changes in order. It does not retain the slice.
 func (o *Outbox) Add(news []Fact) {
 	if len(news) == 0 {
 		return
@@ -51,6 +53,7 @@ func (o *Outbox) Add(news []Fact) {
 	defer o.mu.Unlock()
 	for i := range news {
 		f := &news[i]
+		o.added[f.Kind]++
 		if f.Kind == Fence {
 			if old := o.fences[f.Backend]; f.Generation > old.Generation || f.Generation == old.Generation && f.Time > old.Time {
 				o.fences[f.Backend] = *f
@@ -100,8 +103,8 @@ func (o *Outbox) lostLocked(f *Fact) {
 	}
 }
 
-// Drain appends at most limit bytes of encoded news to dst, at most MaxPayload, and returns dst and
-// the number of records. A limit below MinPayload drains nothing.
+// Drain appends at most limit bytes of encoded changes, at most MaxPayload, and returns dst and the
+// number of records. A limit below MinPayload drains nothing.
 func (o *Outbox) Drain(dst []byte, limit int, names Names) (payload []byte, records int) {
 	if limit < MinPayload {
 		return dst, 0
@@ -116,7 +119,6 @@ func (o *Outbox) Drain(dst []byte, limit int, names Names) (payload []byte, reco
 	return w.dst, records
 }
 
-// encodeFencesLocked writes fences sorted by backend, for reproducible payloads.
 func (o *Outbox) encodeFencesLocked(w *encoder) (records int) {
 	if len(o.fences) == 0 {
 		return 0
@@ -157,7 +159,7 @@ func (o *Outbox) encodeLocked(w *encoder, from *queue) (records int) {
 	return records
 }
 
-// Forget drops all queued news about b, for a reused id.
+// Forget drops all changes about b, for a reused id.
 func (o *Outbox) Forget(b Backend) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -182,7 +184,18 @@ func (o *Outbox) Stats() OutboxStats {
 	return st
 }
 
-// queue is a ring that doubles when full and frees a large ring when empty.
+// Added returns the number of added facts by kind.
+func (o *Outbox) Added() map[string]uint64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := make(map[string]uint64, len(kindNames))
+	for kind, name := range kindNames {
+		out[name] = o.added[kind]
+	}
+	return out
+}
+
+// queue is a ring; a large one is freed when empty.
 type queue struct {
 	ring    []Fact // length is a power of two
 	head, n int

@@ -2,10 +2,10 @@ package prefixtree
 
 import "sync/atomic"
 
-// lookahead is the number of blocks looked up at once, to overlap their cache misses.
+// lookahead blocks are looked up at once, to overlap their cache misses.
 const lookahead = 32
 
-// place is where a writer found a block before it took the shard's lock.
+// place is where a writer found a block, without the lock.
 type place struct {
 	shard *shard
 	slot  uint64 // hint; verified under the lock
@@ -18,14 +18,13 @@ type place struct {
 	word *uint64
 }
 
-// touch replaces the entry without the lock. If it returns false, the caller makes the change under
-// the lock.
+// touch replaces the entry without the lock. False: the caller must take it.
 func (p *place) touch(to entry, now Time) bool {
 	return p.entry != 0 && int64(now) < p.shard.swept.Load() && p.tab.touch(p.word, p.seq, p.entry, to)
 }
 
-// prefetch looks up a run of blocks without locks, because the atomic instructions of edits keep cache
-// misses from overlapping.
+// prefetch reads a run of blocks first, because atomic instructions keep cache misses from
+// overlapping.
 type prefetch struct {
 	places  [lookahead]place
 	index   int
@@ -58,8 +57,7 @@ func (a *prefetch) see(b Backend, run []Hash, from int) {
 	}
 }
 
-// fetch loads the slots into the CPU cache without branches on them, which would serialise the
-// loads.
+// fetch loads slots into the CPU cache without branches, which would serialise the loads.
 func (a *prefetch) fetch(t *Tree, run []Hash) {
 	var any uint64
 	for i, h := range run {
@@ -71,8 +69,7 @@ func (a *prefetch) fetch(t *Tree, run []Hash) {
 	a.fetched = any
 }
 
-// peek returns b's entry in a possibly torn span and its address. It tries index first and updates
-// it.
+// peek returns b's entry in a possibly torn span. It updates index, a hint.
 func (tb *table) peek(v span, b Backend, index *int) (entry, *uint64) {
 	if spanOffset(v)+spanCount(v) > len(tb.arena) {
 		return 0, nil

@@ -104,8 +104,8 @@ func TestNoTouchIsLost(t *testing.T) {
 				for range 4 {
 					tree.Record(b, unique, now, nil)
 					tree.Record(b, chains[r.IntN(touchers)], now, nil)
-					tree.Drop(b, chains[r.IntN(touchers)], r.IntN(blocks))
-					tree.Drop(b, unique, r.IntN(blocks))
+					tree.Drop(b, chains[r.IntN(touchers)], r.IntN(blocks), maxTime)
+					tree.Drop(b, unique, r.IntN(blocks), maxTime)
 				}
 			})
 		}
@@ -131,7 +131,7 @@ func writeSomething(tree *Tree, r *rand.Rand, chains [][]Hash, backends, deepest
 	var tr TouchHistory
 	switch r.IntN(10) {
 	case 0:
-		tree.Drop(b, chain, r.IntN(len(chain)))
+		tree.Drop(b, chain, r.IntN(len(chain)), maxTime)
 	case 1:
 		tree.Forget(b, now)
 	case 2:
@@ -147,7 +147,7 @@ func writeSomething(tree *Tree, r *rand.Rand, chains [][]Hash, backends, deepest
 		tree.Record(b, chain, now, &tr)
 		tree.Revert(b, chain, &tr)
 	case 6:
-		tree.Learn(b, chain, nil, r.IntN(len(chain)), now)
+		tree.Drop(b, chain, r.IntN(len(chain)), now)
 		tree.Stats()
 	default: // tables grow and are rebuilt under the readers
 		if tree.Stats().Facts > 30_000 {
@@ -196,7 +196,8 @@ func TestTreesConvergeUnderConcurrency(t *testing.T) {
 	var trees [2]*Tree
 	var outs [2]*Outbox
 	for i := range trees {
-		trees[i], outs[i] = newTree(t, Config{Horizon: time.Second, Budget: 8 << 20, MaxBackends: 8}), NewOutbox(0)
+		outs[i] = NewOutbox(0)
+		trees[i] = newTree(t, Config{Horizon: time.Second, Budget: 8 << 20, MaxBackends: 8, Changed: outs[i].Add})
 	}
 	var chains [6][]Hash
 	for i := range chains {
@@ -206,11 +207,9 @@ func TestTreesConvergeUnderConcurrency(t *testing.T) {
 	exchange := func(from, to int) (records int) {
 		payload, records := outs[from].Drain(nil, 4<<10, oneToOne{})
 		if records > 0 {
-			_, news, err := trees[to].ApplyDeltaNews(payload, oneToOne{}, 0, end, nil)
-			if err != nil {
+			if _, err := trees[to].ApplyDelta(payload, oneToOne{}, 0, end); err != nil {
 				t.Error(err)
 			}
-			outs[to].Add(news)
 		}
 		return records
 	}
@@ -219,14 +218,13 @@ func TestTreesConvergeUnderConcurrency(t *testing.T) {
 	for w := range 4 {
 		writers.Go(func() {
 			r := rand.New(rand.NewPCG(seed, uint64(w)))
-			tree, out := trees[w%2], outs[w%2]
+			tree := trees[w%2]
 			for i := range Time(steps) {
 				var tr TouchHistory
 				b := r.IntN(len(chains))
 				chain := chains[b][:1+r.IntN(blocks)]
-				news := tree.RecordNews(Backend(b), chain, start+step*i, &tr, nil)
-				_, news = tree.LearnNews(Backend(b), chain, &tr, -1, start+step*(i+Time(r.IntN(3))), news)
-				out.Add(news)
+				tree.Record(Backend(b), chain, start+step*i, &tr)
+				tree.Learn(Backend(b), chain, &tr, -1, start+step*(i+Time(r.IntN(3))))
 			}
 		})
 	}

@@ -3,8 +3,8 @@ package prefixtree
 import "slices"
 
 const (
-	// A table is full at 25/32 of its slots and grows by a fifth: 20.5 to 24.6 bytes for a fact
-	// with one holder. A miss in a full table visits about 11 slots, a hit three.
+	// Full at 25/32 of its slots, grown by a fifth: 20.5 to 24.6 bytes for a fact with one holder,
+	// and 11 slots visited for a miss, 3 for a hit.
 	loadNumerator, loadDenominator = 25, 32
 	headroom                       = 1.2
 
@@ -13,8 +13,7 @@ const (
 	// evictShare amortises the cost of a rebuild at the budget.
 	evictShare = 1.0 / 16
 
-	// spareWords is the least spare arena, plus a word per 32 keys, so that newly shared blocks do
-	// not rebuild each time.
+	// spareWords, plus a word per 32 keys: newly shared blocks do not rebuild each time.
 	spareWords = 8
 
 	cutSamples = 1024
@@ -33,7 +32,7 @@ type survey struct {
 
 func (v survey) bytes() int64 { return int64(slotsFor(v.keys))*16 + int64(v.words)*8 }
 
-// sieve keeps live facts later than before, and those at before except the first ties.
+// sieve keeps live facts from before on, except the first ties at before.
 type sieve struct {
 	t      *Tree
 	now    Time
@@ -86,8 +85,8 @@ func (w *workspace) survey(tb *table, f sieve) (sv survey) {
 	return sv
 }
 
-// rebuildLocked replaces the table by a compacted one with room for moreKeys and moreEntries. It
-// drops dead facts and, at the budget, the oldest. Readers use the old table meanwhile.
+// rebuildLocked compacts, with room for moreKeys and moreEntries. It drops dead facts and, at the
+// budget, the oldest. Readers use the old table meanwhile.
 func (t *Tree) rebuildLocked(s *shard, moreKeys, moreEntries int, now Time) {
 	f := sieve{t: t, now: now}
 	moreWords := 0
@@ -126,8 +125,7 @@ func (t *Tree) rebuildLocked(s *shard, moreKeys, moreEntries int, now Time) {
 	s.replaceLocked(w, f, newTable(slots, words))
 }
 
-// cut returns the time below which about share of the facts lie, and how many at exactly that time
-// to drop: one call records all its facts at one time.
+// cut returns the time below which about share of the facts lie, and how many of that time to drop.
 func (w *workspace) cut(tb *table, f sieve, facts int, share float64) (before Time, ties int) {
 	if share >= 1 {
 		return maxTime + 1, 0
@@ -154,7 +152,6 @@ func (w *workspace) cut(tb *table, f sieve, facts int, share float64) (before Ti
 	return Time(at), (rank - older + 1) * stride
 }
 
-// replaceLocked publishes a new table. Facts without room count as evicted.
 func (s *shard) replaceLocked(w *workspace, f sieve, to *table) {
 	from := s.tab.Load()
 	var sv survey

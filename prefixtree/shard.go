@@ -6,19 +6,17 @@ import (
 	"sync/atomic"
 )
 
-// Every new fact sweeps two slots, which balances removal with insertion. In addition writers sweep
-// each shard once per configured horizon.
+// Each new fact sweeps two slots, to balance insertion; and writers sweep each shard once per
+// horizon.
 const (
 	sweepSlots = 2
 	sweepStep  = 8
 )
 
-// readSpins bounds lock-free attempts to read; only a writer that lost its CPU during a move fails
-// so many.
+// readSpins: only a writer that lost its CPU during a move makes so many fail.
 const readSpins = 256
 
-// shard is a published table, and its writer's state under mu. Lock order: a ledger's lock, then a
-// shard's; never two shards.
+// shard is a published table, and its writer's state under mu. Lock order: ledger, then one shard.
 type shard struct {
 	tab atomic.Pointer[table]
 
@@ -41,7 +39,7 @@ type counters struct {
 	refused, rebuilds           atomic.Uint64
 }
 
-// read returns a consistent copy of the entries under key, in dst if they fit.
+// read returns a consistent copy, in dst if it fits.
 func (s *shard) read(key uint64, dst []entry) []entry {
 	for try := range readSpins {
 		tb := s.tab.Load()
@@ -86,8 +84,8 @@ func (tb *table) copyEntries(key uint64, dst []entry) ([]entry, bool) {
 	return dst, true
 }
 
-// putLocked merges e into the facts under key and returns the backend's prior entry, or 0. Without
-// room even after eviction it refuses and counts the fact.
+// putLocked returns the backend's prior entry, or 0. Without room after eviction it refuses the
+// fact.
 func (t *Tree) putLocked(p *place, key uint64, e entry, now Time) (prior entry) {
 	s := p.shard
 	for range 2 {

@@ -7,19 +7,17 @@ import (
 )
 
 const (
-	// Facts per stratum, 24 bytes each: small at first so that the newest leave at once, then
-	// doubling up to 6 MiB.
+	// Facts per stratum, 24 bytes each: small at first so that the newest leave at once.
 	firstStratum = 1 << 14
 	maxStratum   = 1 << 18
 
-	// Ages fall into classes, 32 per octave, within which facts are sorted by backend to save
-	// backend records.
+	// 32 classes of age per octave, within which facts are sorted by backend to save backend
+	// records.
 	ageOctave  = 5
 	maxAge     = Time(retention*maxHorizonMs) + 1
 	ageClasses = (28 - ageOctave + 1) << ageOctave
 )
 
-// ageClass maps ages to classes monotonously; future facts have age 0.
 func ageClass(age Time) int {
 	a := uint64(max(0, min(age, maxAge)))
 	shift := max(0, bits.Len64(a)-ageOctave-1)
@@ -48,11 +46,10 @@ func ordered(a anchor, now Time) found {
 	return found{order | uint64(entrySpan(a.entry)-1), a}
 }
 
-// Snapshot yields fences and live anchor facts, newest first by age class, in pages of at most
-// limit bytes (MinPayload to MaxPayload), until yield returns false. A page is valid until yield
-// returns; records counts its records. A named backend's fact that lives and is not touched
-// meanwhile is yielded once; others are sent as news. It takes about 6 MiB and holds no lock while
-// yield runs. Safe for concurrent use.
+// Snapshot yields fences and live anchor facts, newest first, in pages of at most limit bytes
+// (MinPayload to MaxPayload) that are valid until yield returns; false ends it. A fact not touched
+// meanwhile is yielded once; changes reach the peer as deltas. It takes about 6 MiB and holds no
+// lock while yield runs. Safe for concurrent use.
 func (t *Tree) Snapshot(now Time, names Names, limit int, yield func(page []byte, records int) bool) {
 	p := pages{t: t, now: clampTime(now), most: maxStratum, yield: yield}
 	p.w = encoder{limit: max(MinPayload, min(limit, MaxPayload)), names: names}
@@ -114,7 +111,7 @@ func (p *pages) collect(from, to int) bool {
 	for i := range p.t.shards {
 		p.kept = p.t.anchors(&p.t.shards[i], p.now, p.kept[:0], after, upTo)
 		for _, a := range p.kept {
-			// One class may exceed the stratum, for example facts of one millisecond.
+			// One class may exceed the stratum.
 			if len(p.stratum) == p.most && !p.emit() {
 				return false
 			}
@@ -152,7 +149,7 @@ func (p *pages) emit() bool {
 	return true
 }
 
-// fences: facts behind them may reach the joiner otherwise.
+// fences come first, or facts behind them would stay at the joiner.
 func (p *pages) fences() bool {
 	for b := range p.t.limits {
 		f := p.t.fence(Backend(b))

@@ -113,7 +113,7 @@ func TestAnchors(t *testing.T) {
 		}
 		tree.Forget(3, start+4_000) // dead, and not yet swept
 		now := start + 4_000
-		want, _ := tree.FactDigest(now, 0, maxTime, nil)
+		want, _ := tree.FactDigest(now, 0, maxTime, oneToOne{})
 		if got := tree.Anchors(now); got != int(want) || got < 5_000 {
 			t.Errorf("%+v: %d anchors, there are %d", shape, got, want)
 		}

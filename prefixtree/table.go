@@ -5,14 +5,13 @@ import (
 	"sync/atomic"
 )
 
-// table is an open-addressing hash table of slots (key, value) and the arena of entries of blocks
-// with several holders, without pointers for the garbage collector to scan.
+// table is an open-addressing hash table of slots and the arena of entries of blocks with several
+// holders, without pointers for the garbage collector.
 //
 // One writer holds the shard's lock; readers take none, and all words are atomic. A change that
-// moves words increments seq before and after; readers retry if seq was odd or changed. Nothing
-// moves in a replaced table. A touch takes no lock either: it swaps an entry if nothing moved
-// meanwhile. The lock's holder therefore changes entries in place by swap, and reads what it moves
-// after beginMove or freeze.
+// moves words increments seq before and after; readers retry if it was odd or changed. A touch
+// swaps an entry without the lock, so the writer changes entries in place by swap too, and reads
+// what it moves after beginMove or freeze.
 type table struct {
 	seq   atomic.Uint64 // odd during a move; frozenBit once the table is being replaced
 	cap   uint64
@@ -46,14 +45,13 @@ func (tb *table) home(key uint64) uint64 {
 func (tb *table) key(i uint64) uint64   { return atomic.LoadUint64(&tb.slots[2*i]) }
 func (tb *table) value(i uint64) uint64 { return atomic.LoadUint64(&tb.slots[2*i+1]) }
 
-// replaceValue is setValue that fails after a concurrent touch.
 func (tb *table) replaceValue(i, old, v uint64) bool {
 	return atomic.CompareAndSwapUint64(&tb.slots[2*i+1], old, v)
 }
 
 func (tb *table) setValue(i, v uint64) { atomic.StoreUint64(&tb.slots[2*i+1], v) }
 
-// setSlot stores the value first, because readers trust the value of a key that they see.
+// setSlot stores the value first: readers trust the value of a key that they see.
 func (tb *table) setSlot(i, key, v uint64) {
 	atomic.StoreUint64(&tb.slots[2*i+1], v)
 	atomic.StoreUint64(&tb.slots[2*i], key)
@@ -72,8 +70,8 @@ const frozenBit = 1 << 63
 // freeze makes all later touches fail, so that they take the lock.
 func (tb *table) freeze() { tb.seq.Or(frozenBit) }
 
-// touch swaps the entry in a word; seq was read before it. False means that something may have
-// moved: the swap was lost, or hit an equal entry of another block, which only looks younger.
+// touch swaps the entry; seq was read before it. False: something may have moved, and the swap was
+// lost or hit an equal entry of another block, which only looks younger.
 func (tb *table) touch(word *uint64, seq uint64, from, to entry) bool {
 	return seq&(frozenBit|1) == 0 && tb.seq.Load() == seq &&
 		atomic.CompareAndSwapUint64(word, from, to) && tb.seq.Load() == seq
@@ -97,7 +95,7 @@ func (tb *table) find(key uint64) (slot, v uint64) {
 	return 0, 0
 }
 
-// locate returns the slot of key, or the empty slot for it. It tries hint first. Writer only.
+// locate returns the slot of key, or the empty slot for it. Writer only.
 func (tb *table) locate(key, hint uint64) (slot uint64, found bool) {
 	if hint < tb.cap && tb.key(hint) == key {
 		return hint, true
@@ -106,7 +104,7 @@ func (tb *table) locate(key, hint uint64) (slot uint64, found bool) {
 	return slot, tb.key(slot) == key
 }
 
-// deleteSlot moves later members of the cluster back instead of leaving a tombstone. Writer only.
+// deleteSlot moves later members of the cluster back instead of leaving a tombstone.
 func (tb *table) deleteSlot(i uint64) {
 	tb.beginMove()
 	defer tb.endMove()
@@ -138,13 +136,11 @@ func (tb *table) distance(from, to uint64) uint64 {
 func (tb *table) entry(offset, i int) entry       { return atomic.LoadUint64(&tb.arena[offset+i]) }
 func (tb *table) setEntry(offset, i int, e entry) { atomic.StoreUint64(&tb.arena[offset+i], e) }
 
-// replaceEntry is setEntry that fails after a concurrent touch.
 func (tb *table) replaceEntry(offset, i int, old, e entry) bool {
 	return atomic.CompareAndSwapUint64(&tb.arena[offset+i], old, e)
 }
 
-// indexOf returns the index of b, or -1. It tries hint first: neighbouring blocks mostly have the
-// same holders.
+// indexOf tries hint first: neighbouring blocks mostly have the same holders.
 func (tb *table) indexOf(s span, b Backend, hint int) int {
 	off, n := spanOffset(s), spanCount(s)
 	if hint < n && entryBackend(tb.entry(off, hint)) == b {

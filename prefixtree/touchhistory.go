@@ -1,19 +1,16 @@
 package prefixtree
 
-// maxTouchSteps bounds a TouchHistory; most have one step per turn of the conversation.
+// maxTouchSteps: most histories have one step per turn of the conversation.
 const maxTouchSteps = 16
 
-// TouchHistory is what was believed about a chain on one backend before Record: the time of last touch as
-// a falling step function of depth. A missing block gets the time of the next known block below.
-// Beyond 16 steps it is coarsened towards older times. The zero value is empty. Not safe for
-// concurrent use.
+// TouchHistory is what was believed about a chain on one backend before Record: the time of last
+// touch as a falling step function of depth, coarsened beyond 16 steps. A missing block gets the
+// time of the next known one below. Not safe for concurrent use.
 type TouchHistory struct {
 	recorded Time
 	settled  Time // later facts were left as they were
 	n        int
 	steps    [maxTouchSteps]touchStep
-	fresh    int
-	expected float32
 }
 
 type touchStep struct {
@@ -23,7 +20,7 @@ type touchStep struct {
 }
 
 func (tr *TouchHistory) reset() {
-	tr.recorded, tr.settled, tr.n, tr.fresh, tr.expected = 0, 0, 0, 0, 0
+	tr.recorded, tr.settled, tr.n = 0, 0, 0
 }
 
 // push adds the block at depth, deeper than all before.
@@ -53,19 +50,6 @@ func (tr *TouchHistory) coarsen() {
 	tr.n--
 }
 
-func (tr *TouchHistory) finish(now Time, horizon int64) {
-	for i := range tr.n {
-		if int64(now-tr.steps[i].at) <= horizon {
-			tr.fresh = tr.steps[i].depth
-		}
-	}
-	tr.expected = float32(tr.fresh)
-	if tr.n > 0 {
-		last := tr.steps[tr.n-1]
-		tr.expected += float32(last.depth-tr.fresh) * residency(int64(now-last.at), horizon)
-	}
-}
-
 func (tr *TouchHistory) depth() int {
 	if tr.n == 0 {
 		return 0
@@ -83,12 +67,3 @@ func (tr *TouchHistory) step(depth int) touchStep {
 	}
 	return touchStep{}
 }
-
-// Blocks returns the number of leading blocks with a fact.
-func (tr *TouchHistory) Blocks() int { return tr.depth() }
-
-// Fresh returns the number of leading blocks touched within the horizon.
-func (tr *TouchHistory) Fresh() int { return tr.fresh }
-
-// Expected returns the blocks expected in the cache.
-func (tr *TouchHistory) Expected() float32 { return tr.expected }

@@ -2,9 +2,7 @@
 // of it the backend still holds in its KV cache.
 //
 // A prompt is a chain of blocks; each Hash names the prefix up to its block. Facts (hash, backend,
-// time of last touch) merge by maximum time. Match returns the leading blocks that each backend is
-// believed to hold, Record adds a placement, and Learn corrects from engines' reports. Time is a
-// parameter. See DESIGN.md.
+// time of last touch) merge by maximum time. Time is a parameter.
 package prefixtree
 
 import (
@@ -24,7 +22,7 @@ const (
 	// maxMaxBackends: a span counts its holders in 16 bits.
 	maxMaxBackends = 1<<16 - 1
 
-	// Small shards make short rebuilds: 0.1 ms at 256 KiB.
+	// A rebuild of 256 KiB takes 0.1 ms.
 	minShardBytes        = 64 << 10
 	shardBytesPerBackend = 64
 	maxShards            = 4096
@@ -36,13 +34,16 @@ var ErrConfig = errors.New("prefixtree: invalid config")
 
 // Config configures a Tree. Each zero field selects its default.
 type Config struct {
-	// Budget bounds the bytes of the tables; default 256 MiB, about 10 million facts. Then the
-	// oldest are evicted. Each concurrent rebuild exceeds it by one shard.
+	// Budget bounds the tables, in bytes, by evicting the oldest; default 256 MiB, about 10 million
+	// facts. Each concurrent rebuild exceeds it by one shard.
 	Budget int64
 	// Horizon is each backend's initial age of probable eviction; default 10 minutes.
 	Horizon time.Duration
-	// MaxBackends is the exclusive bound of backend ids. Default 4096, at most 65535.
+	// MaxBackends is one more than the highest id; default 4096, at most 65535.
 	MaxBackends int
+	// Changed, if not nil, receives what each call changed at anchors, root first, on the calling
+	// goroutine. It must not keep the slice.
+	Changed func(changes []Fact)
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -70,7 +71,7 @@ func (c Config) minShare() int64 {
 	return max(minShardBytes, shardBytesPerBackend*int64(c.MaxBackends))
 }
 
-// Tree is the index. Safe for concurrent use; Match takes no lock unless a writer stalls.
+// Tree is safe for concurrent use; Match takes no lock unless a writer stalls.
 type Tree struct {
 	share   int64 // bytes of one shard's table and arena
 	mask    uint64
@@ -79,6 +80,8 @@ type Tree struct {
 	limits  []limits
 	ledgers []ledger
 	newest  []atomic.Int64
+	changed func([]Fact)
+	buffers sync.Pool // of *[]Fact, for changed
 
 	clock      atomic.Int64 // latest time seen, for Apply
 	highest    atomic.Int64 // highest backend id with a fact
@@ -87,7 +90,6 @@ type Tree struct {
 	surprises, cachesLost, refused atomic.Uint64
 }
 
-// New returns an empty tree. It needs no Close.
 func New(cfg Config) (*Tree, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -102,9 +104,11 @@ func New(cfg Config) (*Tree, error) {
 		limits:  make([]limits, cfg.MaxBackends),
 		ledgers: make([]ledger, cfg.MaxBackends),
 		newest:  make([]atomic.Int64, cfg.MaxBackends),
+		changed: cfg.Changed,
 	}
 	t.highest.Store(-1)
 	t.workspaces.New = func() any { return new(workspace) }
+	t.buffers.New = func() any { return new([]Fact) }
 	for i := range t.shards {
 		tb := newTable(minSlots, 0)
 		t.shards[i].tab.Store(tb)
@@ -138,14 +142,11 @@ func (t *Tree) noteBackend(b Backend, at Time) {
 	raise(&t.highest, int64(b))
 }
 
-// Record notes that b was sent the prompt of this chain and touches every block older than a grain.
-// tr, if not nil, receives the earlier belief, for Learn. Ids out of range are refused and counted.
-// Safe for concurrent use.
+// Record notes that b was sent this prompt, and touches its blocks older than a grain. tr, if not
+// nil, receives the earlier belief. An id out of range is refused. Safe for concurrent use.
 func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *TouchHistory) {
-	t.record(b, chain, now, tr, nil)
-}
-
-func (t *Tree) record(b Backend, chain []Hash, now Time, tr *TouchHistory, news *[]Fact) {
+	news := t.buffer()
+	defer t.publish(news)
 	if tr == nil {
 		tr = new(TouchHistory)
 	}
@@ -189,11 +190,10 @@ func (t *Tree) record(b Backend, chain []Hash, now Time, tr *TouchHistory, news 
 			}
 		}
 	}
-	tr.finish(now, lim.horizon(now))
 	t.use(b, tr, len(chain), now)
 }
 
-// change merges e under the lock, after p.touch failed, and returns the prior entry.
+// change merges e under the lock, after p.touch failed.
 func (t *Tree) change(p *place, key uint64, e entry, now Time) (prior entry) {
 	if prior = t.put(p, key, e, now); prior == e && p.entry != 0 {
 		return p.entry // the failed touch did take effect
@@ -211,33 +211,14 @@ func (t *Tree) put(p *place, key uint64, e entry, now Time) (prior entry) {
 	return prior
 }
 
-// Drop removes the blocks [from:] of the chain on b, whichever requests placed them. Safe for
-// concurrent use.
-func (t *Tree) Drop(b Backend, chain []Hash, from int) {
-	t.drop(b, chain, from, maxTime, nil)
-}
-
-func (t *Tree) drop(b Backend, chain []Hash, from int, upTo Time, news *[]Fact) {
-	for i := max(0, from); i < len(chain); i++ {
-		was, _, removed := t.edit(&place{shard: t.shard(uint64(chain[i]))}, b, uint64(chain[i]), func(e entry) (entry, bool) {
-			return e, entryTime(e) <= upTo
-		})
-		if removed && news != nil {
-			t.tellGone(news, Drop, chain[i], was, upTo, 0)
-		}
-	}
-}
-
 // Revert undoes the Record that filled tr, for a request that failed before prefill, and returns
-// the number of removed blocks. A block touched since stays. Safe for concurrent use.
+// the number of removed blocks; those touched since stay. Safe for concurrent use.
 func (t *Tree) Revert(b Backend, chain []Hash, tr *TouchHistory) (retracted int) {
-	return t.revert(b, chain, tr, nil)
-}
-
-func (t *Tree) revert(b Backend, chain []Hash, tr *TouchHistory, news *[]Fact) (retracted int) {
 	if tr.recorded == 0 {
 		return 0
 	}
+	news := t.buffer()
+	defer t.publish(news)
 	floor := Time(t.limits[b].floor.Load())
 	for i, h := range chain {
 		before := tr.at(i + 1)
@@ -260,8 +241,8 @@ func (t *Tree) revert(b Backend, chain []Hash, tr *TouchHistory, news *[]Fact) (
 	return retracted
 }
 
-// edit lets change replace or remove the fact (key, b). It returns the fact before (0: none) and
-// after. It calls change again after a concurrent touch.
+// edit lets change replace or remove a fact and returns it before (0: none) and after. It calls
+// change again after a concurrent touch.
 func (t *Tree) edit(p *place, b Backend, key uint64, change func(entry) (to entry, remove bool)) (was, is entry, removed bool) {
 	s := p.shard
 	s.mu.Lock()
@@ -299,7 +280,6 @@ func (t *Tree) edit(p *place, b Backend, key uint64, change func(entry) (to entr
 	}
 }
 
-// Stats describes the tree. Counts are totals since New.
 type Stats struct {
 	Facts      int64 // including dead ones not swept yet
 	Bytes      int64
@@ -313,7 +293,7 @@ type Stats struct {
 	CachesLost uint64 // backends cleared for a lost cache
 }
 
-// Stats returns the current figures without a lock; shards may differ by moments.
+// Stats takes no lock; shards may differ by moments. Counts are totals since New.
 func (t *Tree) Stats() Stats {
 	st := Stats{
 		Budget:     t.share * int64(len(t.shards)),

@@ -328,7 +328,7 @@ func TestDropAndRevert(t *testing.T) {
 	tree.Record(2, chain, start, nil)
 	var tr TouchHistory
 	tree.Record(1, chain, start+1000, &tr)
-	if tr.Blocks() != 20 || tr.Fresh() != 20 || tr.Expected() != 20 {
+	if tr.depth() != 20 {
 		t.Fatalf("history %+v", tr)
 	}
 	if n := tree.Revert(1, chain, &tr); n != 30 {
@@ -337,7 +337,7 @@ func TestDropAndRevert(t *testing.T) {
 	if h, _ := holderOf(tree, 1, chain, start+1000); h.Blocks != 20 || h.Age != time.Second {
 		t.Errorf("after revert: %+v", h)
 	}
-	tree.Drop(1, chain, 7)
+	tree.Drop(1, chain, 7, maxTime)
 	if h, _ := holderOf(tree, 1, chain, start+1000); h.Blocks != 7 {
 		t.Errorf("after drop: %+v", h)
 	}
@@ -354,7 +354,7 @@ func TestRevertAboveALaterTouch(t *testing.T) {
 	tree := newTree(t, Config{})
 	chain := chainOf(t, 1, 10)
 	tree.Record(1, chain, start+2_000, nil)
-	tree.Learn(1, chain[:2], nil, 0, start+2_000)
+	tree.Drop(1, chain[:2], 0, start+2_000)
 	var tr TouchHistory
 	tree.Record(1, chain, start, &tr)
 	tree.Forget(1, start+1_000)
@@ -372,7 +372,7 @@ func TestOutOfRangeIsRefused(t *testing.T) {
 	var tr TouchHistory
 	tree.Record(4, chain, start, &tr)
 	tree.Learn(4, chain, &tr, 1, start)
-	tree.Drop(4, chain, 0)
+	tree.Drop(4, chain, 0, maxTime)
 	tree.Forget(4, start)
 	tree.SetGeneration(4, 1, start)
 	tree.SetCapacity(4, 1)

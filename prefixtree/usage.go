@@ -3,7 +3,7 @@ package prefixtree
 import "slices"
 
 const (
-	// 64 marks of a twentieth of an LRU distance cover three LRU distances, the retention of facts.
+	// Marks of a twentieth of an LRU distance cover three distances, the retention of facts.
 	usageMarks       = 64
 	marksPerDistance = 20
 
@@ -14,7 +14,7 @@ const (
 	minRateMs = 1000
 )
 
-// learned is what this node's evidence moves: an LRU distance in blocks or, while that is 0, an age in ms.
+// learned is an LRU distance in blocks or, while that is 0, an age in ms.
 type learned struct {
 	distance float64
 	horizon  int64
@@ -22,9 +22,9 @@ type learned struct {
 	weight   weight
 }
 
-// usage counts one backend's blocks by time of last touch, in up to 64 intervals. An LRU cache
-// evicts by use, so usage learns an LRU distance in blocks: the cache's capacity minus outputs and unseen
-// traffic. The horizon follows from the LRU distance and the marks. Not safe for concurrent use.
+// usage counts one backend's blocks by time of last touch. It learns an LRU distance in blocks: the
+// cache's capacity minus outputs and unseen traffic. The horizon follows from the distance and the
+// marks. Not safe for concurrent use.
 type usage struct {
 	learned
 	proof    proof
@@ -141,8 +141,7 @@ func (u *usage) span() int64 {
 	return -max(1, int64(u.now)-int64(min(elapsed*u.believed/sum, float64(maxHorizonMs))))
 }
 
-// evicted records a miss, age ms and displaced blocks after the last touch, under the present
-// horizon.
+// evicted records a miss, age ms and displaced blocks after the last touch.
 func (u *usage) evicted(age int64, displaced float64, horizon int64) {
 	switch {
 	case u.taught && u.distance > 0:

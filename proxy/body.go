@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"strconv"
 )
 
 var errFraming = errors.New("malformed response body")
@@ -14,14 +15,14 @@ const (
 	maxTrailer   = 8 << 10
 )
 
-// Body lengths as fasthttp encodes them.
+// Lengths as fasthttp encodes them.
 const (
 	lengthChunked = -1
 	lengthToClose = -2
 )
 
-// bodyReader removes the framing of a body in place. It returns all buffered chunks as one piece,
-// so that behind a slow client tokens leave in fewer writes.
+// bodyReader removes a body's framing in place. It joins buffered chunks, so that tokens reach a
+// slow client in fewer writes.
 type bodyReader struct {
 	br      *bufio.Reader
 	length  int   // bytes, lengthChunked or lengthToClose
@@ -44,9 +45,8 @@ func (b *bodyReader) reset(br *bufio.Reader, length int) {
 	*b = bodyReader{br: br, length: length, left: int64(max(length, 0)), done: length == 0}
 }
 
-// next waits for at least one byte of the body. The view is valid until the next call and may be
-// overwritten. It returns io.EOF at the end, io.ErrUnexpectedEOF if that comes early; after a
-// timeout it may be called again.
+// next waits for body bytes, valid until the next call. It returns io.EOF at the end,
+// io.ErrUnexpectedEOF if that comes early, and may be called again after a timeout.
 func (b *bodyReader) next() ([]byte, error) {
 	for {
 		if b.done {
@@ -100,7 +100,6 @@ func (b *bodyReader) take() ([]byte, error) {
 	return view, err
 }
 
-// dechunk moves the chunks' data together and returns it with the bytes consumed.
 func (b *bodyReader) dechunk(view []byte) (data []byte, used int, err error) {
 	from, to := 0, 0
 	for used < len(view) && !b.done {
@@ -156,23 +155,12 @@ func (b *bodyReader) startChunk(rest []byte) (int, error) {
 	if end < 2 || rest[end-1] != '\r' {
 		return 0, errFraming
 	}
-	var size int64
-	digits := 0
-	for ; digits < end-1; digits++ {
-		d, ok := hexDigit(rest[digits])
-		if !ok {
-			break
-		}
-		size = size<<4 | d
-	}
-	if digits == 0 || digits > 15 {
+	digits := rest[:bytes.IndexAny(rest, "\r; \t")] // an extension may follow
+	size, err := strconv.ParseUint(string(digits), 16, 60)
+	if err != nil || len(digits) > 15 {
 		return 0, errFraming
 	}
-	if c := rest[digits]; c != '\r' && c != ';' && c != ' ' && c != '\t' {
-		return 0, errFraming
-	}
-	b.left = size
-	b.phase = inData
+	b.left, b.phase = int64(size), inData
 	if size == 0 {
 		b.phase = inTrailer
 	}
@@ -190,16 +178,4 @@ func (b *bodyReader) skipTrailer(rest []byte) (int, error) {
 	b.trailer += end + 1
 	b.done = len(bytes.TrimSuffix(rest[:end], []byte("\r"))) == 0
 	return end + 1, nil
-}
-
-func hexDigit(c byte) (int64, bool) {
-	switch {
-	case '0' <= c && c <= '9':
-		return int64(c - '0'), true
-	case 'a' <= c && c <= 'f':
-		return int64(c-'a') + 10, true
-	case 'A' <= c && c <= 'F':
-		return int64(c-'A') + 10, true
-	}
-	return 0, false
 }

@@ -31,8 +31,8 @@ const (
 	forced   // the drain ran out of time
 )
 
-// bodyCredit is how many bytes of a request must arrive per Timeouts.Read, so that a client that
-// sends a byte now and then cannot hold body memory for hours.
+// bodyCredit bytes must arrive per Timeouts.Read, so that slow clients cannot hold body memory for
+// hours.
 const bodyCredit = 256 << 10
 
 const (
@@ -40,8 +40,8 @@ const (
 	lingerIdle = 2 * time.Second
 )
 
-// clientConn is an accepted connection as fasthttp sees it. The embedded Conn carries HTTP, inside
-// PROXY protocol or TLS if configured.
+// clientConn is an accepted connection. The embedded Conn carries HTTP, inside PROXY protocol or
+// TLS if configured.
 type clientConn struct {
 	net.Conn
 	proxy *Proxy
@@ -55,8 +55,7 @@ type clientConn struct {
 	writing  atomic.Int64 // coarse start of the current write; 0 if none
 	deadline atomic.Int64 // coarse end of the wait for the backend; 0 if none
 
-	// readBy is when the request must have arrived, in nanoseconds since Proxy.epoch; 0 if
-	// unlimited.
+	// readBy is when the request must have arrived, in ns since Proxy.epoch; 0 if unlimited.
 	readBy atomic.Int64
 
 	// For the connection's goroutine only.
@@ -97,8 +96,7 @@ func (c *clientConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// SetReadDeadline implements net.Conn. The watch enforces the two deadlines per request that
-// fasthttp sets, so they cost no timers.
+// SetReadDeadline implements net.Conn without a timer: the watch enforces it.
 func (c *clientConn) SetReadDeadline(t time.Time) error {
 	c.credit = 0
 	var by int64
@@ -137,8 +135,8 @@ func (c *clientConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Close implements net.Conn. After a refusal it first drops what the client still sends: closing a
-// socket with unread bytes would reset it, and the reset would overtake the answer.
+// Close implements net.Conn. After a refusal it first drops what the client still sends, because a
+// reset would overtake the answer.
 func (c *clientConn) Close() error {
 	if tc, ok := c.raw.(*net.TCPConn); ok && c.lingering {
 		c.lingering = false
@@ -160,7 +158,6 @@ func (c *clientConn) abort() {
 	c.raw.Close()
 }
 
-// drop discards input until the peer closes or a limit has passed.
 func drop(c net.Conn) {
 	scratch := dropBuffers.Get().(*[]byte)
 	defer dropBuffers.Put(scratch)
@@ -177,11 +174,11 @@ func drop(c net.Conn) {
 
 var dropBuffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
 
-// wholeBody is a response body that is flushed at once. fasthttp alone would wait for the answer to
-// the next pipelined request.
+// wholeBody is a body flushed at once. fasthttp would wait for the answer to the next pipelined
+// request.
 type wholeBody struct{ body []byte }
 
-// Read implements io.Reader. fasthttp uses WriteTo.
+// Read implements io.Reader; fasthttp uses WriteTo.
 func (b *wholeBody) Read([]byte) (int, error) { return 0, errNotRead }
 
 func (b *wholeBody) SupportsBodyWriteTo() bool { return true }
@@ -197,7 +194,7 @@ func (b *wholeBody) WriteTo(w io.Writer) (int64, error) {
 
 var errNotRead = errors.New("proxy: body is written, not read")
 
-// begin marks the start of a request, whose client may have left already.
+// begin starts a request, whose client may have left already.
 func (c *clientConn) begin() {
 	c.state.Store(connActive)
 	c.mu.Lock()
@@ -218,8 +215,7 @@ func (c *clientConn) depart() {
 	}
 }
 
-// attach lets the watch interrupt up and starts the wait. It returns why the request must stop, if
-// it must.
+// attach lets the watch interrupt up. It returns why the request must stop, if it must.
 func (c *clientConn) attach(up *upstreamConn, wait time.Duration) reason {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -232,7 +228,7 @@ func (c *clientConn) attach(up *upstreamConn, wait time.Duration) reason {
 	return undisturbed
 }
 
-// arm sets the deadline of the wait. One Watch is added for the age of the coarse clock.
+// arm sets the deadline of the wait, one Watch later because the clock is coarse.
 func (c *clientConn) arm(wait time.Duration) {
 	c.deadline.Store(c.proxy.clock.Load() + int64(wait+c.proxy.cfg.Timeouts.Watch))
 }
@@ -245,7 +241,6 @@ func (c *clientConn) detach() reason {
 	return c.why
 }
 
-// resume clears an expiry and waits again.
 func (c *clientConn) resume(wait time.Duration) reason {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -287,7 +282,6 @@ func (c *clientConn) interrupt(why reason) {
 	}
 }
 
-// watch checks all client connections every Timeouts.Watch, so that requests need no timers.
 func (p *Proxy) watch(done chan<- struct{}) {
 	defer close(done)
 	ticker := time.NewTicker(p.cfg.Timeouts.Watch)
@@ -303,11 +297,10 @@ func (p *Proxy) watch(done chan<- struct{}) {
 	}
 }
 
-// Sweeps returns the number of finished passes. While a listener is open and Sweeps stands still,
-// no request deadline is enforced.
+// Sweeps counts finished passes of the watch; while it stands still, no deadline is enforced.
 func (p *Proxy) Sweeps() uint64 { return p.sweeps.Load() }
 
-// sweep works on a copy of the list, so that interrupting requests does not block new connections.
+// sweep checks a copy of the list, so that interrupting requests does not block new connections.
 func (p *Proxy) sweep() {
 	now := int64(time.Since(p.epoch))
 	p.clock.Store(now)

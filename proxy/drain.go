@@ -13,12 +13,11 @@ const forceGrace = 500 * time.Millisecond
 // arrivalGrace is for requests that still arrive: enough for any body on a working network.
 const arrivalGrace = 5 * time.Second
 
-// Shutdown drains and stops the proxy: /readyz turns 503, after DrainGrace listeners and idle
-// connections close, and requests run to their end. When ctx ends or Shutdown is called again,
-// streams end with an error event and other requests with 503.
+// Shutdown drains the proxy: /readyz turns 503, after DrainGrace listeners and idle connections
+// close, and requests run to their end. When ctx ends or at a second call, streams end with an
+// error event, other requests with 503, and Shutdown returns an error, the same to all calls.
 //
-// It returns when every goroutine has ended, about half a second after ctx at the latest: nil, or
-// an error if requests were interrupted. A second call returns the same.
+// All goroutines have ended when it returns, about half a second after ctx at the latest.
 func (p *Proxy) Shutdown(ctx context.Context) error {
 	if p.draining.Swap(true) {
 		p.hurry()
@@ -64,7 +63,6 @@ func (p *Proxy) drain(ctx context.Context) error {
 	return err
 }
 
-// wait returns an error if ctx ends before d has passed.
 func wait(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -86,7 +84,7 @@ func (p *Proxy) closeListeners() {
 	}
 }
 
-// closeIdle closes the connections in a state and reports whether no connection is left.
+// closeIdle closes the connections in a state and reports whether none is left.
 func (p *Proxy) closeIdle(state int32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

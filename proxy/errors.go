@@ -8,8 +8,6 @@ import (
 	"strconv"
 
 	"github.com/valyala/fasthttp"
-
-	"grapevine/proxy/policy"
 )
 
 // fault is an error for a client.
@@ -19,7 +17,7 @@ type fault struct {
 	message string // holds nothing of the request but the model's name
 }
 
-// dialect is the API whose error format is used.
+// dialect selects the API's error format.
 type dialect uint8
 
 const (
@@ -39,7 +37,7 @@ func dialectOf(path []byte) dialect {
 	return openAI
 }
 
-// errorTypes names statuses that have names of their own, for OpenAI's and Anthropic's clients.
+// errorTypes holds the special types of OpenAI and Anthropic.
 var errorTypes = map[int][2]string{
 	fasthttp.StatusNotFound:              {"not_found_error", "not_found_error"},
 	fasthttp.StatusRequestTimeout:        {"invalid_request_error", "timeout_error"},
@@ -125,7 +123,6 @@ func marshal(v any) []byte {
 	return b
 }
 
-// answer makes the error the response.
 func (f fault) answer(ctx *fasthttp.RequestCtx, d dialect) {
 	ctx.Response.Reset()
 	h := &ctx.Response.Header
@@ -141,41 +138,6 @@ func (e *exchange) refuse(f fault) {
 	e.rec.Status = f.status
 }
 
-// refuseExhausted answers for the last backend's failure. x-should-retry: false stops a client's
-// own retries after a timeout, which still occupies engines, and after the request broke maxSeen
-// engines.
-func (e *exchange) refuseExhausted() {
-	last := &e.last
-	if last.busy > 0 {
-		e.refuseBusy()
-		return
-	}
-	f := fault{fasthttp.StatusBadGateway, "upstream_unreachable", "no connection to a backend"}
-	again := true
-	switch last.failed {
-	case policy.Timeout:
-		f = fault{fasthttp.StatusGatewayTimeout, "upstream_timeout", "the backend did not answer in time"}
-		again = false
-	case policy.Reset:
-		f = fault{fasthttp.StatusBadGateway, "upstream_broken", "the backend closed the connection without an answer, or its answer is no HTTP"}
-		again = len(e.suspects) < maxSeen
-	case policy.Status5xx:
-		f = fault{last.status, "upstream_unavailable", "the backend answered " + strconv.Itoa(last.status)}
-	}
-	f.message += "; backends tried: " + strconv.Itoa(e.rec.Attempts)
-	wait := string(last.retryAfter)
-	e.refuse(f)
-	if !again {
-		e.ctx.Response.Header.Set(headerRetry, "false")
-	}
-	if f.status == fasthttp.StatusServiceUnavailable {
-		if wait == "" {
-			wait = "1"
-		}
-		e.ctx.Response.Header.Set("Retry-After", wait)
-	}
-}
-
 func (e *exchange) retryAfter(seconds int) {
 	e.ctx.Response.Header.Set("Retry-After", strconv.Itoa(seconds))
 }
@@ -188,7 +150,7 @@ func quoted(model []byte) string {
 	return strconv.Quote(string(model))
 }
 
-// refuseUnread answers a request that could not be read, if a byte of it came.
+// refuseUnread answers a request that could not be read, if any byte came.
 func refuseUnread(ctx *fasthttp.RequestCtx, err error) {
 	f := fault{fasthttp.StatusBadRequest, "bad_request", "the request is malformed"}
 	var small *fasthttp.ErrSmallBuffer
@@ -213,3 +175,5 @@ func refuseUnread(ctx *fasthttp.RequestCtx, err error) {
 		ctx.Response.Header.Set("Retry-After", "1")
 	}
 }
+
+var errAborted = errors.New("response aborted")

@@ -1,10 +1,10 @@
 package proxy
 
 import (
-	"bytes"
 	"time"
 
 	"github.com/valyala/fasthttp"
+	"github.com/zeebo/xxh3"
 
 	"grapevine/prefixtree"
 	"grapevine/proxy/engine"
@@ -18,8 +18,7 @@ const (
 	retainHashes  = 8 << 10 // a prompt of 4 MiB
 )
 
-// exchange is one request, from a pool. finish returns it exactly once: at the end of the handler
-// or, if streamed, when fasthttp closes the body.
+// exchange is one request. finish returns it to the pool, exactly once.
 type exchange struct {
 	proxy *Proxy
 	inquiry
@@ -32,7 +31,6 @@ type exchange struct {
 	relay   relay
 }
 
-// inquiry is what belongs to one request.
 type inquiry struct {
 	ctx    *fasthttp.RequestCtx
 	conn   *clientConn
@@ -42,13 +40,13 @@ type inquiry struct {
 	name   uint64 // see requestName
 	path   []byte
 	target []byte
-	access access
+	ownKey bool   // send Target.Header: an inference path
 	body   []byte // as received
 	strip  bool   // remove the usage that only the router asked for
 	usage  engine.Usage
 }
 
-// relayed is the state of a response that is passed on while it arrives.
+// relayed is the state of a streamed response.
 type relayed struct {
 	up       *upstreamConn
 	keep     bool // up can be reused
@@ -60,8 +58,19 @@ type relayed struct {
 	relaying bool
 }
 
-// scratch is memory that outlives a request. Names and hashes are copies from the prompt, because a
-// stream outlives the body and the parser.
+// failure describes the last failed attempt.
+type failure struct {
+	failed     policy.Failure
+	status     int    // 502, 503 or 504 of the backend, or 0
+	retryAfter []byte // scratch
+	refused    bool
+	busy       int  // attempts answered with 429
+	wait       int  // shortest Retry-After of the 429 answers, in seconds
+	held       bool // the response holds the last 429 answer
+}
+
+// scratch outlives a request. Names and hashes are copies, because a stream outlives body and
+// parser.
 type scratch struct {
 	suspects []prefixtree.Backend // received the request and did not answer
 	pieces   [][]byte             // the body to send: views of body and inserted
@@ -91,17 +100,24 @@ func newExchange(p *Proxy) *exchange {
 func (e *exchange) header(name string) []byte { return e.ctx.Request.Header.Peek(name) }
 
 func (p *Proxy) acquire(ctx *fasthttp.RequestCtx, conn *clientConn) *exchange {
-	e := p.exchanges.Get().(*exchange)
+	e, _ := p.exchanges.Get().(*exchange)
+	if e == nil {
+		e = newExchange(p)
+	}
 	e.ctx, e.conn = ctx, conn
 	p.active.Add(1)
 	return e
 }
 
-// unknown is the usage of an engine that reported none.
-var unknown = engine.Usage{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}
+func (e *exchange) patience() time.Duration {
+	if e.rec.Stream {
+		return e.proxy.tuned.Load().Timeouts.StreamFirstByte
+	}
+	return e.proxy.tuned.Load().Timeouts.FirstByte
+}
 
 func (e *exchange) startRecord() {
-	e.usage = unknown
+	e.usage = engine.Unknown
 	e.rec = Record{
 		Start:        e.conn.arrived,
 		ID:           e.head.id,
@@ -137,7 +153,7 @@ func (e *exchange) end(f policy.Failure) {
 	}
 	switch f {
 	case policy.Timeout, policy.Reset, policy.Status5xx:
-		// Requests of unknown kind may fail for reasons that only the client knows.
+		// Others may fail for reasons that only the client knows.
 		if e.rec.Kind != prompt.Other {
 			o.Request, o.FailedBefore = e.requestName(), e.suspects
 		}
@@ -147,8 +163,33 @@ func (e *exchange) end(f policy.Failure) {
 	e.guard.attempt.End(o, e.proxy.cfg.Picker.Now())
 }
 
-// release pools or closes the backend connection and returns why the watch interrupted it, if it
-// did.
+func outcome(status int) policy.Failure {
+	switch {
+	case status >= 500:
+		return policy.Status5xx
+	case status >= 400:
+		return policy.Client4xx
+	}
+	return policy.None
+}
+
+// requestName identifies a request by its body or, once that is released, by its prompt or id.
+func (e *exchange) requestName() uint64 {
+	if e.name != 0 {
+		return e.name
+	}
+	switch n := len(e.hashes); {
+	case e.body != nil:
+		e.name = xxh3.HashSeed(e.conn.body, e.proxy.broken.seed) | 1
+	case n > 0:
+		e.name = uint64(e.hashes[n-1]) ^ uint64(e.rec.PromptBytes) | 1
+	default:
+		e.name = xxh3.Hash(e.head.id) | 1
+	}
+	return e.name
+}
+
+// release pools or closes the connection and returns why the watch interrupted it.
 func (e *exchange) release(up *upstreamConn, reusable bool) reason {
 	why := e.conn.detach()
 	if reusable && why == undisturbed && up.br.Buffered() == 0 {
@@ -159,7 +200,6 @@ func (e *exchange) release(up *upstreamConn, reusable bool) reason {
 	return why
 }
 
-// finish ends the attempt if still open, reports the record and recycles the exchange.
 func (e *exchange) finish() {
 	if e.up != nil { // not read to its end
 		e.release(e.up, false)
@@ -217,7 +257,7 @@ func reuse(b []byte) []byte {
 	return b[:0]
 }
 
-// dropBody releases the body once it cannot be sent again: a stream may last minutes.
+// dropBody releases a body that cannot be sent again: a stream may last minutes.
 func (e *exchange) dropBody() {
 	e.body = nil
 	e.forgetPieces()
@@ -251,6 +291,14 @@ func (e *exchange) decorate() {
 	}
 }
 
+func (e *exchange) prepare(status int) {
+	e.rec.Status = status
+	e.decorate()
+	if status == fasthttp.StatusTooManyRequests && len(e.ctx.Response.Header.Peek("Retry-After")) == 0 {
+		e.retryAfter(1)
+	}
+}
+
 func (e *exchange) matchedTokens(d *policy.Decision) int {
 	if d.MatchedBlocks == 0 || e.rec.PromptBytes == 0 {
 		return 0
@@ -259,13 +307,8 @@ func (e *exchange) matchedTokens(d *policy.Decision) int {
 	return int(int64(d.PromptTokens) * int64(matched) / int64(e.rec.PromptBytes))
 }
 
-func isEventStream(contentType []byte) bool {
-	const sse = "text/event-stream"
-	return len(contentType) >= len(sse) && bytes.EqualFold(contentType[:len(sse)], []byte(sse))
-}
-
-// splice sets e.pieces to views of the body and of the inserted texts, which it copies, because the
-// parser is released before the body is sent.
+// splice sets e.pieces to views of the body and copies of the edits' texts, which the parser
+// reuses.
 func (e *exchange) splice(edits []prompt.Edit) {
 	e.inserted, e.pieces = e.inserted[:0], e.pieces[:0]
 	at := 0
@@ -283,11 +326,4 @@ func (e *exchange) addPiece(p []byte) {
 	if len(p) > 0 {
 		e.pieces = append(e.pieces, p)
 	}
-}
-
-func pieceBytes(pieces [][]byte) (n int) {
-	for _, p := range pieces {
-		n += len(p)
-	}
-	return n
 }

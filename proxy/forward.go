@@ -1,7 +1,8 @@
 package proxy
 
 import (
-	"errors"
+	"bytes"
+	"cmp"
 	"io"
 	"time"
 
@@ -12,34 +13,19 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// bufferedBody is the longest response, in bytes, that is read whole first; until the client sees a
-// byte another backend can take over.
+// bufferedBody bounds, in bytes, responses that are read whole first, so that another backend can
+// still take over.
 const bufferedBody = 256 << 10
 
 // earlyAnswer bounds the wait for the answer of a backend that stopped reading.
 const earlyAnswer = 200 * time.Millisecond
 
-const maxInterim = 100
-
-var errAborted = errors.New("response aborted")
-
-// failure describes the last failed attempt.
-type failure struct {
-	failed     policy.Failure
-	status     int    // 502, 503 or 504 of the backend, or 0
-	retryAfter []byte // scratch
-	refused    bool
-	busy       int  // attempts answered with 429
-	wait       int  // shortest Retry-After of the 429 answers, in seconds
-	held       bool // the response holds the last 429 answer
-}
-
-// attempt tries one backend and reports whether the request is settled: answered, or its client
-// gone. If not, e.last says why. It ends the policy's attempt unless the response is relayed.
+// attempt tries one backend and reports whether the request is settled; if not, e.last says why. It
+// ends the policy's attempt unless the response is relayed.
 func (e *exchange) attempt(t *Target) (settled bool) {
 	var up *upstreamConn
 	if e.rec.Kind != prompt.Other || e.ctx.IsGet() || e.ctx.IsHead() || e.ctx.IsOptions() {
-		// Other requests must not be sent twice, as a stale connection would require.
+		// A stale connection would require sending others twice.
 		up = e.proxy.upstreams.get(t)
 	}
 	for {
@@ -63,21 +49,13 @@ func (e *exchange) attempt(t *Target) (settled bool) {
 		if !up.reused || !untouched(err) || e.conn.cause() != undisturbed {
 			return e.broke(up)
 		}
-		// Closing an idle connection says nothing about the backend's health.
+		// A closed idle connection says nothing about the backend's health.
 		e.release(up, false)
 		e.rec.Resent++
 		up = nil
 	}
 }
 
-func (e *exchange) patience() time.Duration {
-	if e.rec.Stream {
-		return e.proxy.tuned.Load().Timeouts.StreamFirstByte
-	}
-	return e.proxy.tuned.Load().Timeouts.FirstByte
-}
-
-// failed ends the attempt and returns false. It notes suspects and broken requests.
 func (e *exchange) failed(f policy.Failure) bool {
 	e.end(f)
 	if f != policy.Connect {
@@ -90,7 +68,7 @@ func (e *exchange) failed(f policy.Failure) bool {
 	return false
 }
 
-// cutShort settles a request whose client left or that the drain interrupted.
+// cutShort settles a request that its client or the drain ended.
 func (e *exchange) cutShort(why reason) bool {
 	e.end(policy.ClientGone)
 	if why == forced {
@@ -139,7 +117,7 @@ func untouched(err error) bool {
 	return unsent || err == io.EOF
 }
 
-// receive passes on the response unless its status, or an early break, asks for another backend.
+// receive passes on the response unless its status or an early break asks for another backend.
 func (e *exchange) receive(up *upstreamConn) (settled bool) {
 	h := &e.ctx.Response.Header
 	status, length := h.StatusCode(), h.ContentLength()
@@ -177,41 +155,16 @@ func (e *exchange) receive(up *upstreamConn) (settled bool) {
 		return false
 	}
 	if e.learn {
-		if u, ok := engine.ParseUsage(e.ctx.Response.Body()); ok {
-			e.usage = u
-		}
+		e.usage = engine.ParseUsage(e.ctx.Response.Body())
 	}
 	e.rec.TTFT = time.Since(e.rec.Start)
 	e.rec.Total = e.rec.TTFT
 	e.rec.ResponseBytes = int64(len(e.ctx.Response.Body()))
-	e.settle(status)
+	e.end(outcome(status))
+	e.prepare(status)
 	return true
 }
 
-func (e *exchange) settle(status int) {
-	e.end(outcome(status))
-	e.prepare(status)
-}
-
-func (e *exchange) prepare(status int) {
-	e.rec.Status = status
-	e.decorate()
-	if status == fasthttp.StatusTooManyRequests && len(e.ctx.Response.Header.Peek("Retry-After")) == 0 {
-		e.retryAfter(1)
-	}
-}
-
-func outcome(status int) policy.Failure {
-	switch {
-	case status >= 500:
-		return policy.Status5xx
-	case status >= 400:
-		return policy.Client4xx
-	}
-	return policy.None
-}
-
-// broke ends an attempt whose response broke before the client saw a byte.
 func (e *exchange) broke(up *upstreamConn) bool {
 	switch why := e.release(up, false); why {
 	case undisturbed:
@@ -223,8 +176,7 @@ func (e *exchange) broke(up *upstreamConn) bool {
 	}
 }
 
-// passOver sends the request to another backend. Closing the connection is cheaper than reading the
-// body.
+// passOver closes the connection, which is cheaper than reading the body.
 func (e *exchange) passOver(up *upstreamConn, status int) bool {
 	e.last.retryAfter = append(e.last.retryAfter[:0], e.ctx.Response.Header.Peek("Retry-After")...)
 	if why := e.release(up, false); why != undisturbed && why != expired {
@@ -239,8 +191,8 @@ func (e *exchange) passOver(up *upstreamConn, status int) bool {
 	return false
 }
 
-// startRelay prepares a streamed response. Until body bytes come another backend can take over, but
-// middle boxes close silent connections, so it waits at most HeaderHold.
+// startRelay waits at most HeaderHold for body bytes: until then another backend can take over, but
+// middle boxes close silent connections.
 func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 	e.response.reset(up.br, length)
 	hold := e.proxy.tuned.Load().Timeouts.HeaderHold
@@ -276,4 +228,55 @@ func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 		e.relayToClose()
 	}
 	return true
+}
+
+func (e *exchange) appendRequest(dst []byte, t *Target, length int) []byte {
+	dst = append(dst, e.ctx.Method()...)
+	dst = append(dst, ' ')
+	dst = append(dst, t.BasePath...)
+	dst = append(dst, e.target...)
+	dst = append(dst, " HTTP/1.1\r\nHost: "...)
+	dst = append(dst, cmp.Or(t.Host, t.Addr)...)
+	dst = append(dst, "\r\n"...)
+	var own [][2]string
+	if e.ownKey {
+		own = t.Header
+	}
+	if e.head.nominees == 0 && len(own) == 0 {
+		dst = append(dst, e.head.block...)
+	} else {
+		dst = e.appendFiltered(dst, own)
+	}
+	dst = append(dst, "X-Request-Id: "...)
+	dst = append(dst, e.head.id...)
+	if len(e.conn.forwarded) > 0 {
+		dst = append(dst, "\r\nX-Forwarded-For: "...)
+		if len(e.head.forwarded) > 0 {
+			dst = append(dst, e.head.forwarded...)
+			dst = append(dst, ", "...)
+		}
+		dst = append(dst, e.conn.forwarded...)
+	}
+	if length > 0 || e.head.lengths+e.head.codings > 0 {
+		dst = append(dst, "\r\nContent-Length: "...)
+		dst = fasthttp.AppendUint(dst, length)
+	}
+	return append(dst, "\r\n\r\n"...)
+}
+
+func (e *exchange) appendFiltered(dst []byte, own [][2]string) []byte {
+	block := e.head.block
+	for len(block) > 0 {
+		end := bytes.IndexByte(block, '\n') + 1
+		line := block[:end]
+		block = block[end:]
+		name := line[:bytes.IndexByte(line, ':')]
+		if !e.head.dropped(name) && !sets(own, name) {
+			dst = append(dst, line...)
+		}
+	}
+	for _, kv := range own {
+		dst = appendHeader(dst, kv[0], kv[1])
+	}
+	return dst
 }

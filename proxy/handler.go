@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"net/url"
-	"runtime/debug"
 	"strings"
 	"time"
 
@@ -15,7 +14,6 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-// fasthttp calls handle once a request's head has been read, and writes the response afterwards.
 func (p *Proxy) handle(ctx *fasthttp.RequestCtx) {
 	conn := ctx.Conn().(*clientConn)
 	if err := conn.receive(ctx, p.cfg.MaxBody); err != nil {
@@ -51,10 +49,6 @@ func (e *exchange) leave() {
 		e.flushWhole()
 		e.finish()
 	}
-}
-
-func (p *Proxy) logPanic(r any) {
-	p.cfg.Log.Error().Interface("panic", r).Bytes("stack", debug.Stack()).Msg("request handler panicked")
 }
 
 func (e *exchange) flushWhole() {
@@ -102,8 +96,7 @@ func (e *exchange) serve() {
 	e.forward()
 }
 
-// screen refuses requests that two parsers could read differently, and unsupported protocol
-// features.
+// screen refuses requests that two parsers could read differently, and unsupported features.
 func (e *exchange) screen(badTarget string) (fault, bool) {
 	h := &e.ctx.Request.Header
 	bad := func(message string) (fault, bool) {
@@ -120,7 +113,7 @@ func (e *exchange) screen(badTarget string) (fault, bool) {
 	switch string(h.Protocol()) {
 	case "HTTP/1.1":
 	case "HTTP/1.0":
-		// An HTTP/1.0 response ends with the connection, so a second request may be a smuggled one.
+		// A second one may be smuggled: an HTTP/1.0 response ends with the connection.
 		if e.ctx.ConnRequestNum() > 1 {
 			return bad("HTTP/1.0 is served on a connection's first request only")
 		}
@@ -139,8 +132,7 @@ func (e *exchange) screen(badTarget string) (fault, bool) {
 	return fault{}, false
 }
 
-// locate sets the request's target and path, and returns what is wrong with the target, if
-// anything. An absolute target must name the Host header's host.
+// locate sets the target and path and returns what is wrong with them.
 func (e *exchange) locate() (fault string) {
 	e.target = e.ctx.Request.Header.RequestURI()
 	if len(e.target) == 0 || e.target[0] != '/' {
@@ -161,7 +153,6 @@ func (e *exchange) locate() (fault string) {
 	return ""
 }
 
-// serveLocal answers requests that need no backend.
 func (e *exchange) serveLocal() bool {
 	get := e.ctx.IsGet() || e.ctx.IsHead()
 	switch {
@@ -195,9 +186,8 @@ func (p *Proxy) TakesUnreadable() bool {
 	return p.cfg.AllowEngineControl && len(p.cfg.Tenant.headers) == 0
 }
 
-// read fills the policy's request and edits the body. A body that cannot be parsed is refused if
-// members must be removed or a salt added, because engines read UTF-16, NaN and more; otherwise it
-// is routed by load.
+// read fills the policy's request and edits the body. An unparsable body that needs edits is
+// refused, because engines read UTF-16, NaN and more.
 func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	q := &e.query
 	q.Path = e.path
@@ -213,7 +203,7 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 		q.NonStreaming, e.rec.Unparsed = true, true
 		return fault{fasthttp.StatusUnsupportedMediaType, "encoded_body", "request bodies may not be compressed: send it without Content-Encoding"}, !e.proxy.TakesUnreadable()
 	}
-	// Held only while parsing: a parser's scratch grows with the prompts, and requests last minutes.
+	// Only while parsing: a parser's scratch grows with the prompts, and requests last minutes.
 	parser := e.proxy.parsers.Get().(*prompt.Parser)
 	defer e.proxy.parsers.Put(parser)
 	var r prompt.Request
@@ -230,8 +220,7 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	return fault{}, false
 }
 
-// describe copies a parsed prompt into q, appending to names and hashes. A session already in q
-// wins over the body's.
+// describe copies r into q, appending to names and hashes. A session already in q wins.
 func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefixtree.Hash) ([]byte, []prefixtree.Hash) {
 	keep := func(b []byte) []byte {
 		from := len(names)
@@ -247,9 +236,8 @@ func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefi
 	return names, hashes
 }
 
-// Describe fills q as for a request, to ask the policy for its choice. header returns a request
-// header; nil means that body holds its tenant's salt already. The error is the parser's; q then
-// has no hashes. Safe for concurrent use.
+// Describe fills q, to ask the policy for its choice. A nil header means that body holds its
+// tenant's salt. After the parser's error q has no hashes. Safe for concurrent use.
 func (p *Proxy) Describe(path []byte, header func(name string) []byte, body []byte, q *policy.Request) error {
 	parser := p.parsers.Get().(*prompt.Parser)
 	defer p.parsers.Put(parser)
@@ -309,9 +297,6 @@ func (e *exchange) refusePick(err error) {
 	}
 }
 
-var modelsPath = []byte("/v1/models")
-
-// serveModels answers /v1/models and /v1/models/{id} from Config.Models.
 func (e *exchange) serveModels() {
 	id, err := "", error(nil)
 	if rest := e.path[len(modelsPath):]; len(rest) > 1 {

@@ -5,14 +5,17 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"net"
 
 	"github.com/valyala/fasthttp"
 )
 
 var errMalformed = errors.New("malformed response head")
 
-// readHead reads the final response head and sets the standard reason phrase. It checks lines
-// first, because fasthttp accepts what other readers interpret differently.
+const maxInterim = 100
+
+// readHead reads the final response head. It checks lines first, because fasthttp accepts what
+// other readers interpret differently.
 func (e *exchange) readHead(up *upstreamConn) error {
 	h := &e.ctx.Response.Header
 	for range maxInterim {
@@ -60,20 +63,16 @@ func awaitHead(br *bufio.Reader) error {
 		}
 		had := br.Buffered()
 		if _, err := br.Peek(had + 1); err != nil && br.Buffered() == had {
-			if had > 0 && err == io.EOF {
+			var late net.Error
+			switch {
+			case had > 0 && err == io.EOF:
 				return io.ErrUnexpectedEOF
+			case had > 0 || errors.As(err, &late) && late.Timeout():
+				return err
 			}
-			return readError(err, had)
+			return io.EOF
 		}
 	}
-}
-
-func readError(err error, had int) error {
-	var late interface{ Timeout() bool }
-	if had > 0 || errors.As(err, &late) && late.Timeout() {
-		return err
-	}
-	return io.EOF
 }
 
 // isStatusLine ignores the reason phrase, which is not passed on.
@@ -116,8 +115,7 @@ var tokenBytes = func() (t [256]bool) {
 	return t
 }()
 
-// withoutBody fixes the head of a bodiless response. clean is false if the engine announced a body,
-// so the connection cannot be reused.
+// withoutBody fixes the head of a bodiless response. clean is false if the engine announced a body.
 func (e *exchange) withoutBody() (bodiless, clean bool) {
 	h := &e.ctx.Response.Header
 	length := h.ContentLength()
@@ -134,4 +132,9 @@ func (e *exchange) withoutBody() (bodiless, clean bool) {
 		return true, clean
 	}
 	return e.ctx.IsHead(), true
+}
+
+func isEventStream(contentType []byte) bool {
+	const sse = "text/event-stream"
+	return len(contentType) >= len(sse) && bytes.EqualFold(contentType[:len(sse)], []byte(sse))
 }

@@ -2,7 +2,6 @@ package proxy
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -45,20 +44,12 @@ func ParseResponseHeaders(s string) (ResponseHeaders, error) {
 }
 
 const (
-	maxRequestID  = 128 // longer ids are replaced, since ids are logged
-	maxNominated  = 16  // names per request
-	longestKnown  = 40  // of the header names that take knows
-	noSession     = 1 << 10
-	forwardedName = "x-forwarded-for"
-
-	sessionID       = "x-session-id"
-	sessionAffinity = "x-session-affinity"
-	claudeSession   = "x-claude-code-session-id"
-	codexSession    = "session-id"
-	codexThread     = "thread-id"
+	maxRequestID = 128 // longer ids are replaced, since ids are logged
+	maxNominated = 16  // names per request
+	longestKnown = 40  // of the header names that take knows
 )
 
-// Slices of requestHead point into the request, except scratch.
+// requestHead's slices point into the request, except scratch.
 type requestHead struct {
 	block     []byte // scratch: end-to-end header lines as received
 	nominated [maxNominated][]byte
@@ -82,11 +73,10 @@ type scanOptions struct {
 	control     bool // keep headers that steer engines
 }
 
-// scan reads the raw header lines; fault is set if the request must be refused. fasthttp's parse
-// normalizes names, joins folded lines, and drops Content-Length or Transfer-Encoding if both are
-// given.
+// scan reads the raw lines, because fasthttp normalizes names, joins folded lines, and drops
+// Content-Length or Transfer-Encoding if both are given.
 func (h *requestHead) scan(raw []byte, o scanOptions) {
-	*h = requestHead{block: h.block[:0], forwarded: h.forwarded[:0], sessionRank: noSession}
+	*h = requestHead{block: h.block[:0], forwarded: h.forwarded[:0], sessionRank: len(sessionHeaders)}
 	for len(raw) > 0 {
 		end := bytes.IndexByte(raw, '\n')
 		if end < 0 {
@@ -120,9 +110,8 @@ func (h *requestHead) scan(raw []byte, o scanOptions) {
 	}
 }
 
-// take reads a header and reports whether to pass it on. It drops names with underscores, as nginx
-// does, because engines may read X_Forwarded_For as X-Forwarded-For; Codex's session keys are
-// excepted.
+// take reports whether to pass a header on. Like nginx it drops names with underscores, because
+// engines may read X_Forwarded_For as X-Forwarded-For; Codex's session keys are excepted.
 func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 	var scratch [longestKnown]byte
 	known, underscored := lower(&scratch, name)
@@ -160,8 +149,7 @@ func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 			h.id = value
 		}
 		return false
-	case forwardedName:
-		// Several lines of one name form one list.
+	case "x-forwarded-for":
 		if len(h.forwarded) > 0 {
 			h.forwarded = append(h.forwarded, ", "...)
 		}
@@ -185,8 +173,8 @@ func (h *requestHead) takeSession(name, value []byte) bool {
 	return false
 }
 
-// steeringHeaders begin the names of headers by which vLLM, SGLang and llm-d's sidecar choose where
-// to compute or fetch KV blocks.
+// steeringHeaders begin the names by which vLLM, SGLang and llm-d's sidecar choose where to compute
+// or fetch KV blocks.
 var steeringHeaders = [...][]byte{[]byte("x-data-parallel-"), []byte("x-override-"), []byte("x-prefiller-"), []byte("x-encoder-hosts-")}
 
 func steersByHeader(name []byte) bool {
@@ -196,7 +184,7 @@ func steersByHeader(name []byte) bool {
 }
 
 // sessionHeaders are what agents send, most specific first.
-var sessionHeaders = [...]string{sessionID, sessionAffinity, claudeSession, codexSession, codexThread}
+var sessionHeaders = [...]string{"x-session-id", "x-session-affinity", "x-claude-code-session-id", "session-id", "thread-id"}
 
 func sessionOf(header func(name string) []byte) []byte {
 	for _, name := range sessionHeaders {
@@ -224,8 +212,7 @@ func (h *requestHead) nominate(value []byte) {
 	}
 }
 
-// lower returns name in lower case with hyphens, nil if it is longer than known names, and whether
-// it had underscores.
+// lower returns name in lower case with hyphens, nil if longer than known names.
 func lower(dst *[longestKnown]byte, name []byte) (known []byte, underscored bool) {
 	if len(name) > len(dst) {
 		return nil, bytes.IndexByte(name, '_') >= 0
@@ -243,15 +230,9 @@ func lower(dst *[longestKnown]byte, name []byte) (known []byte, underscored bool
 }
 
 func fitID(id []byte) bool {
-	if len(id) == 0 || len(id) > maxRequestID {
-		return false
-	}
-	for _, c := range id {
-		if c <= ' ' || c > '~' || c == '"' || c == '\\' {
-			return false
-		}
-	}
-	return true
+	return len(id) > 0 && len(id) <= maxRequestID && !slices.ContainsFunc(id, func(c byte) bool {
+		return c <= ' ' || c > '~' || c == '"' || c == '\\'
+	})
 }
 
 func mintID(dst []byte) []byte {
@@ -268,57 +249,6 @@ func appendHeader[T []byte | string](dst []byte, name, value T) []byte {
 	return append(dst, "\r\n"...)
 }
 
-func (e *exchange) appendRequest(dst []byte, t *Target, length int) []byte {
-	dst = append(dst, e.ctx.Method()...)
-	dst = append(dst, ' ')
-	dst = append(dst, t.BasePath...)
-	dst = append(dst, e.target...)
-	dst = append(dst, " HTTP/1.1\r\nHost: "...)
-	dst = append(dst, cmp.Or(t.Host, t.Addr)...)
-	dst = append(dst, "\r\n"...)
-	own := t.Header
-	if e.access != served {
-		own = nil
-	}
-	if e.head.nominees == 0 && len(own) == 0 {
-		dst = append(dst, e.head.block...)
-	} else {
-		dst = e.appendFiltered(dst, own)
-	}
-	dst = append(dst, "X-Request-Id: "...)
-	dst = append(dst, e.head.id...)
-	if len(e.conn.forwarded) > 0 {
-		dst = append(dst, "\r\nX-Forwarded-For: "...)
-		if len(e.head.forwarded) > 0 {
-			dst = append(dst, e.head.forwarded...)
-			dst = append(dst, ", "...)
-		}
-		dst = append(dst, e.conn.forwarded...)
-	}
-	if length > 0 || e.head.lengths+e.head.codings > 0 {
-		dst = append(dst, "\r\nContent-Length: "...)
-		dst = fasthttp.AppendUint(dst, length)
-	}
-	return append(dst, "\r\n\r\n"...)
-}
-
-func (e *exchange) appendFiltered(dst []byte, own [][2]string) []byte {
-	block := e.head.block
-	for len(block) > 0 {
-		end := bytes.IndexByte(block, '\n') + 1
-		line := block[:end]
-		block = block[end:]
-		name := line[:bytes.IndexByte(line, ':')]
-		if !e.head.dropped(name) && !sets(own, name) {
-			dst = append(dst, line...)
-		}
-	}
-	for _, kv := range own {
-		dst = appendHeader(dst, kv[0], kv[1])
-	}
-	return dst
-}
-
 func (h *requestHead) dropped(name []byte) bool {
 	return slices.ContainsFunc(h.nominated[:h.nominees], func(n []byte) bool { return bytes.EqualFold(n, name) })
 }
@@ -329,12 +259,12 @@ func sets(own [][2]string, name []byte) bool {
 
 var hopByHop = []string{"Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Upgrade", "Trailer", "Te"}
 
-// cleanResponse removes hop-by-hop headers. It reports whether the backend keeps its connection
+// cleanResponse removes hop-by-hop headers and reports whether the backend keeps its connection
 // open.
 func cleanResponse(h *fasthttp.ResponseHeader) (keep bool) {
 	keep = !h.ConnectionClose()
 	if options := h.Peek("Connection"); len(options) > 0 && keep {
-		// Clone, because deleting a header moves the bytes of options.
+		// Deleting a header moves the bytes of options.
 		for name := range bytes.SplitSeq(bytes.Clone(options), []byte(",")) {
 			name = bytes.TrimSpace(name)
 			if bytes.EqualFold(name, []byte("close")) {
@@ -355,7 +285,7 @@ func cleanResponse(h *fasthttp.ResponseHeader) (keep bool) {
 
 var protocol11 = []byte("HTTP/1.1")
 
-// framing reports whether a header delimits the body, so that a backend may not nominate it.
+// A backend may not nominate the headers that delimit the body.
 func framing(name []byte) bool {
 	return bytes.EqualFold(name, []byte("content-length")) || bytes.EqualFold(name, []byte("transfer-encoding"))
 }

@@ -167,7 +167,7 @@ func TestTargetHeadersReplaceTheClients(t *testing.T) {
 	e := newExchange(&Proxy{cfg: Config{Hasher: mustHasher(t)}})
 	e.conn = &clientConn{}
 	e.head.scan([]byte("Authorization: Bearer client\r\nX-A: b\r\nConnection: X-A\r\n\r\n"), scanOptions{plainAnswer: true})
-	e.access = served
+	e.ownKey = true
 	e.head.id = []byte("id")
 	e.target = []byte("/v1/x")
 	ctx := newContext("POST", "/v1/x")

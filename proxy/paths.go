@@ -10,15 +10,6 @@ import (
 	"grapevine/proxy/prompt"
 )
 
-type access uint8
-
-const (
-	// The operator opened the path by PassPaths; the engine's key is not added.
-	passed access = iota
-	// An inference path, for which the engine's key is meant.
-	served
-)
-
 // methods returns the Allow header of a path, "" if unknown.
 func methods(path []byte) string {
 	if prompt.KindOf(path) != prompt.Other {
@@ -51,8 +42,7 @@ func isModels(path []byte) bool {
 	return ok && (len(rest) == 0 || rest[0] == '/')
 }
 
-// plainPath reports whether all parsers read path alike: no escapes, separators or dot segments
-// that an engine may resolve to another path.
+// plainPath reports whether all parsers read path alike.
 func plainPath(path []byte) bool {
 	for _, c := range path {
 		if c <= ' ' || c > '~' || c == '%' || c == '\\' || c == '#' || c == ';' {
@@ -70,9 +60,9 @@ func plainPath(path []byte) bool {
 	return true
 }
 
-// admit sets e.access, or refuses the request.
+// admit sets e.ownKey, false for PassPaths, or refuses the request.
 func (e *exchange) admit(kind prompt.Kind) bool {
-	e.access = served
+	e.ownKey = true
 	if kind != prompt.Other {
 		return true
 	}
@@ -86,7 +76,7 @@ func (e *exchange) admit(kind prompt.Kind) bool {
 			return true
 		}
 	}
-	e.access = passed
+	e.ownKey = false
 	for _, prefix := range e.proxy.cfg.PassPaths {
 		if rest, ok := bytes.CutPrefix(e.path, []byte(strings.TrimSuffix(prefix, "/"))); ok && (len(rest) == 0 || rest[0] == '/') {
 			return true
@@ -108,3 +98,5 @@ func CheckPassPath(prefix string) error {
 	}
 	return nil
 }
+
+var modelsPath = []byte("/v1/models")

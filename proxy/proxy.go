@@ -1,6 +1,5 @@
-// Package proxy forwards requests: it reads one, asks a Picker for a backend, streams the answer
-// back, and reports what it measured to the policy and, as one Record, to the Observer. It keeps no
-// list of backends, probes nothing and reads no configuration. See DESIGN.md.
+// Package proxy reads a request, asks a Picker for a backend, streams the answer back and reports
+// one Record to the Observer. See DESIGN.md.
 package proxy
 
 import (
@@ -10,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,30 +28,15 @@ var ErrConfig = errors.New("invalid proxy configuration")
 // ErrClosed is returned by Serve after Shutdown has begun.
 var ErrClosed = errors.New("proxy is shut down")
 
-// Target is the backend that a Picker chose.
-type Target struct {
-	ID       prefixtree.Backend
-	Name     string      // for headers, logs and records
-	Addr     string      // host:port
-	Host     string      // Host header; "" for Addr
-	TLS      *tls.Config // nil for plain HTTP; one pointer per backend, which keys the pool
-	BasePath string      // without a trailing slash
-	// Header replaces the client's headers of these names, on inference paths only.
-	Header [][2]string
-}
-
-// Picker chooses backends. Its methods must be safe for concurrent use.
+// Picker chooses backends. It must be safe for concurrent use.
 type Picker interface {
-	// Pick chooses a backend and books the request there. After a nil error the proxy calls a.End
-	// exactly once. policy.ErrNoBackend is answered 503, policy.ErrUnknownModel 404, other errors
-	// 500.
+	// Pick books the request at a backend; after a nil error the proxy calls a.End exactly once.
+	// policy.ErrNoBackend is answered 503, policy.ErrUnknownModel 404, other errors 500.
 	Pick(q *policy.Request, a *policy.Attempt) (Target, error)
-	// Now is the policy's clock.
 	Now() prefixtree.Time
 }
 
-// Timeouts are explained in DESIGN.md. Zero means the default. Most expire up to two Watch late,
-// never early.
+// Timeouts are explained in DESIGN.md. Zero means the default; most expire up to two Watch late.
 type Timeouts struct {
 	Read            time.Duration // until the head with 256 KiB of body, and each further 256 KiB, arrived; 30 s
 	KeepAlive       time.Duration // of idle client connections; 6 min, above the 350 s of AWS's balancer
@@ -68,30 +53,25 @@ type Timeouts struct {
 
 const (
 	// DefaultMaxBody is the limit of Anthropic's API.
-	DefaultMaxBody     = 32 << 20
-	DefaultMaxHeader   = 16 << 10 // the read buffer of every connection
-	DefaultMaxAttempts = 3
-	DefaultMaxConns    = 256 << 10
-	DefaultMaxIdle     = 512
-
+	DefaultMaxBody       = 32 << 20
+	DefaultMaxHeader     = 16 << 10 // the read buffer of every connection
 	DefaultMaxBodyMemory = 256 << 20
 )
 
-// Config describes a Proxy. Picker and Hasher are required; other zero fields take defaults.
+// Config describes a Proxy. Only Picker and Hasher are required.
 type Config struct {
 	Picker Picker
 	Hasher *prefixtree.Hasher
-	// Models returns the body for GET /v1/models (id "") or /v1/models/ID, nil if unknown. It must
-	// not block. If it is nil, these requests go to a backend.
+	// Models returns, without blocking, the body for GET /v1/models (id "") or /v1/models/ID, nil
+	// if unknown. A nil Models sends these requests to a backend.
 	Models func(id string) []byte
-	// Observer receives the Record of every request to be forwarded, on its goroutine, after the
-	// attempt ended. The record is valid during the call only. Observer must be safe for concurrent
-	// use.
+	// Observer receives, concurrently, the Record of every request to be forwarded, after its
+	// attempt ended.
 	Observer func(*Record)
 	Log      zerolog.Logger
 	NodeName string
 
-	// PassPaths are path prefixes, in whole segments, to forward without reading bodies or adding
+	// PassPaths are prefixes, in whole segments, of paths forwarded unread and without
 	// Target.Header.
 	PassPaths []string
 	// AllowEngineControl forwards members and headers that steer engines, and unreadable bodies.
@@ -100,8 +80,8 @@ type Config struct {
 	Tenant             Tenant
 
 	MaxBody int // bytes; 413 above
-	// MaxBodyMemory bounds the bytes of all bodies together; 503 above. At least BodyMemoryShare
-	// times MaxBody.
+	// MaxBodyMemory bounds all bodies together, in bytes; 503 above. At least BodyMemoryShare times
+	// MaxBody.
 	MaxBodyMemory int
 	MaxHeader     int // bytes, at least 16 KiB; 431 above
 	MaxAttempts   int // backends tried per request, besides those that answer 429
@@ -171,15 +151,13 @@ func New(cfg Config) (*Proxy, error) {
 	p.bodies.limit = int64(cfg.MaxBodyMemory)
 	p.upstreams.init(p)
 	p.broken.seed = rand.Uint64()
-	p.exchanges.New = func() any { return newExchange(p) }
 	p.parsers.New = func() any { return prompt.NewParser(cfg.Hasher) }
 	p.server = p.newServer()
 	return p, nil
 }
 
-// Retune checks new values of MaxAttempts, MaxIdle and all timeouts except Read, KeepAlive and
-// Watch, and returns a function that applies them; other fields are ignored. Requests in progress
-// may use the old values.
+// Retune checks new values and returns a function that applies MaxAttempts, MaxIdle and all
+// timeouts except Read, KeepAlive and Watch to later requests.
 func (p *Proxy) Retune(cfg Config) (apply func(), err error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
@@ -187,17 +165,22 @@ func (p *Proxy) Retune(cfg Config) (apply func(), err error) {
 	return func() { p.tuned.Store(&cfg) }, nil
 }
 
-// Ready sets whether /readyz answers 200 or 503. Requests are served either way.
+// Ready sets whether /readyz answers 200 or 503; requests are served either way.
 func (p *Proxy) Ready(ready bool) { p.ready.Store(ready) }
 
-// InFlight returns the number of requests being served.
+// InFlight counts the requests being served.
 func (p *Proxy) InFlight() int { return int(p.active.Load()) }
 
-// Connections returns the number of open client connections.
+// Connections counts the open client connections.
 func (p *Proxy) Connections() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.conns)
+}
+
+// BodyMemory returns the bytes that bodies hold and the number of refusals.
+func (p *Proxy) BodyMemory() (used int64, refused uint64) {
+	return p.bodies.used.Load(), p.bodies.refused.Load()
 }
 
 func (c *Config) complete() error {
@@ -207,24 +190,31 @@ func (c *Config) complete() error {
 	if c.Hasher == nil {
 		return fmt.Errorf("%w: no hasher", ErrConfig)
 	}
-	for _, f := range []struct {
-		name     string
-		value    *int
-		fallback int
-	}{
-		{"MaxBody", &c.MaxBody, DefaultMaxBody},
-		{"MaxHeader", &c.MaxHeader, DefaultMaxHeader},
-		{"MaxAttempts", &c.MaxAttempts, DefaultMaxAttempts},
-		{"MaxConns", &c.MaxConns, DefaultMaxConns},
-		{"MaxIdle", &c.MaxIdle, DefaultMaxIdle},
-		{"MaxBodyMemory", &c.MaxBodyMemory, max(DefaultMaxBodyMemory, BodyMemoryShare*c.MaxBody)},
+	t := &c.Timeouts
+	for _, f := range []error{
+		orDefault("MaxBody", &c.MaxBody, DefaultMaxBody, false),
+		orDefault("MaxHeader", &c.MaxHeader, DefaultMaxHeader, false),
+		orDefault("MaxAttempts", &c.MaxAttempts, 3, false),
+		orDefault("MaxConns", &c.MaxConns, 256<<10, false),
+		orDefault("MaxIdle", &c.MaxIdle, 512, false),
+		orDefault("Read", &t.Read, 30*time.Second, false),
+		orDefault("KeepAlive", &t.KeepAlive, 6*time.Minute, false),
+		orDefault("Connect", &t.Connect, 2*time.Second, false),
+		orDefault("FirstByte", &t.FirstByte, 10*time.Minute, false),
+		orDefault("StreamFirstByte", &t.StreamFirstByte, 5*time.Minute, false),
+		orDefault("Idle", &t.Idle, 2*time.Minute, false),
+		orDefault("HeaderHold", &t.HeaderHold, 15*time.Second, true),
+		orDefault("Write", &t.Write, time.Minute, false),
+		orDefault("UpstreamIdle", &t.UpstreamIdle, 4*time.Second, false),
+		orDefault("Watch", &t.Watch, 250*time.Millisecond, false),
+		orDefault("DrainGrace", &t.DrainGrace, time.Second, true),
 	} {
-		if *f.value < 0 {
-			return fmt.Errorf("%w: %s is negative", ErrConfig, f.name)
+		if f != nil {
+			return f
 		}
-		if *f.value == 0 {
-			*f.value = f.fallback
-		}
+	}
+	if err := orDefault("MaxBodyMemory", &c.MaxBodyMemory, max(DefaultMaxBodyMemory, BodyMemoryShare*c.MaxBody), false); err != nil {
+		return err
 	}
 	if c.MaxBodyMemory/BodyMemoryShare < c.MaxBody {
 		return fmt.Errorf("%w: MaxBodyMemory is below %d times MaxBody", ErrConfig, BodyMemoryShare)
@@ -238,40 +228,76 @@ func (c *Config) complete() error {
 		return fmt.Errorf("%w: MaxHeader is below %d", ErrConfig, DefaultMaxHeader)
 	}
 	if c.TLS != nil && len(c.TLS.NextProtos) == 0 {
-		// Keeps clients from choosing HTTP/2.
+		// So that clients do not choose HTTP/2.
 		c.TLS = c.TLS.Clone()
 		c.TLS.NextProtos = []string{"http/1.1"}
 	}
-	return c.Timeouts.complete()
+	return nil
 }
 
-func (t *Timeouts) complete() error {
-	for _, f := range []struct {
-		name     string
-		value    *time.Duration
-		fallback time.Duration
-		optional bool // negative means none
-	}{
-		{"Read", &t.Read, 30 * time.Second, false},
-		{"KeepAlive", &t.KeepAlive, 6 * time.Minute, false},
-		{"Connect", &t.Connect, 2 * time.Second, false},
-		{"FirstByte", &t.FirstByte, 10 * time.Minute, false},
-		{"StreamFirstByte", &t.StreamFirstByte, 5 * time.Minute, false},
-		{"Idle", &t.Idle, 2 * time.Minute, false},
-		{"HeaderHold", &t.HeaderHold, 15 * time.Second, true},
-		{"Write", &t.Write, time.Minute, false},
-		{"UpstreamIdle", &t.UpstreamIdle, 4 * time.Second, false},
-		{"Watch", &t.Watch, 250 * time.Millisecond, false},
-		{"DrainGrace", &t.DrainGrace, time.Second, true},
-	} {
-		switch {
-		case *f.value == 0:
-			*f.value = f.fallback
-		case *f.value < 0 && f.optional:
-			*f.value = 0
-		case *f.value < 0:
-			return fmt.Errorf("%w: timeout %s is negative", ErrConfig, f.name)
-		}
+func orDefault[T int | time.Duration](name string, value *T, fallback T, optional bool) error {
+	switch {
+	case *value == 0:
+		*value = fallback
+	case *value < 0 && optional:
+		*value = 0
+	case *value < 0:
+		return fmt.Errorf("%w: %s is negative", ErrConfig, name)
 	}
 	return nil
 }
+
+func (p *Proxy) logPanic(r any) {
+	p.cfg.Log.Error().Interface("panic", r).Bytes("stack", debug.Stack()).Msg("request handler panicked")
+}
+
+// warnings holds when each may be logged again.
+type warnings struct{ proxyHeader, plain, bodyMemory atomic.Int64 }
+
+func (p *Proxy) warn(due *atomic.Int64, c *clientConn, message string) {
+	now, then := int64(time.Since(p.epoch)), due.Load()
+	if now >= then && due.CompareAndSwap(then, now+int64(time.Minute)) {
+		p.cfg.Log.Warn().Str("peer", c.raw.RemoteAddr().String()).Msg(message)
+	}
+}
+
+// Record describes a finished request, during the Observer's call only.
+type Record struct {
+	Start    time.Time // when the request was complete
+	ID       []byte
+	Method   []byte
+	Path     []byte // without the query
+	Kind     prompt.Kind
+	Model    []byte
+	Stream   bool
+	Unparsed bool // refused, or routed by load
+
+	Status   int            // StatusClientGone if the client left first
+	Failed   policy.Failure // of the last attempt
+	Broken   bool
+	Attempts int
+	Resent   int // sends repeated after a stale connection
+
+	// Decision is the last attempt's receipt, or nil.
+	Decision *policy.Decision
+	Backend  string
+
+	Body          [][]byte // as sent; empty once a stream has begun
+	RequestBytes  int      // as received
+	ResponseBytes int64    // as sent
+	PromptBytes   int
+	// Tokens by the engine's count; -1 if unknown.
+	PromptTokens, CachedTokens, OutputTokens int
+
+	// Overhead is the router's own time.
+	Overhead time.Duration
+	// Queue lasts until the last dispatch.
+	Queue time.Duration
+	// TTFT lasts until a stream's first token, a relayed body's first byte, or the end of a body
+	// read whole.
+	TTFT  time.Duration
+	Total time.Duration
+}
+
+// StatusClientGone, as in nginx, means that the client left before the answer.
+const StatusClientGone = 499

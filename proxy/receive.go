@@ -11,24 +11,23 @@ import (
 
 var errBodyMemory = errors.New("no memory for the request body")
 
-// retainBody is the largest buffer, in bytes, that a connection keeps, and that may use the
-// reserved quarter.
+// retainBody bounds, in bytes, the buffers that connections keep and that may use the last quarter.
 const retainBody = 256 << 10
 
-// BodyMemoryShare times MaxBody must fit in MaxBodyMemory, so that a single body always fits: its
-// last buffer and the one it is copied from take twice its size, out of three quarters.
+// BodyMemoryShare times MaxBody must fit in MaxBodyMemory, so that a single body always fits: a
+// growing buffer and its copy take twice its size, out of three quarters.
 const BodyMemoryShare = 3
 
-// bodyMemory bounds the body buffers of all connections together. A body that does not fit is
-// refused, because bodies that wait for each other's memory would all time out.
+// bodyMemory bounds all body buffers together. It refuses, because bodies that wait for each
+// other's memory would all time out.
 type bodyMemory struct {
 	limit   int64
 	used    atomic.Int64
 	refused atomic.Uint64
 }
 
-// take books n bytes and reports whether there was room. Buffers above retainBody may not use the
-// last quarter, which keeps ordinary prompts flowing.
+// take books n bytes if there is room. Large buffers may not use the last quarter, which keeps
+// ordinary prompts flowing.
 func (m *bodyMemory) take(n int) bool {
 	limit := m.limit
 	if n > retainBody {
@@ -51,12 +50,6 @@ func (m *bodyMemory) give(n int) { m.used.Add(-int64(n)) }
 // scarce reports whether idle connections must keep no buffers.
 func (m *bodyMemory) scarce() bool { return m.used.Load() > m.limit/16 }
 
-// BodyMemory returns the bytes that bodies hold and the number of refusals.
-func (p *Proxy) BodyMemory() (used int64, refused uint64) {
-	return p.bodies.used.Load(), p.bodies.refused.Load()
-}
-
-// growBody books both buffers during the copy.
 func (c *clientConn) growBody(size int) error {
 	if !c.proxy.bodies.take(size) {
 		return errBodyMemory
@@ -76,26 +69,16 @@ func (c *clientConn) releaseBody(keep int) {
 	}
 }
 
-// firstPiece is the first buffer of a body of known length, in bytes. Full buffers double, so that
-// clients must send data; fasthttp would allocate the announced length.
+// firstPiece is the first buffer of a body of known length, in bytes. Full buffers double: the
+// announced length costs nothing before data comes.
 const firstPiece = 64 << 10
 
 // firstChunks is used for unknown lengths.
 const firstChunks = 16 << 10
 
-// prefetched bytes are read by fasthttp before the handler.
+// fasthttp reads prefetched bytes before the handler.
 const prefetched = 8 << 10
 
-// refuseAnnounced keeps fasthttp from waiting for a body that is too large; serve refuses it.
-func (p *Proxy) refuseAnnounced(h *fasthttp.RequestHeader) (none fasthttp.RequestConfig) {
-	if h.ContentLength() > p.cfg.MaxBody {
-		h.SetContentLength(0)
-		h.Del(fasthttp.HeaderExpect)
-	}
-	return none
-}
-
-// receive reads the body, at most limit bytes, into c.body.
 func (c *clientConn) receive(ctx *fasthttp.RequestCtx, limit int) error {
 	c.body, c.arrived = c.body[:0], ctx.Time()
 	stream := ctx.RequestBodyStream()
@@ -119,7 +102,7 @@ func (c *clientConn) receive(ctx *fasthttp.RequestCtx, limit int) error {
 		case err == nil:
 		case err != io.EOF:
 			return err
-		// fasthttp reports a connection closed between two chunks as the end of the body.
+		// fasthttp ends the body when the connection closes between two chunks.
 		case len(c.body) < length || length < 0 && c.ended:
 			return io.ErrUnexpectedEOF
 		default:

@@ -14,12 +14,12 @@ import (
 const (
 	// maxPartial bounds, in bytes, an incomplete event held back.
 	maxPartial = 64 << 10
-	// tailWindow is how many last bytes of a response are searched for usage.
+	// tailWindow last bytes of a response are searched for usage.
 	tailWindow = 8 << 10
 )
 
-// relay is the body of a streamed response. After the handler, fasthttp calls WriteTo on the same
-// goroutine; each Write is one chunk and one flush. Close ends the exchange.
+// relay is the body of a streamed response. fasthttp calls WriteTo on the same goroutine; each
+// Write is one chunk and one flush.
 type relay struct{ e *exchange }
 
 var _ fasthttp.BodyWriterTo = (*relay)(nil)
@@ -43,8 +43,7 @@ func (r *relay) Close() error {
 	return nil
 }
 
-// relayToClose streams a body of unknown length to an HTTP/1.0 client. fasthttp cannot do that, so
-// its own output is dropped.
+// relayToClose streams a body of unknown length to an HTTP/1.0 client, which fasthttp cannot.
 func (e *exchange) relayToClose() {
 	e.relaying = false
 	h := &e.ctx.Response.Header
@@ -109,8 +108,8 @@ func (e *exchange) deliver(w io.Writer, p []byte) error {
 	return nil
 }
 
-// inspect learns from body bytes and returns those to deliver: of an event stream whole events
-// only, so that an error event may follow.
+// inspect learns from view and returns what to deliver: whole events, so that an error event may
+// follow.
 func (e *exchange) inspect(view []byte) []byte {
 	if !e.sse {
 		e.noteFirst(false)
@@ -148,28 +147,24 @@ func (e *exchange) noteFirst(token bool) {
 
 // wholeEvents returns the events that view completes and holds back the rest.
 func (e *exchange) wholeEvents(view []byte) []byte {
-	if len(e.partial) > 0 {
+	held := len(e.partial) > 0
+	if held {
 		e.partial = append(e.partial, view...)
-		end := eventsEnd(e.partial)
-		if end == 0 && len(e.partial) <= maxPartial {
-			return nil
-		}
-		if end == 0 {
-			end = len(e.partial)
-		}
-		whole := e.partial[:end]
-		e.partial = e.partial[end:]
-		return whole
+		view = e.partial
 	}
 	end := eventsEnd(view)
 	if len(view)-end > maxPartial {
 		end = len(view)
 	}
-	e.partial = append(e.partial[:0], view[end:]...)
+	if held {
+		e.partial = view[end:]
+	} else {
+		e.partial = append(e.partial[:0], view[end:]...)
+	}
 	return view[:end]
 }
 
-// eventsEnd returns how many bytes of p are complete events or keep-alive comment lines.
+// eventsEnd returns the length of the complete events and comment lines in p.
 func eventsEnd(p []byte) int {
 	if bytes.HasSuffix(p, []byte("\n\n")) || bytes.HasSuffix(p, []byte("\r\n\r\n")) {
 		return len(p)
@@ -205,18 +200,14 @@ func (e *exchange) complete(w io.Writer) error {
 			return err
 		}
 		rest = e.learner.Flush()
-		if u, ok := e.learner.Usage(); ok {
-			e.usage = u
-		}
+		e.usage = e.learner.Usage()
 	} else if e.learn {
 		// A truncated tail may begin with a bracket that does not open the body.
 		tail := e.tail
 		if e.rec.ResponseBytes > int64(len(tail)) {
 			tail = bytes.TrimLeft(tail, "[ \t\r\n")
 		}
-		if u, ok := engine.ParseUsage(tail); ok {
-			e.usage = u
-		}
+		e.usage = engine.ParseUsage(tail)
 	}
 	if err := e.deliver(w, rest); err != nil {
 		return err
@@ -255,16 +246,14 @@ func (e *exchange) breakOff(w io.Writer) error {
 		return errAborted
 	}
 	if e.learn {
-		if u, ok := e.learner.Usage(); ok {
-			e.usage = u
-		}
+		e.usage = e.learner.Usage()
 	}
 	event := append(e.learner.Flush(), f.event(e.path)...)
 	if err := e.deliver(w, event); err != nil {
 		return err
 	}
 	if e.ctx.Request.Header.IsHTTP11() {
-		// fasthttp omits the last chunk when it closes, and some clients then drop the event.
+		// Without the last chunk, which fasthttp omits, some clients drop the event.
 		_, _ = e.conn.Write([]byte("0\r\n\r\n"))
 	}
 	return errAborted

@@ -7,15 +7,13 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
-	"github.com/zeebo/xxh3"
 
 	"grapevine/proxy/policy"
 	"grapevine/proxy/prompt"
 )
 
 const (
-	// maxSeen is how many engines may fail on one request: after the second the request is more
-	// likely at fault than the engines.
+	// maxSeen engines may fail on one request: then the request is more likely at fault.
 	maxSeen = 2
 	// maxBusy bounds the engines that answer 429 to one request.
 	maxBusy = 16
@@ -24,8 +22,8 @@ const (
 	brokeKept = 256
 )
 
-// mayMove reports whether the request may go to another engine: always if no engine received it,
-// once if it is inference, which has no side effects.
+// mayMove allows another engine: always if none received the request, once if it is inference,
+// which has no side effects.
 func (e *exchange) mayMove() bool {
 	if e.last.failed == policy.Busy {
 		e.last.busy++
@@ -37,23 +35,7 @@ func (e *exchange) mayMove() bool {
 	return e.last.failed == policy.Connect || e.rec.Kind != prompt.Other && len(e.suspects) < maxSeen
 }
 
-// requestName identifies a request by its body or, once that is released, by its prompt or id.
-func (e *exchange) requestName() uint64 {
-	if e.name != 0 {
-		return e.name
-	}
-	switch n := len(e.hashes); {
-	case e.body != nil:
-		e.name = xxh3.HashSeed(e.conn.body, e.proxy.broken.seed) | 1
-	case n > 0:
-		e.name = uint64(e.hashes[n-1]) ^ uint64(e.rec.PromptBytes) | 1
-	default:
-		e.name = xxh3.Hash(e.head.id) | 1
-	}
-	return e.name
-}
-
-// broken remembers requests that broke two engines. Safe for concurrent use.
+// broken remembers requests that broke two engines.
 type broken struct {
 	seed uint64       // random, so that clients cannot forge names
 	last atomic.Int64 // when the latest entry expires, Unix nanoseconds
@@ -99,7 +81,7 @@ func (e *exchange) refuseBroken() bool {
 	return true
 }
 
-// busy ends an attempt answered with 429, which the response holds if held.
+// busy ends an attempt answered with 429; held says that the response holds that answer.
 func (e *exchange) busy(held bool) {
 	wait, err := fasthttp.ParseUint(e.ctx.Response.Header.Peek("Retry-After"))
 	if err != nil || wait == 0 {
@@ -112,7 +94,6 @@ func (e *exchange) busy(held bool) {
 	e.end(policy.Busy)
 }
 
-// refuseBusy answers 429 with the shortest Retry-After of the engines.
 func (e *exchange) refuseBusy() {
 	wait := e.last.wait
 	if e.last.held {
@@ -121,4 +102,38 @@ func (e *exchange) refuseBusy() {
 		e.refuse(fault{fasthttp.StatusTooManyRequests, "backends_busy", "no backend has room for the request; backends tried: " + strconv.Itoa(e.rec.Attempts)})
 	}
 	e.retryAfter(wait)
+}
+
+// refuseExhausted answers for the last failure. x-should-retry: false stops a client's own retries
+// after a timeout, which still occupies engines, and after maxSeen broken engines.
+func (e *exchange) refuseExhausted() {
+	last := &e.last
+	if last.busy > 0 {
+		e.refuseBusy()
+		return
+	}
+	f := fault{fasthttp.StatusBadGateway, "upstream_unreachable", "no connection to a backend"}
+	again := true
+	switch last.failed {
+	case policy.Timeout:
+		f = fault{fasthttp.StatusGatewayTimeout, "upstream_timeout", "the backend did not answer in time"}
+		again = false
+	case policy.Reset:
+		f = fault{fasthttp.StatusBadGateway, "upstream_broken", "the backend closed the connection without an answer, or its answer is no HTTP"}
+		again = len(e.suspects) < maxSeen
+	case policy.Status5xx:
+		f = fault{last.status, "upstream_unavailable", "the backend answered " + strconv.Itoa(last.status)}
+	}
+	f.message += "; backends tried: " + strconv.Itoa(e.rec.Attempts)
+	wait := string(last.retryAfter)
+	e.refuse(f)
+	if !again {
+		e.ctx.Response.Header.Set(headerRetry, "false")
+	}
+	if f.status == fasthttp.StatusServiceUnavailable {
+		if wait == "" {
+			wait = "1"
+		}
+		e.ctx.Response.Header.Set("Retry-After", wait)
+	}
 }

@@ -67,6 +67,7 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 			for _, stream := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s/tls=%v/stream=%v", name, secure, stream), func(t *testing.T) {
 					t.Parallel()
+					tc := tc // the subtests run in parallel
 					addr, hung := refusing(), &hanging{}
 					if name == "hung" {
 						tc.script = hung.answer

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,9 +23,13 @@ const clientKeepAlive = 60 * time.Second
 
 func (p *Proxy) newServer() *fasthttp.Server {
 	return &fasthttp.Server{
-		Handler:                      p.handle,
-		ErrorHandler:                 refuseUnread,
-		ConnState:                    p.connState,
+		Handler:      p.handle,
+		ErrorHandler: refuseUnread,
+		ConnState: func(c net.Conn, s fasthttp.ConnState) {
+			if s == fasthttp.StateIdle {
+				c.(*clientConn).state.CompareAndSwap(connActive, connIdle)
+			}
+		},
 		Logger:                       silentLogger{},
 		ReadBufferSize:               p.cfg.MaxHeader,
 		WriteBufferSize:              serverBuffer,
@@ -41,13 +45,22 @@ func (p *Proxy) newServer() *fasthttp.Server {
 	}
 }
 
-// silentLogger drops fasthttp's log lines, which quote header bytes and so API keys.
+// silentLogger drops fasthttp's lines, which quote headers and so API keys.
 type silentLogger struct{}
 
 func (silentLogger) Printf(string, ...any) {}
 
-// Serve accepts connections from ln until Shutdown, which makes it return nil, or until ln fails
-// for good, and closes ln. It may run for several listeners.
+// refuseAnnounced keeps fasthttp from waiting for a body that is too large; serve refuses it.
+func (p *Proxy) refuseAnnounced(h *fasthttp.RequestHeader) (none fasthttp.RequestConfig) {
+	if h.ContentLength() > p.cfg.MaxBody {
+		h.SetContentLength(0)
+		h.Del(fasthttp.HeaderExpect)
+	}
+	return none
+}
+
+// Serve accepts connections until Shutdown (nil) or until ln fails for good, and closes ln. It may
+// run for several listeners.
 //
 // fasthttp's accept loop ends when descriptors run out, and its workers outlive the server.
 func (p *Proxy) Serve(ln net.Listener) error {
@@ -99,12 +112,8 @@ func (p *Proxy) open(ln net.Listener) error {
 }
 
 func temporary(err error) bool {
-	for _, e := range []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED, syscall.ECONNRESET, syscall.EINTR} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return errors.Is(err, os.ErrDeadlineExceeded)
+	return slices.ContainsFunc([]error{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED,
+		syscall.ECONNRESET, syscall.EINTR, os.ErrDeadlineExceeded}, func(e error) bool { return errors.Is(err, e) })
 }
 
 func (p *Proxy) accept(raw net.Conn) {
@@ -138,7 +147,7 @@ func (p *Proxy) serveConn(c *clientConn) {
 	}
 }
 
-// converse serves one connection. A panic outside of a request ends only this connection.
+// A panic outside of a request ends only its connection.
 func (p *Proxy) converse(c *clientConn) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -152,7 +161,7 @@ func (p *Proxy) converse(c *clientConn) (err error) {
 	return p.server.ServeConn(c) // closes c
 }
 
-// establish does what comes before HTTP: socket options, PROXY header, TLS handshake.
+// establish does what comes before HTTP.
 func (p *Proxy) establish(c *clientConn) error {
 	if tc, ok := c.raw.(*net.TCPConn); ok {
 		cfg := net.KeepAliveConfig{Enable: true, Idle: clientKeepAlive, Interval: 15 * time.Second, Count: 4}
@@ -181,7 +190,7 @@ func (p *Proxy) establish(c *clientConn) error {
 		}
 		c.Conn = conn
 	}
-	// A PROXY header may name an address family without addresses.
+	// A PROXY header may carry no addresses.
 	if peer := c.Conn.RemoteAddr(); peer != nil {
 		if host, _, err := net.SplitHostPort(peer.String()); err == nil {
 			c.forwarded = []byte(host)
@@ -195,23 +204,7 @@ var (
 	errHandshake     = errors.New("tls handshake failed")
 )
 
-// warnings holds when each may be logged again: at most once a minute.
-type warnings struct{ proxyHeader, plain, bodyMemory atomic.Int64 }
-
-func (p *Proxy) warn(due *atomic.Int64, c *clientConn, message string) {
-	now, then := int64(time.Since(p.epoch)), due.Load()
-	if now >= then && due.CompareAndSwap(then, now+int64(time.Minute)) {
-		p.cfg.Log.Warn().Str("peer", c.raw.RemoteAddr().String()).Msg(message)
-	}
-}
-
-func (p *Proxy) connState(c net.Conn, s fasthttp.ConnState) {
-	if s == fasthttp.StateIdle {
-		c.(*clientConn).state.CompareAndSwap(connActive, connIdle)
-	}
-}
-
-// logBroken logs an error's class, never its text, which may quote the client's bytes.
+// logBroken omits an error's text, which may quote the client.
 func (p *Proxy) logBroken(c *clientConn, err error) {
 	class := "malformed"
 	var opErr *net.OpError
@@ -222,9 +215,8 @@ func (p *Proxy) logBroken(c *clientConn, err error) {
 		return // logged already
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		class = "timeout"
-	case errors.As(err, &opErr) || errors.Is(err, net.ErrClosed):
-		class = "closed"
-	case strings.Contains(err.Error(), "EOF"): // fasthttp wraps some without %w
+	// fasthttp wraps some EOFs without %w.
+	case errors.As(err, &opErr) || errors.Is(err, net.ErrClosed) || strings.Contains(err.Error(), "EOF"):
 		class = "closed"
 	}
 	p.cfg.Log.Debug().Str("peer", c.raw.RemoteAddr().String()).Str("class", class).Msg("connection ended early")

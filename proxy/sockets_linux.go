@@ -12,9 +12,8 @@ import (
 )
 
 // departures reports clients that close their connection or its sending half. An epoll instance
-// holds every client socket, edge-triggered, for EPOLLRDHUP only (a RST comes with it): arriving
-// data wakes nothing, and a FIN behind unread bytes is reported, which a peeking read would miss.
-// Call open first. Safe for concurrent use.
+// holds every client socket, edge-triggered, for EPOLLRDHUP only: it reports a RST, and a FIN
+// behind unread bytes, which a peeking read would miss, but not data.
 type departures struct {
 	fd    int      // File.Fd would make it blocking
 	file  *os.File // the runtime's poller waits for it without a thread
@@ -45,13 +44,12 @@ func (d *departures) open() error {
 	return nil
 }
 
-// close must be called once, when no connection is left.
 func (d *departures) close() {
 	d.file.Close()
 	<-d.ended
 }
 
-// add makes run call c.depart when the client leaves. Test connections without a socket are not
+// add makes run call c.depart when the client leaves; test connections without a socket are not
 // watched.
 func (d *departures) add(c *clientConn) error {
 	sc, ok := c.raw.(syscall.Conn)
@@ -78,7 +76,6 @@ func (d *departures) add(c *clientConn) error {
 	return nil
 }
 
-// The kernel removes a socket when it is closed.
 func (d *departures) remove(c *clientConn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -109,7 +106,7 @@ func (d *departures) run() {
 	}
 }
 
-// probe asks the kernel about a connection without reading from it. Not safe for concurrent use.
+// probe asks the kernel about a connection without reading from it.
 type probe struct {
 	conn syscall.RawConn
 	fds  [1]unix.PollFd
@@ -117,7 +114,6 @@ type probe struct {
 	ask  func(fd uintptr) // made once: a closure per call would allocate
 }
 
-// newProbe returns nil if c is not a socket.
 func newProbe(c net.Conn) *probe {
 	sc, ok := c.(syscall.Conn)
 	if !ok {

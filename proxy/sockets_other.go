@@ -4,8 +4,7 @@ package proxy
 
 import "net"
 
-// departures is a stub: other systems do not report a FIN behind unread bytes. A departure is
-// noticed when a write fails.
+// departures does nothing: a failing write shows that a client left.
 type departures struct{}
 
 func (*departures) open() error { return nil }
@@ -16,7 +15,7 @@ func (*departures) add(*clientConn) error { return nil }
 
 func (*departures) remove(*clientConn) {}
 
-// probe is a stub: a stale connection is noticed when a request fails on it.
+// probe does nothing: a failing request shows that a connection is stale.
 type probe struct{}
 
 func newProbe(net.Conn) *probe { return nil }

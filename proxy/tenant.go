@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// Tenant names the headers that identify a tenant. Prompts of different tenants share no cache, in
-// the tree and in engines that take a salt. The zero value does not tell tenants apart.
+// Tenant names the headers that identify a tenant. Tenants share no cached prompts. The zero value
+// has a single tenant.
 type Tenant struct{ headers []string }
 
 var errTenant = errors.New("tenant: want none, credential or header:NAME, NAME being a header that is passed on to engines")
 
-// ParseTenant reads "none", "credential" (Authorization and X-Api-Key) or "header:NAME", a header
-// that clients must not be able to choose.
+// ParseTenant reads "none", "credential" (Authorization and X-Api-Key) or "header:NAME", which
+// clients must not be able to choose.
 func ParseTenant(s string) (Tenant, error) {
 	name, named := strings.CutPrefix(s, "header:")
 	switch {
@@ -32,8 +32,8 @@ func ParseTenant(s string) (Tenant, error) {
 	return Tenant{[]string{name}}, nil
 }
 
-// of appends a request's tenant to dst, nothing for the zero Tenant. Requests without the headers
-// are one tenant. All lines of a name count, so that adding one cannot imitate another tenant.
+// of appends a request's tenant to dst. All lines of a name count, so that adding one cannot
+// imitate another tenant.
 func (t Tenant) of(dst, lines []byte) []byte {
 	for _, name := range t.headers {
 		dst = append(dst, '\n') // cannot occur in a value

@@ -12,16 +12,29 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"grapevine/prefixtree"
 )
 
 // upstreamBuffer bounds a response's head; larger reads are not cheaper.
 const upstreamBuffer = 16 << 10
 
-// smallBody is the largest body, in bytes, that is copied behind its head into one write; above, a
-// vectored write is cheaper.
+// Up to smallBody bytes a copy behind the head is cheaper than a vectored write.
 const smallBody = 8 << 10
 
-// upstreams keeps unused connections, which callers can interrupt or replace when stale.
+// Target is the backend that a Picker chose.
+type Target struct {
+	ID       prefixtree.Backend
+	Name     string      // for headers, logs and records
+	Addr     string      // host:port
+	Host     string      // Host header; "" for Addr
+	TLS      *tls.Config // nil for plain HTTP; one pointer per backend, which keys the pool
+	BasePath string      // without a trailing slash
+	// Header replaces the client's headers, on inference paths only.
+	Header [][2]string
+}
+
+// upstreams keeps unused connections.
 type upstreams struct {
 	proxy  *Proxy
 	dialer net.Dialer
@@ -52,11 +65,10 @@ type upstreamConn struct {
 func (u *upstreams) init(p *Proxy) {
 	u.proxy = p
 	u.idle = make(map[upstreamKey][]*upstreamConn)
-	// Keep-alive detects a backend whose machine vanished.
+	// Detects a backend whose machine vanished.
 	u.dialer = net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
 }
 
-// get returns an unused connection that looks alive, or nil.
 func (u *upstreams) get(t *Target) *upstreamConn {
 	oldest := u.proxy.clock.Load() - int64(u.proxy.tuned.Load().Timeouts.UpstreamIdle)
 	for {
@@ -72,7 +84,7 @@ func (u *upstreams) get(t *Target) *upstreamConn {
 	}
 }
 
-// take returns the connection that was used last, so that a burst's surplus ages out.
+// take returns the connection used last, so that a burst's surplus ages out.
 func (u *upstreams) take(key upstreamKey) *upstreamConn {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -87,7 +99,6 @@ func (u *upstreams) take(key upstreamKey) *upstreamConn {
 	return c
 }
 
-// put keeps a connection whose response was read whole.
 func (u *upstreams) put(c *upstreamConn) {
 	clear(c.vector)
 	if cap(c.head) > upstreamBuffer {
@@ -135,8 +146,7 @@ func (u *upstreams) dial(ctx context.Context, t *Target) (*upstreamConn, error) 
 	return c, nil
 }
 
-// send writes the head c.head and the body: on a socket in one system call, over TLS in one record
-// per piece.
+// send writes c.head and the body, on a socket in one system call.
 func (c *upstreamConn) send(body [][]byte) error {
 	if pieceBytes(body) <= smallBody {
 		for _, p := range body {
@@ -150,15 +160,20 @@ func (c *upstreamConn) send(body [][]byte) error {
 	return err
 }
 
+func pieceBytes(pieces [][]byte) (n int) {
+	for _, p := range pieces {
+		n += len(p)
+	}
+	return n
+}
+
 var aLongTimeAgo = time.Unix(1, 0)
 
 // interrupt makes reads and writes fail for good.
 func (c *upstreamConn) interrupt() {
-	// It fails only if the connection is closed.
 	_ = c.raw.SetDeadline(aLongTimeAgo)
 }
 
-// closeUnused closes the connections that were put before since.
 func (u *upstreams) closeUnused(since int64) {
 	var old []*upstreamConn
 	u.mu.Lock()
@@ -178,7 +193,6 @@ func (u *upstreams) closeUnused(since int64) {
 	}
 }
 
-// close closes unused connections, now and when put.
 func (u *upstreams) close() {
 	u.mu.Lock()
 	u.closed = true

@@ -1,6 +1,9 @@
 package raftstore
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 type standing struct {
 	id      string
@@ -23,15 +26,13 @@ const (
 
 func (c change) String() string { return nameOf(c, "nothing", "promote", "demote", "remove") }
 
-// nextChange is the next step towards the wanted number of voters, a pure function:
+// nextChange returns the next step towards the wanted number of voters:
 //
-//   - The target is the largest odd number up to wanted for which servers exist; an even number
-//     tolerates no more losses.
+//   - The target is the largest odd number up to wanted for which servers exist.
 //   - A stable server gets a vote when live voters are too few.
-//   - A dead voter may return, so it loses its vote only if enough live voters remain, at least
-//     three and, up to wanted, an odd number.
-//   - While half of the voters or more are dead, none loses its vote: they may be beyond a
-//     partition.
+//   - A dead voter may return, so it loses its vote only if at least three live voters remain and,
+//     up to wanted, an odd number.
+//   - With half of the voters dead, none loses its vote: they may be beyond a partition.
 //   - A live voter loses its vote only above the wanted number.
 func nextChange(list []standing, wanted int) (change, string) {
 	var voters, live, candidates []standing
@@ -46,12 +47,7 @@ func nextChange(list []standing, wanted int) (change, string) {
 			candidates = append(candidates, s)
 		}
 	}
-	byID := func(a, b standing) int {
-		if a.id < b.id {
-			return -1
-		}
-		return 1
-	}
+	byID := func(a, b standing) int { return strings.Compare(a.id, b.id) }
 	slices.SortFunc(candidates, byID)
 	slices.SortFunc(voters, byID)
 
@@ -79,7 +75,6 @@ func nextChange(list []standing, wanted int) (change, string) {
 	return changeNothing, ""
 }
 
-// surplus prefers an unhealthy voter and spares the leader.
 func surplus(voters []standing) string {
 	pick := ""
 	for _, s := range voters {

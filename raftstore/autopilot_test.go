@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// parse reads standings like "a:vl b:v c:vd d:s": v voter, l leader, d dead, g gone, s stable, i
-// ill.
+// parse reads "a:vl b:v": v voter, l leader, d dead, g gone, s stable, i ill.
 func parse(line string) (list []standing) {
 	for word := range strings.FieldsSeq(line) {
 		id, marks, _ := strings.Cut(word, ":")
@@ -56,7 +55,7 @@ func TestNextChange(t *testing.T) {
 	}
 }
 
-// Through any sequence of steps, a live quorum stays live, and the steps end.
+// Any sequence of steps keeps a live quorum and ends.
 func TestChangesAreSafeAndEnd(t *testing.T) {
 	r := seeded(t)
 	for range 20000 {

@@ -7,7 +7,6 @@ import (
 	"time"
 )
 
-// leads polls often, because benchmarks measure the time until a leader exists.
 func leads(b *testing.B, nodes []*node) *node {
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		for _, n := range nodes {
@@ -59,7 +58,6 @@ func BenchmarkFailover(b *testing.B) {
 	}
 }
 
-// BenchmarkApply includes fsync.
 func BenchmarkApply(b *testing.B) {
 	for _, callers := range []int{1, 32} {
 		for _, at := range []string{"leader", "follower"} {

@@ -14,17 +14,14 @@ import (
 const (
 	retryFirst = 5 * time.Millisecond
 	retryLast  = 100 * time.Millisecond
-	// leastAttempt is the least time for an attempt: if it is cut off, its outcome stays unknown.
+	// An attempt that is cut off leaves its outcome unknown.
 	leastAttempt = 20 * time.Millisecond
 	leaderPoll   = 20 * time.Millisecond
 )
 
-// Apply commits a command from any node, once. On success a majority has it on disk and this node's
-// State includes it, unless this node lags too much.
-//
-// It takes at most Timers.Call. Errors: ErrInvalid, ErrExists, ErrNotFound, ErrConflict or
-// ErrTooMany from the state machine; ErrNoLeader or ErrBarred if nothing was done; ErrUncertain;
-// ErrStopped.
+// Apply commits a command once, from any node and within Timers.Call. After success State usually
+// includes it. Errors: those of the state machine; ErrNoLeader, ErrBarred or ErrStopped if nothing
+// was done; ErrUncertain.
 func (s *Store) Apply(ctx context.Context, c Command) (Result, error) {
 	if err := c.validate(); err != nil {
 		return Result{}, refuse(refusedInvalid, "%v", err)
@@ -74,8 +71,8 @@ func normalCommand(c Command) Command {
 	return c
 }
 
-// Read returns a state at least as new as every Apply that returned on any node before. Errors are
-// those of Apply without ErrUncertain.
+// Read returns a state at least as new as every earlier Apply on any node. Errors are those of
+// Apply without ErrUncertain.
 func (s *Store) Read(ctx context.Context) (*State, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Call)
 	defer cancel()
@@ -90,12 +87,12 @@ func (s *Store) Read(ctx context.Context) (*State, error) {
 	return s.await(ctx, version)
 }
 
-// Transfer hands leadership to the voter with this id, or if empty to the most advanced one.
+// Transfer makes the voter with this id the leader, or if empty the most advanced one.
 func (s *Store) Transfer(ctx context.Context, to string) error {
 	return s.administer(ctx, askTransfer, serverRequest{to})
 }
 
-// RemoveServer removes a server from the group. A live server that gossip knows is added again.
+// RemoveServer removes a server; a live one that gossip knows is added again.
 func (s *Store) RemoveServer(ctx context.Context, id string) error {
 	return s.administer(ctx, askRemove, serverRequest{id})
 }
@@ -116,7 +113,7 @@ var errNotYet = errors.New("no leader is known")
 // atLeader retries until ctx, which needs a deadline, ends.
 func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) ([]byte, error) {
 	var (
-		search    = search{}
+		hinted    hint
 		uncertain error
 		last      error
 		wait      = retryFirst
@@ -129,7 +126,7 @@ func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) 
 			}
 			return nil, ErrStopped
 		}
-		a, sent, err := s.attempt(ctx, &search, kind, payload)
+		a, sent, err := s.attempt(ctx, &hinted, kind, payload)
 		switch {
 		case err != nil && sent:
 			uncertain = err
@@ -147,7 +144,7 @@ func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) 
 			uncertain = errors.New(string(a.body))
 		case a.status == answerNotLeader:
 			last = errNotYet
-			search.learn(a.body)
+			_ = json.Unmarshal(a.body, &hinted) // or no hint
 		default:
 			last = errors.New(string(a.body))
 		}
@@ -194,20 +191,7 @@ func (s *Store) gaveUp(kind requestKind, uncertain, last error, missing string) 
 	return ErrNoLeader
 }
 
-type search struct {
-	hinted hint
-	next   int
-	random bool
-}
-
-func (q *search) learn(body []byte) {
-	var h hint
-	if json.Unmarshal(body, &h) == nil {
-		q.hinted = h
-	}
-}
-
-func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payload []byte) (a answer, sent bool, err error) {
+func (s *Store) attempt(ctx context.Context, hinted *hint, kind requestKind, payload []byte) (a answer, sent bool, err error) {
 	inst := s.current()
 	if s.isLeader(inst) {
 		return s.execute(ctx, kind, payload), true, nil
@@ -217,10 +201,10 @@ func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payloa
 	}
 	to := s.leader(inst)
 	if to.Addr == "" || to.ID == s.id {
-		to, q.hinted = q.hinted, hint{}
+		to, *hinted = *hinted, hint{}
 	}
 	if (to.Addr == "" || to.ID == s.id) && len(inst.servers()) == 0 {
-		to = s.anybody(q)
+		to = s.randomPeer()
 	}
 	if to.Addr == "" || to.ID == s.id {
 		return answer{}, false, errNotYet
@@ -230,45 +214,35 @@ func (s *Store) attempt(ctx context.Context, q *search, kind requestKind, payloa
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	done := make(chan struct{})
-	defer close(done)
-	s.spawn(func() { s.abandon(inst, to, cancel, done) })
+	s.spawn(func() { s.abandon(ctx, cancel, inst, to) })
 	deadline, _ := ctx.Deadline()
 	body := binary.AppendUvarint(nil, uint64(max(0, time.Until(deadline).Milliseconds())))
 	return s.caller.call(ctx, to.Addr, kind, append(body, payload...))
 }
 
-// anybody picks live peers in turn, for a node without a configuration.
-func (s *Store) anybody(q *search) hint {
+// randomPeer serves nodes without a configuration.
+func (s *Store) randomPeer() hint {
 	alive := s.livePeers()
 	if len(alive) == 0 {
 		return hint{}
 	}
-	if !q.random {
-		q.random, q.next = true, mrand.IntN(len(alive))
-	}
-	p := alive[q.next%len(alive)]
-	q.next++
+	p := alive[mrand.IntN(len(alive))]
 	return hint{ID: p.ID, Addr: p.Addr}
 }
 
-// abandon cancels a request when another node leads, because the one asked may hang.
-func (s *Store) abandon(inst *raftInstance, asked hint, cancel context.CancelFunc, done <-chan struct{}) {
-	if inst == nil {
-		return
-	}
+// abandon cancels a request when another node leads, because the first may hang.
+func (s *Store) abandon(ctx context.Context, cancel context.CancelFunc, inst *raftInstance, asked hint) {
+	defer cancel()
 	ticker := time.NewTicker(leaderPoll)
 	defer ticker.Stop()
 	for {
 		select {
-		case <-done:
+		case <-ctx.Done():
 			return
 		case <-s.ctx.Done():
-			cancel()
 			return
 		case <-ticker.C:
 			if now := s.leader(inst); now.ID != "" && now.ID != asked.ID && asked.ID != "" {
-				cancel()
 				return
 			}
 		}

@@ -19,7 +19,7 @@ func TestNoAttemptWithoutTime(t *testing.T) {
 	}}}
 	ctx, cancel := context.WithTimeout(t.Context(), leastAttempt/2)
 	defer cancel()
-	_, sent, err := s.attempt(ctx, &search{hinted: hint{ID: "other", Addr: addr}}, askApply, []byte("command"))
+	_, sent, err := s.attempt(ctx, &hint{ID: "other", Addr: addr}, askApply, []byte("command"))
 	if sent || err == nil {
 		t.Errorf("sent: %v, %v", sent, err)
 	}

@@ -17,8 +17,7 @@ import (
 	"grapevine/chaos/history"
 )
 
-// chaotic says that GRAPEVINE_CHAOS asks for long fault tests: a duration, or anything else for 3
-// min.
+// GRAPEVINE_CHAOS asks for long fault tests: a duration, or anything else for 3 min.
 func chaotic() bool { return os.Getenv("GRAPEVINE_CHAOS") != "" }
 
 func chaosLength() time.Duration {
@@ -44,7 +43,7 @@ func (h *historian) outcome(what string) {
 	h.count[what]++
 }
 
-// do records an operation if it has or may have happened.
+// do records an operation that has or may have happened.
 func (h *historian) do(ctx context.Context, client int, s *Store, in history.Input) {
 	call := h.Now()
 	if in.Kind == history.Read {
@@ -82,8 +81,7 @@ func (h *historian) do(ctx context.Context, client int, s *Store, in history.Inp
 	}
 }
 
-// Under kills, disk faults and partitions, histories are linearizable and all nodes finally agree.
-// This uses real sockets and time, so it is short; TestSeedsGroup does more in virtual time.
+// Histories are linearizable, in real time; TestSeedsGroup does more in virtual time.
 func TestLinearizable(t *testing.T) {
 	sizes := []int{3}
 	if chaotic() {
@@ -159,14 +157,13 @@ func client(ctx context.Context, f *fleet, h *historian, id int, r *rand.Rand) {
 		n := f.nodes[r.IntN(len(f.nodes))]
 		if s := n.store.Load(); s != nil {
 			kind := history.Kind(r.IntN(history.Kinds))
-			// The call outlives the test's end, so that its outcome is known.
+			// The call outlives the test's end to learn its outcome.
 			h.do(context.Background(), id, s, history.Input{Kind: kind, Backend: fmt.Sprintf("b%d", r.IntN(10))})
 		}
 		time.Sleep(time.Duration(r.IntN(8)) * time.Millisecond) // long histories take long to check
 	}
 }
 
-// nemesis injects one fault after another and undoes each.
 func nemesis(ctx context.Context, f *fleet, h *historian, r *rand.Rand) {
 	pause := func(ms int) {
 		select {
@@ -179,7 +176,6 @@ func nemesis(ctx context.Context, f *fleet, h *historian, r *rand.Rand) {
 		pause(100 + r.IntN(300))
 		n := f.nodes[r.IntN(len(f.nodes))]
 		if r.IntN(2) == 0 {
-			// Prefer the leader.
 			for _, candidate := range f.nodes {
 				if s := candidate.store.Load(); s != nil && s.isLeader(s.current()) {
 					n = candidate

@@ -11,13 +11,13 @@ import (
 const (
 	cloned      = "its data directory was copied"
 	cloneRemedy = "stop the copy, empty its data directory and start it with join"
-	// cloneAfter is the time gossip may need to notice that a node died and moved.
+	// Gossip may need this long to notice that a node died and moved.
 	cloneAfter = 5 * time.Second
-	// cloneShown is how long a sighting is reported, and the least time between log lines.
+	// cloneShown is how long a sighting is reported and not logged again.
 	cloneShown = time.Minute
 )
 
-// cloneSighting is a node with a copy of another's data, which could vote twice in one term.
+// cloneSighting is a node with a copy of another's data, which could vote twice in a term.
 type cloneSighting struct {
 	id, addr, original string
 	first, last        time.Time
@@ -31,9 +31,8 @@ func (c cloneSighting) text(now time.Time) string {
 	return fmt.Sprintf("the node at %s has the raft id %s of %s, which is alive: %s; %s", c.addr, c.id, c.original, cloned, cloneRemedy)
 }
 
-// originalOf returns the live node with a hello's raft id at another address, unless the
-// configuration has the hello's address. A moved node must wait until gossip knows its former
-// process as dead.
+// originalOf returns the live node with a hello's raft id at another address. A moved node waits
+// until gossip knows its former process as dead.
 func (s *Store) originalOf(h hello) (Peer, bool) {
 	if h.ID == s.id {
 		return Peer{ID: s.id, Name: "this node", Addr: s.addr}, true
@@ -66,7 +65,7 @@ func (s *Store) noteClone(h hello, original Peer) {
 	}
 }
 
-// withoutClones drops answers from copies: the server with that id answers, too.
+// withoutClones drops answers of copies whose original answers, too.
 func (s *Store) withoutClones(servers []raft.Server, answers []answered) []answered {
 	isClone := func(a answered) bool {
 		at := slices.IndexFunc(servers, func(server raft.Server) bool { return string(server.ID) == a.info.ID })

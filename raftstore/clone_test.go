@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// A copy of a live voter's data takes no part in raft; the leader reports it and keeps the voter's
-// address.
+// A copy of a live voter's data takes no part in raft.
 func TestCloneIsRefused(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()

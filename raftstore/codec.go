@@ -74,7 +74,7 @@ func decode(b []byte, into any) error {
 	return d.done()
 }
 
-// decoder keeps the first error, then reads zeros. It allocates as values arrive, not as announced.
+// decoder keeps the first error. It allocates as values arrive, not as announced.
 type decoder struct {
 	b   []byte
 	err error
@@ -133,7 +133,6 @@ func (d *decoder) fail(err error) {
 	d.b = nil
 }
 
-// take fails and returns nil if there are fewer than n bytes.
 func (d *decoder) take(n int) []byte {
 	if d.err != nil || n < 0 || n > len(d.b) {
 		d.fail(errShort)

@@ -47,7 +47,7 @@ func TestCommandsRoundTrip(t *testing.T) {
 		}
 		raw := e.encode()
 		for n := range raw {
-			// A length prefix protects text at the end of a command from being cut.
+			// A length prefix reveals cut text.
 			if _, err := decodeEntry(raw[:n]); err == nil {
 				t.Errorf("%T cut to %d of %d bytes is read", c, n, len(raw))
 			}
@@ -58,7 +58,6 @@ func TestCommandsRoundTrip(t *testing.T) {
 	}
 }
 
-// What decodes also encodes to the same bytes.
 func FuzzCommand(f *testing.F) {
 	for _, c := range commands() {
 		f.Add(entry{command: c}.encode())
@@ -77,14 +76,12 @@ func FuzzCommand(f *testing.F) {
 		if !bytes.Equal(again.encode(), e.encode()) {
 			t.Errorf("%+v came back as %+v", e, again)
 		}
-		// The machine accepts any decoded entry.
 		m := newMachine()
 		m.run(1, add("a", "b"))
 		m.apply(2, e)
 	})
 }
 
-// A claimed count or length allocates nothing.
 func TestClaimsAllocateNothing(t *testing.T) {
 	claim := binary.AppendUvarint(nil, 1<<40)
 	command := encode(nil, entryHeader{Format: commandFormat, Kind: 1})
@@ -152,7 +149,6 @@ func FuzzHello(f *testing.F) {
 	})
 }
 
-// A claimed frame length allocates nothing before the bytes arrive.
 func FuzzFrame(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 3, 'a', 'b', 'c'})
 	f.Add([]byte{1, 0xff, 0xff, 0xff, 0xff})

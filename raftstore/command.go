@@ -4,8 +4,8 @@ import "errors"
 
 // Command is a change of the state, applied or refused as a whole.
 type Command interface {
-	// validate runs only before a command is proposed, because it may depend on the standard
-	// library's version.
+	// validate runs before a command is proposed, so it may depend on the standard library's
+	// version.
 	validate() error
 }
 
@@ -22,7 +22,6 @@ const (
 	MaxSnapshotBytes = 64 << 20
 )
 
-// Errors of the state machine.
 var (
 	ErrInvalid  = errors.New("invalid command")
 	ErrExists   = errors.New("exists already")
@@ -36,14 +35,13 @@ type Result struct {
 	Changed bool
 }
 
-// AddBackends adds all backends or none. The state machine sets generation, state and version.
-// Weight 0 means 1. A name or URL in use or given twice is ErrExists.
+// AddBackends adds all backends or none. Weight 0 means 1. A name or URL in use is ErrExists.
 type AddBackends struct{ Backends []Backend }
 
-// UpdateBackend changes the fields that are not nil. A new URL raises the generation.
+// UpdateBackend changes the fields that are not nil; a new URL raises the generation.
 type UpdateBackend struct {
 	Name string
-	// IfVersion, if not nil, must equal the backend's Version, else ErrConflict.
+	// Another version than *IfVersion is ErrConflict.
 	IfVersion *uint64
 	URL       *string
 	Models    *[]string
@@ -52,7 +50,6 @@ type UpdateBackend struct {
 	Source    *Source
 }
 
-// Action is what SetBackendState does.
 type Action uint8
 
 // The actions are idempotent.
@@ -65,31 +62,30 @@ const (
 
 func (a Action) String() string { return nameOf(a, "drain", "resume", "down", "up") }
 
-// SetBackendState acts on all backends, or on none if a name is unknown. What the author may not
-// end (see Author) stays, without an error.
+// SetBackendState acts on all backends, or on none if a name is unknown. See Author for what stays.
 type SetBackendState struct {
 	Names  []string
 	Action Action
 	Reason string
 	By     Author // sources drain and resume, health marks down and up
-	// IfVersions is empty or has a Version per name; backends with another Version stay unchanged.
+	// If not empty, IfVersions has a Version per name; other versions stay unchanged.
 	IfVersions []uint64
 }
 
 // NewGeneration raises a backend's generation after the loss of its KV cache.
 type NewGeneration struct {
 	Name string
-	// From is the generation that ended; 0 matches any. Another one is ErrConflict, because another
-	// node has reported the same restart.
+	// Another generation than From is ErrConflict, as another node reported the restart; 0 matches
+	// any.
 	From uint32
 }
 
-// RemoveBackends removes all, or none if a name is unknown.
+// RemoveBackends removes all backends, or none if a name is unknown.
 type RemoveBackends struct{ Names []string }
 
 type SetRules struct {
 	Text string
-	// IfVersion, if not nil, must equal the rules' Version, else ErrConflict.
+	// Another version than *IfVersion is ErrConflict.
 	IfVersion *uint64
 }
 
@@ -101,10 +97,9 @@ type HotChange struct {
 	Expires int64 // unix ms
 }
 
-// SetHot applies all changes or none.
 type SetHot struct{ Changes []HotChange }
 
 type SetSwitches struct{ Switches Switches }
 
-// SetConstants works once; then other constants are ErrConflict.
+// SetConstants works once; later, other constants are ErrConflict.
 type SetConstants struct{ Constants Constants }

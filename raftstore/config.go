@@ -13,11 +13,10 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// ALPN is the store's protocol on the fleet's port.
 const ALPN = "grapevine-raft/1"
 
-// Streams are connections between stores, authenticated at both ends before Accept or Dial returns
-// them. Close makes Accept fail. Other nodes dial Addr.
+// Streams connect stores; both ends are authenticated before Accept or Dial returns. Close makes
+// Accept fail.
 type Streams interface {
 	net.Listener
 	Dial(ctx context.Context, addr string) (net.Conn, error)
@@ -25,27 +24,24 @@ type Streams interface {
 
 // Config configures a store. Open copies it.
 type Config struct {
-	// Dir is the data directory, created if missing. Empty keeps everything in memory, for a fleet
-	// of one or a node that never votes.
+	// Dir is the data directory; empty keeps everything in memory, for a lone node or one without a
+	// vote.
 	Dir string
-	// The store owns Streams once Open is called. nil means no network, no Founders and no Join.
+	// Open takes ownership of Streams. nil means no network.
 	Streams Streams
-	// Founders are the addresses of the nodes that found the group together, this one included: 1, 3
-	// or 5 as host:port for Streams.Dial, equal on each of them, in any order.
+	// Founders are the addresses (host:port) of the 1, 3 or 5 nodes that found the group, this one
+	// included, equal on each, in any order.
 	Founders []string
 	// Join keeps a node without Founders from founding a group alone.
 	Join bool
-	// Voters is the wanted number: 1, 3 or 5. 0 means 3, or 5 with 5 founders.
+	// Voters is 1, 3 or 5; 0 means 3, or 5 with 5 founders.
 	Voters int
 	// Server allows this node to vote, except with Join and without Dir.
 	Server bool
-	// Peers lists the other nodes that gossip knows; nil means none. It is called from one
-	// goroutine at a time and must not block.
+	// Peers lists the other nodes that gossip knows. Calls do not overlap and must not block.
 	Peers func() []Peer
-	// Met says whether gossip has met the fleet, for which founders and recovered data wait. nil
-	// means always.
-	Met func() bool
-	// Constants are this node's; the first leader commits its own.
+	// Met says whether gossip has met the fleet; founders and recovered data wait for it.
+	Met       func() bool
 	Constants Constants
 	Timers    Timers
 	Log       zerolog.Logger
@@ -53,7 +49,7 @@ type Config struct {
 	beforeWrite func() error // tests inject disk faults; nil does nothing
 }
 
-// Timers are the delays of a store; zero means the default given here. Heartbeat must be equal in a
+// Timers are a store's delays; zero means the default given here. Heartbeat must be equal in a
 // group.
 type Timers struct {
 	Heartbeat     time.Duration // 300 ms without a leader before an election
@@ -107,7 +103,7 @@ func (c Config) normal() (Config, error) {
 		}
 	}
 	if c.Dir == "" && c.Join {
-		// A voter must not forget its votes.
+		// A voter must not forget its vote.
 		c.Server = false
 	}
 	if c.Peers == nil {

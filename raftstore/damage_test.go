@@ -11,7 +11,6 @@ import (
 	"testing"
 )
 
-// usedData has several pages of log and a snapshot.
 func usedData(t *testing.T) []byte {
 	t.Helper()
 	dir := memoryDir(t)
@@ -35,7 +34,7 @@ func usedData(t *testing.T) []byte {
 	if err := s.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// Damage may drop the last transaction; opening adds one without changes.
+	// Opening makes up for a lost transaction with an empty one.
 	if s, err = Open(Config{Dir: dir, Server: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +70,7 @@ func openDamaged(t *testing.T, dir string, raw []byte) (id string, backends int,
 	return id, backends, s.Stop(context.Background())
 }
 
-// Whatever is damaged, a node starts with all its data or reports the damage.
+// A node with damaged data starts with all of it or reports the damage.
 func TestDamageIsToldOrHarmless(t *testing.T) {
 	t.Parallel()
 	const page = 4096
@@ -120,7 +119,7 @@ func TestDamageIsToldOrHarmless(t *testing.T) {
 	}
 }
 
-// A file without a bucket, or an empty one, is never taken for a new node's.
+// A file without a bucket is never a new node's.
 func TestDataIsMissing(t *testing.T) {
 	t.Parallel()
 	good, dir := usedData(t), memoryDir(t)

@@ -33,12 +33,11 @@ func damaged(path string, why error) error {
 		path, why)
 }
 
-// seal appends a checksum of key and value.
 func seal(b *bbolt.Bucket, key, value []byte) error {
 	return b.Put(key, binary.BigEndian.AppendUint32(bytes.Clone(value), logSum(key, value)))
 }
 
-// unseal copies a sealed value; nil if there is none.
+// unseal copies a sealed value; nil means none.
 func unseal(b *bbolt.Bucket, key []byte) ([]byte, error) {
 	raw := b.Get(key)
 	if raw == nil {
@@ -51,7 +50,6 @@ func unseal(b *bbolt.Bucket, key []byte) ([]byte, error) {
 	return bytes.Clone(raw[:at]), nil
 }
 
-// openBolt waits half a second for a file that is in use.
 func openBolt(path string, readOnly bool) (*bbolt.DB, error) {
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{
 		Timeout:      500 * time.Millisecond,
@@ -74,8 +72,8 @@ func openBolt(path string, readOnly bool) (*bbolt.DB, error) {
 	return nil, damaged(path, err)
 }
 
-// ensureData names a new file only when it has its buckets and identity, so an incomplete file is
-// damaged and never a new node's.
+// ensureData names a new file only when it is complete, so an incomplete file is damaged and never
+// a new node's.
 func ensureData(dir, path string) error {
 	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -123,8 +121,7 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// checkData protects from bbolt, which trusts mapped pages: a damaged page makes it fault or loop
-// forever, which ends the process.
+// checkData finds the damaged pages over which bbolt would fault or loop forever.
 func checkData(path string) error {
 	if info, err := os.Stat(path); err == nil && info.Size() == 0 {
 		return damaged(path, errors.New("it is empty"))
@@ -207,7 +204,6 @@ func (c *pageCheck) run() error {
 	return c.freelist(freelist)
 }
 
-// newestMeta reads the last complete transaction from page 0 or 1.
 func (c *pageCheck) newestMeta() (root, freelist uint64, err error) {
 	const metaSize, magic, version = 64, 0xED0CDAED, 2
 	newest, found := uint64(0), false
@@ -260,7 +256,7 @@ func (c *pageCheck) page(id uint64) (b []byte, flags uint16, err error) {
 	return b, order.Uint16(head[8:]), nil
 }
 
-// keyOrder checks that leaf keys rise, starting at their branch's key.
+// keyOrder checks that leaf keys rise from their branch's key.
 type keyOrder struct{ last, least []byte }
 
 func (o *keyOrder) branch(key []byte) bool {
@@ -332,8 +328,8 @@ func span(b []byte, from uint64, size uint32) ([]byte, bool) {
 	return b[from : from+uint64(size)], true
 }
 
-// knownKeys are the valid keys per bucket; the log has indexes. An unknown key is a damaged known
-// key, whose vote or snapshot would otherwise seem never written.
+// knownKeys are the valid keys per bucket; the log has indexes. An unknown key is a damaged vote or
+// snapshot, which would seem never written.
 var knownKeys = map[string][]string{
 	"meta":     {string(keyIdentity), string(keyApplied)},
 	"stable":   {string(keyTerm), "LastVoteTerm", "LastVoteCand"}, // from raft
@@ -362,7 +358,7 @@ func (c *pageCheck) bucket(name string, value []byte) error {
 	return leaf(0, inside, &keyOrder{}, plain)
 }
 
-// freelist checks that no page in use counts as free, because bbolt would overwrite it.
+// freelist checks that no used page counts as free, because bbolt would overwrite it.
 func (c *pageCheck) freelist(id uint64) error {
 	b, flags, err := c.page(id)
 	if err != nil {

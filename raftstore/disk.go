@@ -19,11 +19,8 @@ var (
 	errDiskClosed = errors.New("the data file is closed")
 )
 
-// disk is the data file with one writing goroutine, a deadline and a failure latch.
-//
-// A write that fails or misses its deadline fails the disk for good: raft would continue with a
-// failed store, a failed fsync may have lost data silently, and a leader with a hung disk would
-// keep sending heartbeats.
+// disk is the data file with one writing goroutine. A failed or late write fails it for good: see
+// DESIGN.md.
 type disk struct {
 	db       *bbolt.DB
 	deadline time.Duration
@@ -38,15 +35,15 @@ type disk struct {
 	counts *writeCounts
 	ended  atomic.Int64 // of the last write, unix ns
 
+	shut  sync.Once
 	mu    sync.Mutex
 	cause error
-	shut  bool
 }
 
 // writeCounts spans all disks of a store.
 type writeCounts struct {
-	writes, failures atomic.Uint64
-	last, max        atomic.Int64 // ns
+	mu sync.Mutex
+	WriteStats
 }
 
 type diskOp struct {
@@ -55,8 +52,7 @@ type diskOp struct {
 	result   chan error
 }
 
-// openDisk creates a missing file and does not write to an existing one. On a read-only file system
-// the disk counts as failed but can be read.
+// openDisk creates a missing file. A disk on a read-only file system has failed but can be read.
 func openDisk(dir string, deadline time.Duration, before func() error, counts *writeCounts) (*disk, error) {
 	path := filepath.Join(dir, dataFile)
 	if err := ensureData(dir, path); err != nil {
@@ -87,8 +83,7 @@ func openDisk(dir string, deadline time.Duration, before func() error, counts *w
 	return d, nil
 }
 
-// roomBytes, about a hundred changes, must be free before raft uses the file; a fuller disk would
-// fail again at once.
+// roomBytes, about a hundred changes, must be free before raft uses the file.
 const roomBytes = 256 << 10
 
 // tryRoom uses a temporary file, because the data file would keep the space.
@@ -150,10 +145,11 @@ func (d *disk) execute(op diskOp) error {
 	defer alarm.Stop()
 	err := d.transact(op.write)
 	took := time.Since(start)
-	d.counts.writes.Add(1)
-	d.counts.last.Store(int64(took))
 	d.ended.Store(time.Now().UnixNano())
-	d.counts.max.Store(max(d.counts.max.Load(), int64(took)))
+	d.counts.mu.Lock()
+	d.counts.Count++
+	d.counts.Last, d.counts.Max = took, max(d.counts.Max, took)
+	d.counts.mu.Unlock()
 	if err != nil {
 		d.fail(err)
 		return err
@@ -170,11 +166,13 @@ func (d *disk) transact(f func(*bbolt.Tx) error) error {
 	return d.db.Update(f)
 }
 
-// fail keeps the first cause, unless a later one rules out reopening: a hung write may still fail.
+// fail keeps the first cause, unless a later one rules out reopening.
 func (d *disk) fail(cause error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.counts.failures.Add(1)
+	d.counts.mu.Lock()
+	d.counts.Failed++
+	d.counts.mu.Unlock()
 	switch {
 	case d.cause == nil:
 		d.cause = cause
@@ -190,41 +188,29 @@ func (d *disk) failure() error {
 	return d.cause
 }
 
-// close reports whether the file was closed in time. Otherwise it closes when the disk answers.
+// close reports whether the file closed in time; otherwise it closes when the disk answers.
 func (d *disk) close(wait time.Duration) bool {
-	d.mu.Lock()
-	first := !d.shut
-	d.shut = true
-	d.mu.Unlock()
-	if first {
+	d.shut.Do(func() {
 		close(d.closed)
 		go func() {
 			defer close(d.gone)
 			<-d.done
 			d.db.Close()
 		}()
-	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-d.gone:
-		return true
-	case <-timer.C:
-		return false
-	}
+	})
+	return within(wait, func() { <-d.gone })
 }
 
 func (d *disk) idle() time.Duration { return time.Since(time.Unix(0, d.ended.Load())) }
 
 func (c *writeCounts) stats() WriteStats {
-	return WriteStats{
-		Count: c.writes.Load(), Failed: c.failures.Load(),
-		Last: time.Duration(c.last.Load()), Max: time.Duration(c.max.Load()),
-	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.WriteStats
 }
 
-// mayReopen says whether the file can be trusted: after a hang that ended or a write that the
-// system refused, but not after a failed fsync or an unknown error.
+// mayReopen trusts a file after a hang that ended or a refused write, not after a failed fsync or
+// an unknown error.
 func mayReopen(cause error) bool {
 	if errors.Is(cause, errDiskHung) {
 		return true

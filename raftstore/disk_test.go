@@ -17,8 +17,7 @@ import (
 
 var errFull = error(&fs.PathError{Op: "write", Path: dataFile, Err: syscall.ENOSPC})
 
-// A node whose disk takes no writes follows in memory, even after a restart, reports the failure,
-// and votes again when the disk works.
+// The node reports the failure and votes again when the disk works.
 func TestFullDiskFollowsInMemory(t *testing.T) {
 	t.Parallel()
 	for name, cause := range map[string]error{"full": errFull, "broken": syscall.EIO} {
@@ -71,7 +70,6 @@ func TestFullDiskFollowsInMemory(t *testing.T) {
 	}
 }
 
-// noted waits until a node alone would know a backend.
 func (n *node) noted(name string) (version uint64) {
 	n.fleet.t.Helper()
 	until(n.fleet.t, n.name+" to note "+name, func() bool {
@@ -97,7 +95,6 @@ func smallDisk(t *testing.T, size string) string {
 	return dir
 }
 
-// fill returns the file that uses up the space.
 func fill(t *testing.T, dir string) string {
 	t.Helper()
 	f, err := os.Create(filepath.Join(dir, "fill"))
@@ -121,8 +118,7 @@ func applyShort(s *Store, c Command) error {
 	return err
 }
 
-// A lone node on a full or read-only disk serves its committed state, refuses changes with the
-// reason, and takes them once there is space, without a restart.
+// A lone node on a full disk serves its state and takes changes once there is space.
 func TestAloneOnAFullDisk(t *testing.T) {
 	for _, how := range []string{"full", "read-only"} {
 		t.Run(how, func(t *testing.T) {
@@ -206,7 +202,6 @@ func aloneOnAFullDisk(t *testing.T, dir, how string) {
 	}
 }
 
-// A restarted node's raft never lowers the noted commit index.
 func TestNotedNeverGoesBack(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, func(c *Config) { c.Timers.SnapshotAfter, c.Timers.KeepLog = 4, 4 }).start()

@@ -7,13 +7,12 @@ import (
 	"slices"
 )
 
-// commandFormat is the version of log entries; a node stops at an unknown one.
 const commandFormat = 1
 
 // errUnknownCommand means an entry of a newer program.
 var errUnknownCommand = errors.New("command of an unknown version")
 
-// commandKinds gives the number of each command in the log, from 1. Places are never reused.
+// commandKinds numbers the commands in the log from 1. Places are never reused.
 var commandKinds = []reflect.Type{
 	reflect.TypeFor[AddBackends](), reflect.TypeFor[UpdateBackend](), reflect.TypeFor[SetBackendState](),
 	reflect.TypeFor[NewGeneration](), reflect.TypeFor[RemoveBackends](), reflect.TypeFor[SetRules](),
@@ -23,7 +22,6 @@ var commandKinds = []reflect.Type{
 // requestID makes a repeated command take effect once.
 type requestID [16]byte
 
-// entry is a command in the log: the header, then the command.
 type entry struct {
 	request requestID
 	at      int64
@@ -42,7 +40,7 @@ func (e entry) encode() []byte {
 	return encode(encode(nil, entryHeader{commandFormat, uint8(kind), e.request, e.at}), e.command)
 }
 
-// decodeEntry returns errUnknownCommand for a newer program's entry; other errors mean damage.
+// decodeEntry returns errUnknownCommand for a newer program's entry, other errors for damage.
 func decodeEntry(b []byte) (entry, error) {
 	if len(b) > MaxCommandBytes {
 		return entry{}, fmt.Errorf("command of %d bytes, at most %d are allowed", len(b), MaxCommandBytes)

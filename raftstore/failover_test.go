@@ -48,7 +48,6 @@ func TestLeaderKilled(t *testing.T) {
 	})
 }
 
-// A stopped leader transfers leadership before it ends.
 func TestStopHandsLeadershipOn(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -71,8 +70,7 @@ func TestStopHandsLeadershipOn(t *testing.T) {
 	})
 }
 
-// Without a majority, writes fail soon and name the missing nodes; committed state survives a
-// restart.
+// Writes fail soon and name the missing nodes; committed state survives a restart.
 func TestMajorityLost(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, func(c *Config) { c.Timers.Call = 2 * time.Second }).start()
@@ -134,7 +132,6 @@ func TestLeaderWithHungDisk(t *testing.T) {
 			st := leader.store.Load().Status()
 			return st.Role == "failed" && strings.Contains(st.Problem, "did not answer")
 		})
-		// The node forwards writes.
 		if _, err := leader.store.Load().Apply(t.Context(), add("handed-on")); err != nil {
 			t.Errorf("a node with a failed disk does not hand a write on: %v", err)
 		}
@@ -204,7 +201,7 @@ func TestFailedFsyncIsFinal(t *testing.T) {
 	})
 }
 
-// The majority side of a partition continues; the other side writes nothing and catches up later.
+// The majority side continues; the other side catches up later.
 func TestPartition(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 5, nil).start()

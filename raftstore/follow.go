@@ -7,24 +7,19 @@ import (
 	"time"
 )
 
-// stateRequest asks a member for a newer state.
 type stateRequest struct {
 	Group   groupID `json:"group"`
 	Version uint64  `json:"version"` // of the asking node
 }
 
-// stateTimeout bounds the transfer after the member's wait.
+// stateTimeout bounds the transfer.
 const stateTimeout = 5 * time.Second
 
-// follow keeps State current while this node's disk takes no writes. It asks live members in turn.
-// One that knows a leader answers when it has a newer state, or after Timers.Poll.
+// follow keeps State current while the disk takes no writes. A live member that knows a leader
+// answers when it has a newer state, or after Timers.Poll.
 func (s *Store) follow(ctx context.Context) {
-	if s.port == nil {
-		return
-	}
-	var q search
 	for ctx.Err() == nil {
-		member := s.anybody(&q)
+		member := s.randomPeer()
 		if member.Addr != "" && s.followOnce(ctx, member.Addr) {
 			continue
 		}
@@ -35,7 +30,6 @@ func (s *Store) follow(ctx context.Context) {
 	}
 }
 
-// followOnce reports whether the answer was valid.
 func (s *Store) followOnce(ctx context.Context, addr string) bool {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Poll+stateTimeout)
 	defer cancel()
@@ -57,7 +51,7 @@ func (s *Store) followOnce(ctx context.Context, addr string) bool {
 		return false
 	}
 	s.publish(m.state())
-	s.compare()
+	_ = s.fits(s.State().Constants)
 	return m.version > known
 }
 
@@ -71,7 +65,7 @@ func (s *Store) stateAfter(ctx context.Context, req stateRequest) answer {
 	case s.leader(inst).ID != "":
 		ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Poll)
 		defer cancel()
-		_, _ = s.await(ctx, req.Version+1) // or there is none
+		_, _ = s.await(ctx, req.Version+1) // an error means no newer state
 	}
 	if s.State().Version <= req.Version {
 		return answer{status: answerDone}

@@ -11,12 +11,11 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// waitLogPause is the least time between log lines about what this node waits for.
 const waitLogPause = 3 * time.Second
 
 const sameFounders = "give every founder the same list"
 
-// found founds this node's group, or notes what it waits for.
+// found founds this node's group or notes what it waits for.
 func (s *Store) found(ctx context.Context, inst *raftInstance) {
 	waiting, err := s.tryFound(ctx, inst)
 	if err != nil {
@@ -44,8 +43,8 @@ func (s *Store) tryFound(ctx context.Context, inst *raftInstance) (waiting strin
 	return "", s.bootstrap(inst, group, servers)
 }
 
-// askFounders asks the other founders and all live peers. listed says whether this node is among
-// the founders; it recognizes itself behind another name of its address.
+// askFounders asks the other founders and all live peers. listed says whether this node is a
+// founder, perhaps by another name of its address.
 func (s *Store) askFounders(ctx context.Context) (answers []answered, listed bool) {
 	listed = len(s.cfg.Founders) == 0
 	names := make(map[string]string)
@@ -70,11 +69,9 @@ func (s *Store) askFounders(ctx context.Context) (answers []answered, listed boo
 	return answers, listed
 }
 
-// founding returns the group that this node may found, with its servers, or what to wait for.
-//
-// Every node must answer. If none has a group, the answers determine it, so each founder computes
-// the same one by itself. If some have one, this node follows only if it is among the servers with
-// which that began. A node that lost its data has a new id, so it is not: it waits to be taken in.
+// founding returns the group that this node may found, with its servers, or what to wait for. Every
+// node must answer; then each founder computes the same group. If some have a group, this node
+// follows only if it is in that group's Founding.
 func (s *Store) founding(answers []answered, listed bool) (group groupID, servers []Server, waiting string) {
 	var silent []string
 	for _, a := range answers {
@@ -119,7 +116,7 @@ func (s *Store) founding(answers []answered, listed bool) (group groupID, server
 	return groupOf(s.cfg.Constants.Cluster, conf), servers, ""
 }
 
-// bootstrap stores the decision, then gives raft the servers. It is idempotent.
+// bootstrap stores the decision, then gives raft the servers; a restart repeats it.
 func (s *Store) bootstrap(inst *raftInstance, group groupID, servers []Server) error {
 	conf, err := configurationOf(servers)
 	if err != nil {
@@ -160,11 +157,9 @@ func (s *Store) setIdentity(id identity) error {
 	return nil
 }
 
-// waitFor notes what this node waits for, and logs it as news, but not too often.
+// waitFor notes what this node waits for, and sometimes logs it.
 func (s *Store) waitFor(what, message string) {
-	s.mu.Lock()
-	s.waiting = what
-	s.mu.Unlock()
+	s.note(&s.waiting, what)
 	if what != "" && what != s.waitLogged && time.Since(s.waitLoggedAt) >= waitLogPause {
 		s.waitLogged, s.waitLoggedAt = what, time.Now()
 		s.log.Info().Str("for", what).Msg(message)

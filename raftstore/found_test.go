@@ -32,7 +32,7 @@ func groupless(t *testing.T, lasts time.Duration, nodes ...*node) {
 	}
 }
 
-// Without one of its founders a group is not founded; the log names the founder, not too often.
+// The log names the missing founder, not too often.
 func TestFounderNeverCame(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -67,7 +67,6 @@ func (l *lockedBuffer) Write(p []byte) (int, error) {
 	return l.b.Write(p)
 }
 
-// Nodes with different lists found nothing, and say what to do.
 func TestFoundersDiffer(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 4, func(*Config) {})
@@ -97,7 +96,7 @@ func TestFoundersDiffer(t *testing.T) {
 	})
 }
 
-// A list of one founds at once, and another name of the own address is recognized.
+// A list of one founds at once and may name another form of the own address.
 func TestFounderAlone(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 1, nil).start()
@@ -111,7 +110,7 @@ func TestFounderAlone(t *testing.T) {
 	})
 }
 
-// A founder that lost its data gets a new id and is taken in; its former self is removed.
+// A founder that lost its data joins with a new id.
 func TestEmptiedFounder(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -132,8 +131,7 @@ func TestEmptiedFounder(t *testing.T) {
 	})
 }
 
-// Of three founders, two that lost their data found nothing while the third has the group, so that
-// it can be recovered.
+// Two emptied founders found nothing while the third has the group.
 func TestTwoEmptiedFounders(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -161,7 +159,7 @@ func TestTwoEmptiedFounders(t *testing.T) {
 	})
 }
 
-// A founder that ends after its decision, before raft has the servers, founds after a restart.
+// A founder that ends before raft has the servers founds after a restart.
 func TestFounderEndsWhileFounding(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil)
@@ -188,7 +186,6 @@ func TestFounderEndsWhileFounding(t *testing.T) {
 	})
 }
 
-// A member is taken in twice, and by no other group.
 func TestJoinIsOnce(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 1, func(c *Config) { c.Founders, c.Join = nil, true })
@@ -209,8 +206,7 @@ func TestJoinIsOnce(t *testing.T) {
 	})
 }
 
-// foundingModel is the protocol of three founders with every order of its steps: an answer is
-// collected at one time and used at any later one. Decisions are the product's.
+// foundingModel is the protocol of three founders in every order; the product decides.
 type foundingModel struct {
 	nodes [3]modelNode
 	lost  string // ids that lost their data
@@ -251,8 +247,7 @@ func serversOf(ids string) (list []Server) {
 	return list
 }
 
-// lives notes the groups that can commit now, and reports whether two could that share a history
-// that is not lost.
+// lives notes the groups that can commit now; two with a shared, kept history are a violation.
 func (m *foundingModel) lives() (violated bool) {
 	for _, n := range m.nodes {
 		if n.founding == "" {
@@ -283,7 +278,6 @@ func (m *foundingModel) lives() (violated bool) {
 	return violated
 }
 
-// next returns the states after each possible step.
 func (m *foundingModel) next(losses int) (list []foundingModel) {
 	founders := []string{modelAddr(0), modelAddr(1), modelAddr(2)}
 	for i := range m.nodes {
@@ -310,7 +304,7 @@ func (m *foundingModel) next(losses int) (list []foundingModel) {
 				}}
 				list = append(list, s)
 			}
-			// A leader takes node i in.
+			// A leader adds node i.
 			if o := &m.nodes[j]; j != i && o.group != (groupID{}) && strings.Contains(m.lived, o.group.String()) {
 				s := *m
 				s.nodes[i] = modelNode{life: n.life, group: o.group}
@@ -337,8 +331,7 @@ func (m *foundingModel) next(losses int) (list []foundingModel) {
 	return list
 }
 
-// In every order of answers, decisions, losses of data and joins, at most one group ever takes
-// changes, unless most founders of the former lost their data.
+// At most one group takes changes, unless most founders lost their data.
 func TestNoOrderFoundsTwoGroups(t *testing.T) {
 	t.Parallel()
 	const losses = 2

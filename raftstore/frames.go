@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 	"time"
 )
@@ -104,8 +105,8 @@ type idleConn struct {
 
 const maxIdle = 256
 
-// call sends a request once. sent is false if the other node cannot have seen it. It needs a
-// deadline in ctx or waits for the other node.
+// call sends a request once; sent is false if the other node cannot have seen it. ctx needs a
+// deadline.
 func (c *caller) call(ctx context.Context, addr string, kind requestKind, body []byte) (a answer, sent bool, err error) {
 	conn, err := c.get(ctx, addr)
 	if err != nil {
@@ -150,14 +151,12 @@ func (c *caller) get(ctx context.Context, addr string) (*conn, error) {
 	return c.port.dial(ctx, addr, hello{Use: useRequests})
 }
 
-// alive says whether an idle connection is open and has nothing to read.
 func alive(c *conn) bool {
 	var b [1]byte
 	c.limit(time.Now().Add(time.Millisecond))
 	_, err := c.Conn.Read(b[:])
 	c.limit(time.Time{})
-	ne, ok := err.(interface{ Timeout() bool })
-	return ok && ne.Timeout()
+	return os.IsTimeout(err)
 }
 
 func (c *caller) put(addr string, conn *conn) {
@@ -187,7 +186,7 @@ func (c *caller) close() {
 	}
 }
 
-// ask exchanges JSON; out may be nil. Any status but answerDone is an error.
+// ask exchanges JSON; in and out may be nil. Any status but answerDone is an error.
 func (c *caller) ask(ctx context.Context, addr string, kind requestKind, in, out any) error {
 	var body []byte
 	if in != nil {

@@ -8,30 +8,26 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// fsm applies raft's committed log to the machine.
 type fsm struct {
 	publish func(*State)
-	// halt gets the reason of a stop, and nil when a snapshot heals it.
-	halt func(error)
+	// halt gets the reason of a stop, or nothing after a snapshot healed it.
+	halt func(why string)
 
 	mu      sync.Mutex // raft's goroutine and requests for state use the machine
 	machine *machine
 	halted  error
 }
 
-var (
-	_ raft.BatchingFSM = (*fsm)(nil)
-	_ raft.FSM         = (*fsm)(nil)
-)
+var _ raft.BatchingFSM = (*fsm)(nil)
 
-func newFSM(publish func(*State), halt func(error)) *fsm {
+func newFSM(publish func(*State), halt func(string)) *fsm {
 	return &fsm{publish: publish, halt: halt, machine: newMachine()}
 }
 
 // Apply returns an outcome, or an error if the machine has stopped.
 func (f *fsm) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
 
-// ApplyBatch publishes one state, before any caller learns the outcome.
+// ApplyBatch publishes one state before a caller learns the outcome.
 func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -49,21 +45,21 @@ func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
 	return answers
 }
 
-// applyLocked stops the machine at an unreadable entry, because later entries depend on it.
+// applyLocked stops at an unreadable entry, because later ones depend on it.
 func (f *fsm) applyLocked(l *raft.Log) any {
 	if f.halted != nil {
 		return f.halted
 	}
 	e, err := decodeEntry(l.Data)
 	if err != nil {
-		f.halted = fmt.Errorf("log entry %d cannot be applied, so the state stands still: %w", l.Index, err)
-		f.halt(f.halted)
+		f.halted = fmt.Errorf("log entry %d cannot be applied, so the state is frozen: %w", l.Index, err)
+		f.halt(f.halted.Error())
 		return f.halted
 	}
 	return f.machine.apply(l.Index, e)
 }
 
-// Snapshot fails on a stopped machine, because it would cover entries that are not applied.
+// Snapshot fails on a stopped machine, whose state misses entries.
 func (f *fsm) Snapshot() (raft.FSMSnapshot, error) {
 	b, err := f.encoded()
 	return encodedSnapshot(b), err
@@ -95,7 +91,7 @@ func (f *fsm) Restore(source io.ReadCloser) error {
 	f.machine = m
 	if f.halted != nil {
 		f.halted = nil
-		f.halt(nil)
+		f.halt("")
 	}
 	f.publish(m.state())
 	return nil

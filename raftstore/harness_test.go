@@ -19,11 +19,10 @@ import (
 	"go.uber.org/goleak"
 )
 
-// patience is long because a slow machine is no failure; the awaited event ends the wait.
+// patience is long because a slow machine is no failure.
 const patience = 60 * time.Second
 
-// TestMain fails if a test leaves a goroutine behind. It asks at the end, because tests run in
-// parallel.
+// TestMain fails if a test leaves a goroutine behind.
 func TestMain(m *testing.M) {
 	if role := os.Getenv(childVariable); role != "" {
 		childMain(role)
@@ -63,8 +62,7 @@ func until(t testing.TB, what string, holds func() bool) {
 
 var lastHost atomic.Uint32
 
-// host returns a loopback address that only this process uses, so that a killed node's port stays
-// free.
+// host returns a loopback address of this process alone, so a killed node's port stays free.
 func host() string {
 	pid, n := os.Getpid(), lastHost.Add(1)
 	return fmt.Sprintf("127.%d.%d.%d", 64+(pid>>8)&63+int(n>>8)&63, pid&255, 1+n%250)
@@ -72,7 +70,7 @@ func host() string {
 
 var errKilled = errors.New("the process was killed")
 
-// node is a store that can be killed and started again on its data and address.
+// node is a store that can be killed and restarted.
 type node struct {
 	fleet *fleet
 	index int
@@ -102,7 +100,7 @@ type fleet struct {
 	cuts map[[2]string]bool
 }
 
-// quickTimers are short where a test only waits, and long where a slow machine could look broken.
+// quickTimers are long where a slow machine could look broken.
 func quickTimers() Timers {
 	return Timers{
 		// With a short lease, a starved machine deposes every leader.
@@ -113,20 +111,18 @@ func quickTimers() Timers {
 	}
 }
 
-// virtually runs a test in virtual time, so waiting is free and a busy machine does not look
-// broken. Disk writes are real.
+// virtually runs a test in virtual time; disk writes are real.
 func virtually(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
 	t.Parallel()
 	synctest.Test(t, test)
 }
 
-// newFleet makes nodes that expect each other, on a network in memory. It starts none.
+// newFleet starts no node; its network is in memory.
 func newFleet(t testing.TB, size int, edit func(*Config)) *fleet {
 	return makeFleet(t, newWire(memoryDir(t)), size, edit)
 }
 
-// newRealFleet makes such nodes on loopback.
 func newRealFleet(t testing.TB, size int, edit func(*Config)) *fleet {
 	return makeFleet(t, nil, size, edit)
 }
@@ -186,7 +182,6 @@ func (f *fleet) all() []*node {
 	return append([]*node(nil), f.nodes...)
 }
 
-// peers is gossip's answer.
 func (n *node) peers() []Peer {
 	var list []Peer
 	for _, other := range n.fleet.all() {
@@ -302,7 +297,7 @@ func (n *node) listen() (s Streams, err error) {
 	return cuttable{s, n}, nil
 }
 
-// cuttable drops what passes between isolated nodes. The dialer drops both directions.
+// cuttable drops what isolated nodes send each other.
 type cuttable struct {
 	Streams
 	node *node
@@ -365,7 +360,7 @@ func (plain) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	return d.DialContext(ctx, "tcp", addr)
 }
 
-// whenFree retries do while the data file is in use: a killed store may still wait for the disk.
+// whenFree retries while a killed store still uses the data file.
 func whenFree(t testing.TB, do func() error) (err error) {
 	until(t, "the data file", func() bool {
 		err = do()
@@ -389,7 +384,7 @@ func (n *node) start() *Store {
 	return s
 }
 
-// kill ends the node abruptly: it sends and writes nothing more and transfers no leadership.
+// kill ends the node without a further write or message.
 func (n *node) kill() {
 	s := n.store.Swap(nil)
 	if s == nil {
@@ -422,7 +417,6 @@ func (f *fleet) running() []*Store {
 	return list
 }
 
-// leader waits for a leader with followers.
 func (f *fleet) leader() *node {
 	f.t.Helper()
 	var leader *node

@@ -19,8 +19,7 @@ var (
 	keyApplied  = []byte("applied")
 )
 
-// groupID names one raft group. Nodes of different groups exchange no raft messages, so groups
-// cannot mix.
+// groupID names a raft group; raft messages of different groups never mix.
 type groupID [16]byte
 
 func (g groupID) String() string {
@@ -32,7 +31,6 @@ func (g groupID) String() string {
 
 func (g groupID) MarshalText() ([]byte, error) { return []byte(g.String()), nil }
 
-// UnmarshalText accepts the empty text as zero.
 func (g *groupID) UnmarshalText(text []byte) error {
 	*g = groupID{}
 	if len(text) == 0 {
@@ -45,17 +43,17 @@ func (g *groupID) UnmarshalText(text []byte) error {
 	return err
 }
 
-// identity is what the data file says about the node. The zero Group means none yet.
+// identity is stored in the data file. The zero Group means none yet.
 type identity struct {
 	ID    string  `json:"id"`
 	Group groupID `json:"group"`
-	// Founding holds the servers with which Group began, if this node founded it.
+	// Founding holds Group's first servers, if this node founded it.
 	Founding []Server `json:"founding,omitempty"`
-	// Given lists the groups that were recovered into Group, oldest first.
+	// Given lists Group's recovered ancestors, oldest first.
 	Given []groupID `json:"given,omitempty"`
 	// Size is the number of servers of the recovery.
 	Size int `json:"size,omitempty"`
-	// Unproven: the data was recovered and may have a rival.
+	// Unproven data was recovered and may have a rival.
 	Unproven bool `json:"unproven,omitempty"`
 	// Rival describes the group that rules this data out.
 	Rival string `json:"rival,omitempty"`
@@ -67,7 +65,7 @@ func newID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// groupOf derives the id of a group that begins with these servers: equal on all of them.
+// groupOf computes the id of a group that begins with these servers.
 func groupOf(origin string, conf raft.Configuration) (g groupID) {
 	var lines []string
 	for _, s := range conf.Servers {

@@ -8,7 +8,6 @@ import (
 
 const askTimeout = 500 * time.Millisecond
 
-// info is what a node answers about itself.
 type info struct {
 	ID        string    `json:"id"`
 	Addr      string    `json:"addr"`

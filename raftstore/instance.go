@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -13,11 +14,9 @@ import (
 )
 
 const (
-	// rpcTimeout exceeds a follower's write deadline, so that a slow disk does not look like a lost
-	// node.
+	// rpcTimeout exceeds a follower's write deadline.
 	rpcTimeout = 2 * time.Second
 	endWait    = 2 * time.Second
-	// cachedLogs entries stay in memory for replication.
 	cachedLogs = 512
 )
 
@@ -27,8 +26,10 @@ type raftInstance struct {
 	fsm   *fsm
 	link  *link // nil without network
 	raft  *raft.Raft
-	close func()
-	cut   chan struct{} // closed when raft can send nothing more
+	trans transport
+	// cut ends once raft can send nothing more.
+	cut   context.Context
+	sever context.CancelFunc
 
 	pending sync.WaitGroup
 	mu      sync.Mutex
@@ -37,7 +38,8 @@ type raftInstance struct {
 }
 
 func (s *Store) begin(d *disk) (*raftInstance, error) {
-	inst := &raftInstance{disk: d, cut: make(chan struct{}), fsm: newFSM(s.publish, s.halt)}
+	inst := &raftInstance{disk: d, fsm: newFSM(s.publish, s.halt)}
+	inst.cut, inst.sever = context.WithCancel(context.Background())
 	if d != nil {
 		index, err := noted(d)
 		if err != nil {
@@ -45,7 +47,7 @@ func (s *Store) begin(d *disk) (*raftInstance, error) {
 		}
 		inst.applied.Store(index)
 	}
-	trans := s.transport(inst)
+	inst.trans = s.transport(inst)
 	var (
 		logs   raft.LogStore
 		stable raft.StableStore
@@ -55,23 +57,21 @@ func (s *Store) begin(d *disk) (*raftInstance, error) {
 		memory := raft.NewInmemStore()
 		logs, stable, snaps = memory, memory, raft.NewInmemSnapshotStore()
 	} else {
-		store := &logStore{disk: d, cut: inst.cut}
+		store := &logStore{disk: d, cut: inst.cut.Done()}
 		cache, err := raft.NewLogCache(cachedLogs, store)
 		if err != nil {
 			return nil, err
 		}
 		logs, stable, snaps = cache, store, snapshotStore{d}
-		// After a disk failure, raft must not reach other nodes.
 		go func() {
 			select {
 			case <-d.failed:
 			case <-d.closed:
 			}
 			inst.close()
-			close(inst.cut)
 		}()
 	}
-	r, err := raft.NewRaft(s.raftConfig(), inst.fsm, logs, stable, snaps, trans)
+	r, err := raft.NewRaft(s.raftConfig(), inst.fsm, logs, stable, snaps, inst.trans)
 	if err != nil {
 		inst.close()
 		return nil, fmt.Errorf("start raft: %w", err)
@@ -97,25 +97,32 @@ func (s *Store) raftConfig() *raft.Config {
 	return conf
 }
 
-func (s *Store) transport(inst *raftInstance) raft.Transport {
+type transport interface {
+	raft.Transport
+	raft.WithClose
+}
+
+func (inst *raftInstance) close() {
+	inst.trans.Close()
+	inst.sever()
+}
+
+func (s *Store) transport(inst *raftInstance) transport {
 	if s.port == nil {
 		_, t := raft.NewInmemTransport(raft.ServerAddress(s.addr))
-		inst.close = func() { t.Close() }
 		return t
 	}
 	inst.link = newLink(s.port, s.group)
-	t := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+	return raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		ServerAddressProvider: inst,
 		Logger:                newRaftLog(s.log),
 		Stream:                inst.link,
 		MaxPool:               2,
 		Timeout:               rpcTimeout,
-		// No pipelining: in raft v1.8.0 a pipeline whose follower refuses an entry while another is
-		// handed over blocks forever, and so do replication and shutdown.
+		// In raft v1.8.0 a pipeline blocks forever if its follower refuses an entry while another
+		// is queued.
 		MaxRPCsInFlight: 1,
 	})
-	inst.close = func() { t.Close() }
-	return t
 }
 
 func (inst *raftInstance) find(id raft.ServerID) (raft.ServerAddress, bool) {
@@ -134,7 +141,7 @@ func (inst *raftInstance) servers() []raft.Server {
 	return inst.raft.GetConfiguration().Configuration().Servers
 }
 
-// enter registers a call that waits for raft; false if raft is ending.
+// enter registers a call that waits for raft; false means that raft is ending.
 func (inst *raftInstance) enter() bool {
 	inst.mu.Lock()
 	defer inst.mu.Unlock()
@@ -145,8 +152,8 @@ func (inst *raftInstance) enter() bool {
 	return true
 }
 
-// end reports whether raft ended in time. Pending calls come first, because raft may never answer
-// them afterwards.
+// end reports whether raft ended in time. It waits for pending calls first, because raft may not
+// answer them later.
 func (inst *raftInstance) end() bool {
 	inst.mu.Lock()
 	inst.ending = true
@@ -160,7 +167,7 @@ func (inst *raftInstance) end() bool {
 	return over
 }
 
-// within reports whether f ended in time; f continues otherwise.
+// within reports whether f ended in time.
 func within(limit time.Duration, f func()) bool {
 	done := make(chan struct{})
 	go func() {
@@ -184,10 +191,7 @@ func (inst *raftInstance) failure() error {
 	return inst.disk.failure()
 }
 
-// note stores the commit index, so that a node without a leader starts with recent state. raft's
-// RestoreCommittedLogs loses configuration changes and blocks forever on many entries.
-//
-// An idle leader stores it again, to detect a hung disk before a caller waits.
+// note stores the commit index for replay. An idle leader repeats it, to detect a hung disk.
 func (inst *raftInstance) note(after time.Duration) error {
 	if inst.disk == nil {
 		return nil
@@ -207,7 +211,7 @@ func (inst *raftInstance) note(after time.Duration) error {
 	return err
 }
 
-// replay builds the state that the disk proves: snapshot and log up to the noted index.
+// replay builds the state of the snapshot and the log up to the stored commit index.
 func replay(d *disk) (*State, error) {
 	logs := &logStore{disk: d}
 	if err := logs.check(); err != nil {

@@ -14,7 +14,7 @@ type joinRequest struct {
 	Size      int       `json:"size,omitempty"`
 }
 
-// join makes this node a member of the leader's group, unless it has another one.
+// join takes this node into the leader's group, unless it has another one.
 func (s *Store) join(req joinRequest) error {
 	switch {
 	case req.Group == groupID{}:
@@ -23,11 +23,9 @@ func (s *Store) join(req joinRequest) error {
 		return fmt.Errorf("the request names %d groups that were given up, at most %d are possible", len(req.Given), maxGiven)
 	case req.Format > commandFormat:
 		return fmt.Errorf("the group's log has format %d, this program knows %d", req.Format, commandFormat)
-	case s.cfg.Constants != (Constants{}) && req.Constants != (Constants{}):
-		if err := mismatch(req.Constants, s.cfg.Constants); err != nil {
-			s.differ(err)
-			return err
-		}
+	}
+	if err := s.fits(req.Constants); err != nil {
+		return err
 	}
 	s.identMu.Lock()
 	defer s.identMu.Unlock()
@@ -35,7 +33,7 @@ func (s *Store) join(req joinRequest) error {
 	case now == req.Group:
 		return nil
 	case now != groupID{}:
-		return fmt.Errorf("this node belongs to group %s already, and would lose what that has agreed on", now)
+		return fmt.Errorf("this node belongs to group %s already, whose state it would lose", now)
 	}
 	if err := s.setIdentity(identity{ID: s.id, Group: req.Group, Given: req.Given, Size: req.Size}); err != nil {
 		return err
@@ -44,7 +42,7 @@ func (s *Store) join(req joinRequest) error {
 	return nil
 }
 
-// admits returns why another node's raft is refused.
+// admits returns why it refuses another node's raft.
 func (s *Store) admits(h hello) error {
 	if original, ok := s.originalOf(h); ok {
 		s.noteClone(h, original)

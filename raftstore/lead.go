@@ -12,10 +12,8 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// nearIndex is how many entries a healthy server may lag.
 const nearIndex = 250
 
-// maxAdded bounds the servers added per look.
 const maxAdded = 16
 
 type serverHealth struct {
@@ -29,9 +27,9 @@ type serverHealth struct {
 
 func (s *Store) lead(ctx context.Context, inst *raftInstance) {
 	if inst.fsm.stopped() != nil {
-		// A leader that cannot apply its log must not lead.
+		// The machine has stopped, so this node must not lead.
 		if a := transfer(inst, ""); a.status != answerDone {
-			s.log.Warn().Str("err", string(a.body)).Msg("leadership was not handed on")
+			s.log.Warn().Str("err", string(a.body)).Msg("leadership was not transferred")
 		}
 		return
 	}
@@ -47,7 +45,7 @@ func (s *Store) lead(ctx context.Context, inst *raftInstance) {
 		return
 	}
 	why := yields(s.identity(), answers)
-	if s.setBar(why); why != "" {
+	if s.note(&s.bar, why); why != "" {
 		s.foreign(why)
 		return
 	}
@@ -58,7 +56,7 @@ func (s *Store) lead(ctx context.Context, inst *raftInstance) {
 		return
 	}
 	s.takeIn(ctx, inst, servers, answers)
-	s.seeToVoters(inst)
+	s.changeVoters(inst)
 }
 
 func (s *Store) commitConstants(ctx context.Context) {
@@ -70,27 +68,18 @@ func (s *Store) commitConstants(ctx context.Context) {
 	}
 }
 
-// toAsk returns all peers, and servers unknown to gossip at their configured address.
+// toAsk returns all peers, and servers unknown to gossip.
 func (s *Store) toAsk(peers []Peer, servers []raft.Server) []Peer {
-	// Live peers first, as one may have a dead peer's address.
-	slices.SortStableFunc(peers, func(a, b Peer) int {
-		switch {
-		case a.Alive == b.Alive:
-			return 0
-		case a.Alive:
-			return -1
-		}
-		return 1
-	})
 	var list []Peer
 	known := map[string]bool{s.id: true}
 	addrs := map[string]bool{s.addr: true}
-	for _, p := range peers {
-		if addrs[p.Addr] {
-			continue
+	for _, alive := range []bool{true, false} { // a live peer may have a dead one's address
+		for _, p := range peers {
+			if p.Alive == alive && !addrs[p.Addr] {
+				known[p.ID], addrs[p.Addr] = true, true
+				list = append(list, p)
+			}
 		}
-		known[p.ID], addrs[p.Addr] = true, true
-		list = append(list, p)
 	}
 	for _, server := range servers {
 		id, addr := string(server.ID), string(server.Address)
@@ -114,7 +103,6 @@ func (s *Store) examine(inst *raftInstance, servers []raft.Server, answers []ans
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if term := inst.raft.CurrentTerm(); term != s.healthTerm {
-		// Earlier observations are outdated.
 		clear(s.health)
 		s.healthTerm = term
 	}
@@ -137,13 +125,13 @@ func (s *Store) examine(inst *raftInstance, servers []raft.Server, answers []ans
 			h.left = a.Left
 		}
 		if answered && a.err == nil {
-			// A server with a failed disk counts as silent, so that its vote moves after Dead.
+			// A failed disk counts as silence, so that the vote moves after Timers.Dead.
 			if a.info.Failed == "" {
 				h.heard = now
 			}
 			h.index, h.vote = a.info.LastIndex, a.info.Server
 			healthy = a.info.Group == group && a.info.Failed == "" && a.info.LastIndex+nearIndex >= last
-			// gossip is wrong: the node answers
+			// Gossip is wrong: the node answers.
 			h.left = false
 		}
 		if id == s.id {
@@ -160,8 +148,7 @@ func (s *Store) examine(inst *raftInstance, servers []raft.Server, answers []ans
 	}
 }
 
-// moveServers gives one server its new address, or removes one whose address another node has. It
-// reports a change.
+// moveServers corrects one server's address, or removes a server whose address another node has.
 func (s *Store) moveServers(inst *raftInstance, servers []raft.Server, answers []answered) bool {
 	for _, a := range answers {
 		if a.err != nil || a.info.Group != s.group() && a.info.Group != (groupID{}) {
@@ -214,15 +201,11 @@ func (s *Store) changed(f raft.IndexFuture) bool {
 	return true
 }
 
-func (s *Store) forgetUnwilling(answers []answered) {
+// takeIn adds live nodes without a group.
+func (s *Store) takeIn(ctx context.Context, inst *raftInstance, servers []raft.Server, answers []answered) {
 	maps.DeleteFunc(s.unwilling, func(addr, _ string) bool {
 		return !slices.ContainsFunc(answers, func(a answered) bool { return a.Addr == addr })
 	})
-}
-
-// takeIn lets live nodes without a group join, and adds missing members to the configuration.
-func (s *Store) takeIn(ctx context.Context, inst *raftInstance, servers []raft.Server, answers []answered) {
-	s.forgetUnwilling(answers)
 	added := 0
 	var foreign []string
 	for _, a := range answers {
@@ -264,20 +247,14 @@ func (s *Store) takeIn(ctx context.Context, inst *raftInstance, servers []raft.S
 }
 
 func (s *Store) foreign(text string) {
-	s.mu.Lock()
-	news := text != s.problem.group && text != ""
-	s.problem.group = text
-	s.mu.Unlock()
-	if news {
+	if s.note(&s.problem.group, text) {
 		s.log.Error().Msg(text)
 	}
 }
 
-// maxAsked is small, because without a majority every node asks.
 const maxAsked = 3
 
-// lookAbroad asks random nodes for another group of the fleet, because after a recovery no message
-// announces one.
+// lookAbroad asks random nodes for another group, because no message announces a recovery.
 func (s *Store) lookAbroad(ctx context.Context) {
 	peers := s.livePeers()
 	rand.Shuffle(len(peers), func(i, j int) { peers[i], peers[j] = peers[j], peers[i] })
@@ -301,8 +278,8 @@ func (s *Store) lookAbroad(ctx context.Context) {
 	}
 }
 
-// seeToVoters makes at most one change.
-func (s *Store) seeToVoters(inst *raftInstance) {
+// changeVoters makes at most one change.
+func (s *Store) changeVoters(inst *raftInstance) {
 	var list []standing
 	s.mu.Lock()
 	now := time.Now()

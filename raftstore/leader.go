@@ -6,17 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/raft"
 )
 
-// serverRequest names a server to lead, "" for any, or to remove.
 type serverRequest struct {
 	ID string `json:"id"`
 }
 
-// handle executes a request with a JSON body.
 func handle[T any](body []byte, do func(T) answer) answer {
 	var req T
 	if err := json.Unmarshal(body, &req); err != nil {
@@ -29,8 +28,7 @@ func (s *Store) isLeader(inst *raftInstance) bool {
 	return inst != nil && inst.raft.State() == raft.Leader
 }
 
-// Leading says whether this node considers itself leader, wrongly for at most one lease. It is
-// cheaper than Status and safe for concurrent use.
+// Leading says whether this node believes that it leads, wrongly for at most one lease.
 func (s *Store) Leading() bool { return s.isLeader(s.current()) }
 
 // Values of the log field "event" for leader changes.
@@ -46,10 +44,10 @@ func (s *Store) noteLeader(inst *raftInstance) {
 	}
 	s.led = now.ID
 	if now.ID == "" {
-		s.log.Warn().Str("event", EventLeaderLost).Msg("no leader is known: changes wait")
+		s.log.Warn().Str("event", EventLeaderLost).Msg("this node knows no leader: changes wait")
 		return
 	}
-	s.log.Info().Str("event", EventLeaderChanged).Str("leader", now.ID).Str("addr", now.Addr).Msg("another leader")
+	s.log.Info().Str("event", EventLeaderChanged).Str("leader", now.ID).Str("addr", now.Addr).Msg("leader changed")
 }
 
 func (s *Store) leader(inst *raftInstance) hint {
@@ -64,7 +62,6 @@ func failedAnswer(status answerStatus, err error) answer {
 	return answer{status, []byte(err.Error())}
 }
 
-// execute runs a request if this node leads.
 func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) answer {
 	inst := s.current()
 	if !s.isLeader(inst) {
@@ -90,7 +87,7 @@ func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) a
 	case a := <-result:
 		return a
 	case <-ctx.Done():
-		return failedAnswer(answerUncertain, fmt.Errorf("the leader did not get it done: %w", ctx.Err()))
+		return failedAnswer(answerUncertain, fmt.Errorf("the leader did not finish the request: %w", ctx.Err()))
 	case <-s.ctx.Done():
 		return failedAnswer(answerUncertain, ErrStopped)
 	}
@@ -125,15 +122,8 @@ func (s *Store) propose(inst *raftInstance, raw []byte, wait time.Duration) answ
 	if err == nil {
 		err = e.command.validate()
 	}
-	if err == nil {
-		err = s.admissible(e.command)
-	}
 	if err != nil {
-		r, ok := asRefusal(err)
-		if !ok {
-			r = refuse(refusedInvalid, "%v", err)
-		}
-		return answer{answerDone, encode(nil, outcome{Refuse: r})}
+		return answer{answerDone, encode(nil, outcome{Refuse: refuse(refusedInvalid, "%v", err)})}
 	}
 	f := inst.raft.Apply(raw, wait)
 	if err := f.Error(); err != nil {
@@ -148,44 +138,30 @@ func (s *Store) propose(inst *raftInstance, raw []byte, wait time.Duration) answ
 	return failedAnswer(answerUncertain, errors.New("the state machine gave no outcome"))
 }
 
-// admissible refuses what would make the snapshot too large to send.
-func (s *Store) admissible(c Command) error {
-	if add, ok := c.(AddBackends); ok && len(s.State().Backends)+len(add.Backends) > MaxBackends {
-		return refuse(refusedTooMany, "%d backends and %d more are above the %d that are possible",
-			len(s.State().Backends), len(add.Backends), MaxBackends)
-	}
-	return nil
-}
-
-// afterRaft separates errors that leave the outcome unknown.
+// afterRaft says whether an error leaves the outcome unknown.
 func afterRaft(err error) answer {
 	switch {
 	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrEnqueueTimeout),
 		errors.Is(err, raft.ErrLeadershipTransferInProgress):
 		return failedAnswer(answerFailed, err)
 	}
-	// Some log may hold the entry.
 	return failedAnswer(answerUncertain, err)
 }
 
 func transfer(inst *raftInstance, to string) answer {
-	var f raft.Future
 	if _, leader := inst.raft.LeaderWithID(); to != "" && to == string(leader) {
 		return answer{status: answerDone}
 	}
+	var f raft.Future
 	if to == "" {
 		f = inst.raft.LeadershipTransfer()
 	} else {
-		addr, voter := raft.ServerAddress(""), false
-		for _, server := range inst.servers() {
-			if string(server.ID) == to {
-				addr, voter = server.Address, server.Suffrage == raft.Voter
-			}
-		}
-		if !voter {
+		servers := inst.servers()
+		i := slices.IndexFunc(servers, func(s raft.Server) bool { return string(s.ID) == to && s.Suffrage == raft.Voter })
+		if i < 0 {
 			return failedAnswer(answerRefused, fmt.Errorf("%s is no voter of this group", to))
 		}
-		f = inst.raft.LeadershipTransferToServer(raft.ServerID(to), addr)
+		f = inst.raft.LeadershipTransferToServer(servers[i].ID, servers[i].Address)
 	}
 	if err := f.Error(); err != nil {
 		return failedAnswer(answerFailed, err)
@@ -217,29 +193,14 @@ func (s *Store) handOn(ctx context.Context, inst *raftInstance) {
 	if !s.isLeader(inst) {
 		return
 	}
-	others := 0
-	for _, server := range inst.servers() {
-		if server.Suffrage == raft.Voter && string(server.ID) != s.id {
-			others++
-		}
-	}
-	if others == 0 || !inst.enter() {
+	other := func(server raft.Server) bool { return server.Suffrage == raft.Voter && string(server.ID) != s.id }
+	if !slices.ContainsFunc(inst.servers(), other) {
 		return
 	}
-	done := make(chan answer, 1)
-	go func() {
-		defer inst.pending.Done()
-		done <- transfer(inst, "")
-	}()
-	timer := time.NewTimer(s.cfg.Timers.Call)
-	defer timer.Stop()
-	select {
-	case a := <-done:
-		if a.status != answerDone {
-			s.log.Warn().Str("err", string(a.body)).Msg("leadership was not handed on")
-		}
-	case <-ctx.Done():
-	case <-timer.C:
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Call)
+	defer cancel()
+	if a := s.execute(ctx, askTransfer, []byte("{}")); a.status != answerDone {
+		s.log.Warn().Str("err", string(a.body)).Msg("leadership was not transferred")
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 
 var errLinkClosed = errors.New("raft is not running")
 
-// link is one raft's share of the port: all connections for raft while it is open.
+// link gives one raft its connections on the port.
 type link struct {
 	port  *port
 	group func() groupID
@@ -21,11 +21,6 @@ type link struct {
 	ctx      context.Context // until Close
 	cancel   context.CancelFunc
 }
-
-var (
-	_ raft.StreamLayer           = (*link)(nil)
-	_ raft.ServerAddressProvider = (*raftInstance)(nil)
-)
 
 func newLink(p *port, group func() groupID) *link {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -52,14 +47,13 @@ func (l *link) Accept() (net.Conn, error) {
 
 func (l *link) Addr() net.Addr { return address(l.port.addr) }
 
-// Close ends all of raft's connections.
 func (l *link) Close() error {
 	l.cancel()
 	l.port.closeConns(func(c *conn) bool { return c.hello.Use == useRaft })
 	return nil
 }
 
-// open returns c unless Close came first; a later Close closes it.
+// open keeps no connection after Close.
 func (l *link) open(c *conn) (net.Conn, error) {
 	if l.ctx.Err() != nil {
 		c.Close()
@@ -68,7 +62,6 @@ func (l *link) open(c *conn) (net.Conn, error) {
 	return c, nil
 }
 
-// Dial takes addresses from ServerAddr.
 func (l *link) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	id, addr, ok := strings.Cut(string(to), "@")
 	if !ok {
@@ -83,8 +76,8 @@ func (l *link) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, err
 	return l.open(c)
 }
 
-// ServerAddr makes raft dial "id@host:port", so that the hello can name the server. This node's own
-// address stays plain, because raft sends it to other nodes.
+// ServerAddr makes raft dial "id@host:port", so that the hello names the server. The own address
+// stays plain, because raft sends it to other nodes.
 func (inst *raftInstance) ServerAddr(id raft.ServerID) (raft.ServerAddress, error) {
 	if string(id) == inst.link.port.id {
 		return raft.ServerAddress(inst.link.port.addr), nil

@@ -15,18 +15,13 @@ const logRecordFormat = 1
 
 var keyTerm = []byte("CurrentTerm")
 
-// logStore keeps raft's log, term and vote. The log has a logRecord under its index as 8 bytes
-// big-endian, followed by the CRC-32C of both.
+// logStore keeps raft's log, term and vote. A log entry's key is its index, 8 bytes big-endian; its
+// value is a logRecord and the CRC-32C of both.
 type logStore struct {
 	disk *disk
-	// see SetUint64
+	// for SetUint64
 	cut <-chan struct{}
 }
-
-var (
-	_ raft.LogStore    = (*logStore)(nil)
-	_ raft.StableStore = (*logStore)(nil)
-)
 
 func logKey(index uint64) []byte { return binary.BigEndian.AppendUint64(nil, index) }
 
@@ -51,7 +46,6 @@ func logSum(key, record []byte) uint32 {
 	return crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, record)
 }
 
-// decodeLog copies what it keeps.
 func decodeLog(key, record []byte, l *raft.Log) error {
 	if len(key) != 8 || len(record) < crc32.Size+2 {
 		return errShort
@@ -74,7 +68,7 @@ func decodeLog(key, record []byte, l *raft.Log) error {
 	return nil
 }
 
-// check reads everything at opening, because raft panics over an unreadable entry.
+// check reads everything, because raft panics over an unreadable entry.
 func (s *logStore) check() error {
 	return s.disk.read(func(tx *bbolt.Tx) error {
 		stable := tx.Bucket(bucketStable)
@@ -169,9 +163,8 @@ func (s *logStore) Get(key []byte) (val []byte, err error) {
 	return val, err
 }
 
-// SetUint64 hides a failed write of the term, over which raft would panic: a full disk must not
-// kill a router. It first waits until raft's connections are closed, so that no other node hears of
-// the term.
+// SetUint64 hides a failed write of the term, over which raft would panic. It first waits until
+// raft's connections are closed, so that no other node hears of the term.
 func (s *logStore) SetUint64(key []byte, val uint64) error {
 	err := s.Set(key, binary.BigEndian.AppendUint64(nil, val))
 	if err != nil && string(key) == string(keyTerm) {

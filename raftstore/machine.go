@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// maxOutcomes exceeds what a disk writes before a node gives up, so that a repeated command takes
-// effect once.
+// maxOutcomes exceeds what a disk writes before a node gives up a call.
 const maxOutcomes = 8192
 
 // machine is deterministic: no clock, no randomness, no map order.
@@ -17,8 +16,7 @@ type machine struct {
 	constants Constants
 	backends  []Backend // sorted by name
 	urls      map[string]string
-	// retired is the highest removed generation. New backends start above it, which fences late
-	// messages.
+	// retired is the highest removed generation; new backends start above it.
 	retired  uint32
 	rules    Rules
 	hot      []HotPrefix // sorted by anchor
@@ -29,7 +27,6 @@ type machine struct {
 	head     int
 }
 
-// outcome is what a command did, or why it did nothing.
 type outcome struct {
 	Result Result
 	Refuse *refusal
@@ -43,7 +40,7 @@ func newMachine() *machine {
 	}
 }
 
-// apply executes or refuses an entry. A repeated request returns its earlier outcome.
+// apply returns the earlier outcome of a repeated request.
 func (m *machine) apply(index uint64, e entry) outcome {
 	if o, ok := m.outcomes[e.request]; ok {
 		return o
@@ -91,7 +88,7 @@ func (m *machine) execute(index uint64, e entry) (changed bool, refused *refusal
 	case SetConstants:
 		return m.setConstants(c)
 	}
-	panic(fmt.Sprintf("raftstore: command %T is not carried out", e.command))
+	panic(fmt.Sprintf("raftstore: command %T has no implementation", e.command))
 }
 
 func (m *machine) find(name string) (int, bool) {
@@ -102,7 +99,7 @@ func (m *machine) find(name string) (int, bool) {
 
 func (m *machine) addBackends(index uint64, at int64, c AddBackends) (bool, *refusal) {
 	if len(m.backends)+len(c.Backends) > MaxBackends {
-		return false, refuse(refusedTooMany, "%d backends and %d more are above the %d that are possible",
+		return false, refuse(refusedTooMany, "%d backends and %d more are above the limit of %d",
 			len(m.backends), len(c.Backends), MaxBackends)
 	}
 	names := make(map[string]bool, len(c.Backends))
@@ -199,7 +196,6 @@ func (m *machine) setBackendState(index uint64, at int64, c SetBackendState) (bo
 	return changed, nil
 }
 
-// act reports whether the action changed anything.
 func (b *Backend) act(at int64, c *SetBackendState) bool {
 	was, wasDrained, wasDown := b.State, word{b.Drained, b.DrainedBy}, word{b.State == Down, b.DownBy}
 	drained, down := wasDrained, wasDown
@@ -320,7 +316,7 @@ func (m *machine) setHot(at int64, c SetHot) (bool, *refusal) {
 		}
 	}
 	if len(hot) > MaxHot {
-		return false, refuse(refusedTooMany, "%d hot prefixes are above the %d that are possible", len(hot), MaxHot)
+		return false, refuse(refusedTooMany, "%d hot prefixes are above the limit of %d", len(hot), MaxHot)
 	}
 	m.hot = hot
 	return changed, nil
@@ -338,23 +334,13 @@ func (m *machine) setConstants(c SetConstants) (bool, *refusal) {
 }
 
 func mismatch(fleet, node Constants) error {
-	var list []string
-	if fleet.Cluster != node.Cluster {
-		list = append(list, fmt.Sprintf("cluster (fleet %q, this node %q)", fleet.Cluster, node.Cluster))
-	}
-	if fleet.BlockBytes != node.BlockBytes {
-		list = append(list, fmt.Sprintf("block bytes (fleet %d, this node %d)", fleet.BlockBytes, node.BlockBytes))
-	}
-	if fleet.KeyID != node.KeyID {
-		list = append(list, fmt.Sprintf("id of the block hashes' secret (fleet %08x, this node %08x)", fleet.KeyID, node.KeyID))
-	}
-	if list == nil {
+	if fleet == node {
 		return nil
 	}
-	return fmt.Errorf("the constants of the fleet and of this node differ: %s", strings.Join(list, ", "))
+	return fmt.Errorf("the constants differ: the fleet has %v, this node has %v", fleet, node)
 }
 
-// state shares only model lists, which are replaced and never changed.
+// state shares only model lists, which never change.
 func (m *machine) state() *State {
 	return &State{
 		Version: m.version, Constants: m.constants, Backends: slices.Clone(m.backends), Rules: m.rules,

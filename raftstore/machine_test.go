@@ -15,7 +15,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// run applies a command at an index under its own request id.
 func (m *machine) run(index uint64, c Command) outcome {
 	e := entry{at: int64(index) * 1000, command: c}
 	binary.BigEndian.PutUint64(e.request[:], index)
@@ -31,7 +30,6 @@ func must(t testing.TB, m *machine, index uint64, c Command) {
 
 func ptr[T any](v T) *T { return &v }
 
-// Generations rise with a restart, another URL, and a removal before an addition.
 func TestGenerationsGrow(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a", "b", "c"))
@@ -52,7 +50,7 @@ func TestGenerationsGrow(t *testing.T) {
 	}
 }
 
-// A returning name gets a higher generation, also after a snapshot.
+// A returning name gets a higher generation.
 func TestNameThatComesBackIsNewer(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a", "b"))
@@ -107,7 +105,7 @@ func TestRefusals(t *testing.T) {
 		{RemoveBackends{[]string{"a", "q"}}, ErrNotFound, "backend q"},
 		{SetRules{Text: "y", IfVersion: ptr(uint64(0))}, ErrConflict, "version 2, not 0"},
 		{SetHot{many}, ErrTooMany, "1025 hot prefixes"},
-		{SetConstants{Constants{KeyID: 1, BlockBytes: 128, Cluster: "one"}}, ErrConflict, "block bytes (fleet 64, this node 128)"},
+		{SetConstants{Constants{KeyID: 1, BlockBytes: 128, Cluster: "one"}}, ErrConflict, `the fleet has cluster "one", block bytes 64, key id 00000001, this node has cluster "one", block bytes 128`},
 	} {
 		o := m.run(uint64(100+i), c.command)
 		if o.Refuse == nil || !errors.Is(o.Refuse, c.is) || !strings.Contains(o.Refuse.Text, c.text) {
@@ -129,7 +127,6 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A drained backend that fails and recovers is still drained.
 func TestDrainOutlivesDown(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a"))
@@ -149,8 +146,7 @@ func TestDrainOutlivesDown(t *testing.T) {
 	}
 }
 
-// An operator's action prevails in any order; sources and health end only their own, also after a
-// snapshot.
+// An operator's action prevails; sources and health end only their own.
 func TestOperatorsWordStands(t *testing.T) {
 	type step struct {
 		action  Action
@@ -207,7 +203,7 @@ func TestOperatorsWordStands(t *testing.T) {
 	}
 }
 
-// A verdict on an older Version of a backend changes nothing.
+// A verdict on an older Version changes nothing.
 func TestStateOfAVersion(t *testing.T) {
 	m := newMachine()
 	must(t, m, 1, add("a", "b"))
@@ -227,7 +223,7 @@ func TestStateOfAVersion(t *testing.T) {
 	}
 }
 
-// A repeated command takes effect once and returns the same outcome, also after a snapshot.
+// A repeated command takes effect once.
 func TestRepeatedRequest(t *testing.T) {
 	m := newMachine()
 	first := entry{request: requestID{1}, at: 5, command: add("a")}
@@ -254,7 +250,6 @@ func TestRepeatedRequest(t *testing.T) {
 	}
 }
 
-// randomCommand uses few names, so that commands conflict.
 func randomCommand(r *rand.Rand) Command {
 	name := func() string { return fmt.Sprintf("b%d", r.IntN(8)) }
 	switch r.IntN(9) {
@@ -284,7 +279,7 @@ func randomCommand(r *rand.Rand) Command {
 	return SetSwitches{Switches{Hot: r.IntN(2) == 0}}
 }
 
-// Machines with the same log have equal snapshots, even if one began from a snapshot.
+// Machines with the same log have equal snapshots.
 func TestDeterminism(t *testing.T) {
 	r := seeded(t)
 	var log [][]byte
@@ -439,19 +434,18 @@ func TestStateIsImmutable(t *testing.T) {
 	}
 }
 
-// An unreadable entry stops the machine: it applies no later entry and makes no snapshot until
-// another node's snapshot heals it.
+// Only another node's snapshot heals a stopped machine.
 func TestUnknownEntryHaltsTheMachine(t *testing.T) {
 	var published *State
-	var halted error
-	f := newFSM(func(s *State) { published = s }, func(err error) { halted = err })
+	var halted string
+	f := newFSM(func(s *State) { published = s }, func(why string) { halted = why })
 	at := func(index uint64, c Command) *raft.Log {
 		return &raft.Log{Index: index, Type: raft.LogCommand, Data: entry{request: requestID{byte(index)}, command: c}.encode()}
 	}
 	f.Apply(at(1, add("a")))
 	newer := at(2, add("b"))
 	newer.Data[0] = commandFormat + 1
-	if err, ok := f.Apply(newer).(error); !ok || !errors.Is(err, errUnknownCommand) || halted == nil {
+	if err, ok := f.Apply(newer).(error); !ok || !errors.Is(err, errUnknownCommand) || halted == "" {
 		t.Fatalf("answer is %v, halted %v", err, halted)
 	}
 	if _, ok := f.Apply(at(3, add("c"))).(error); !ok {
@@ -468,7 +462,7 @@ func TestUnknownEntryHaltsTheMachine(t *testing.T) {
 	if err := f.Restore(readCloser(m.snapshot())); err != nil {
 		t.Fatal(err)
 	}
-	if halted != nil || f.stopped() != nil || len(published.Backends) != 3 {
+	if halted != "" || f.stopped() != nil || len(published.Backends) != 3 {
 		t.Error("a snapshot does not heal the machine")
 	}
 }

@@ -19,8 +19,7 @@ func voters(s *Store) (ids []string) {
 	return ids
 }
 
-// A single node grows into a fleet; two nodes get votes together, so that there are never two
-// voters for long.
+// Two nodes get votes together, so there are never two voters for long.
 func TestOneNodeGrows(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 1, nil).start()
@@ -50,7 +49,6 @@ func TestOneNodeGrows(t *testing.T) {
 	})
 }
 
-// A voter that leaves is replaced at once and removed.
 func TestVoterLeaves(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -71,7 +69,6 @@ func TestVoterLeaves(t *testing.T) {
 	})
 }
 
-// A dead voter keeps its vote until another node can replace it.
 func TestDeadVoterIsReplaced(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, func(c *Config) { c.Timers.Dead = 300 * time.Millisecond }).start()
@@ -161,8 +158,6 @@ func TestForeignGroup(t *testing.T) {
 	})
 }
 
-// A node with other constants is not taken in; a member with other constants reports the
-// difference.
 func TestConstantsMustAgree(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 1, nil).start()
@@ -172,7 +167,7 @@ func TestConstantsMustAgree(t *testing.T) {
 		b := f.add("b", other)
 		s := b.start()
 		err := s.join(joinRequest{Group: a.group(), Constants: a.State().Constants})
-		if err == nil || !strings.Contains(err.Error(), "block bytes (fleet 1024, this node 512)") {
+		if err == nil || !strings.Contains(err.Error(), "fleet has cluster \"test\", block bytes 1024, key id 00000007, this node has cluster \"test\", block bytes 512") {
 			t.Errorf("join: %v", err)
 		}
 		until(t, "b to say why it is not taken in", func() bool { return strings.Contains(s.Status().Problem, "block bytes") })
@@ -193,7 +188,6 @@ func TestConstantsMustAgree(t *testing.T) {
 	})
 }
 
-// A removed live server is added again; the only voter cannot be removed.
 func TestRemoveServer(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -216,7 +210,6 @@ func TestRemoveServer(t *testing.T) {
 	})
 }
 
-// A node that was away for long gets a snapshot.
 func TestSnapshotIsSent(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -239,7 +232,8 @@ func TestSnapshotIsSent(t *testing.T) {
 
 func TestUnwillingAreForgotten(t *testing.T) {
 	s := &Store{unwilling: map[string]string{"gone:1": "no", "here:1": "no"}}
-	s.forgetUnwilling([]answered{{Peer: Peer{Addr: "here:1"}}, {Peer: Peer{Addr: "new:1"}}})
+	silent := errors.New("no answer")
+	s.takeIn(t.Context(), nil, nil, []answered{{Peer: Peer{Addr: "here:1"}, err: silent}, {Peer: Peer{Addr: "new:1"}, err: silent}})
 	if len(s.unwilling) != 1 || s.unwilling["here:1"] == "" {
 		t.Errorf("%v", s.unwilling)
 	}

@@ -6,16 +6,14 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
 )
 
-// countTimeout is the time after which a silent voter is missing.
 const countTimeout = 500 * time.Millisecond
 
-// rollCall counts missing voters, for the error of a call without a leader.
+// rollCall lists missing voters, for the error of a call without a leader.
 type rollCall struct {
 	voters  int
 	missing []string
@@ -34,41 +32,29 @@ func (s *Store) count() chan rollCall {
 }
 
 func (s *Store) roll(ctx context.Context) (r rollCall) {
-	var (
-		wg sync.WaitGroup
-		mu sync.Mutex
-	)
-	group := s.group()
-	for _, v := range s.voters() {
-		r.voters++
-		if v.ID == s.id {
+	group, voters := s.group(), s.voters()
+	r.voters = len(voters)
+	voters = slices.DeleteFunc(voters, func(v Peer) bool { return v.ID == s.id })
+	for _, v := range s.askAll(ctx, voters) {
+		why := ""
+		switch {
+		case v.err != nil:
+		case v.info.ID != v.ID && v.ID != "":
+			why = ", another node has this address"
+		case v.info.Group != groupID{} && v.info.Group != group && group != groupID{}:
+			why = ", in another group"
+		case v.info.Failed != "":
+			why = ", " + v.info.Failed
+		default:
 			continue
 		}
-		wg.Go(func() {
-			info, err := s.askInfo(ctx, v.Addr)
-			why := ""
-			switch {
-			case err != nil:
-			case info.ID != v.ID && v.ID != "":
-				why = ", another node is there"
-			case info.Group != groupID{} && info.Group != group && group != groupID{}:
-				why = ", in another group"
-			case info.Failed != "":
-				why = ", " + info.Failed
-			default:
-				return
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			r.missing = append(r.missing, fmt.Sprintf("%s (%s%s)", cmp.Or(v.Name, v.ID), v.Addr, why))
-		})
+		r.missing = append(r.missing, fmt.Sprintf("%s (%s%s)", cmp.Or(v.Name, v.ID), v.Addr, why))
 	}
-	wg.Wait()
 	slices.Sort(r.missing)
 	return r
 }
 
-// voters uses all peers that may vote if there is no configuration.
+// voters returns all peers that may vote if there is no configuration.
 func (s *Store) voters() (list []Peer) {
 	peers, servers := s.peers(), s.current().servers()
 	names := make(map[string]string)

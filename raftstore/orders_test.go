@@ -14,7 +14,6 @@ import (
 
 var seedFlag = flag.Uint64("seed", 0, "seed of random tests; 0 draws one")
 
-// seeded logs its seed.
 func seeded(t testing.TB) *rand.Rand {
 	seed := *seedFlag
 	if seed == 0 {
@@ -31,8 +30,7 @@ func TestSeedsMatter(t *testing.T) {
 	}
 }
 
-// Nodes started in any order form exactly one group, with restarts, partitions and the loss of one
-// founder's data in between, and no acknowledged change is lost.
+// Any order of starts forms one group and keeps each acknowledged change.
 func TestOneGroupWhateverTheOrder(t *testing.T) {
 	t.Parallel()
 	rounds := 100
@@ -74,7 +72,6 @@ func TestOneGroupWhateverTheOrder(t *testing.T) {
 		len(took), what, took[len(took)/2].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
 }
 
-// disturb starts all nodes, and restarts, empties and isolates some meanwhile.
 func disturb(f *fleet, r *rand.Rand, what map[string]int) {
 	emptied := r.IntN(2) == 0
 	for _, i := range r.Perm(len(f.nodes)) {
@@ -146,7 +143,6 @@ func oneGroup(t *testing.T, f *fleet, r *rand.Rand, what map[string]int) error {
 				}
 			}
 		}
-		// Two groups never merge.
 		if delete(groups, ""); len(groups) > 1 {
 			return fmt.Errorf("groups %v", groups)
 		}

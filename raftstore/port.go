@@ -15,7 +15,7 @@ import (
 
 const (
 	helloFormat = 1
-	// maxConns is ample: in a group of a hundred, each node opens two or three.
+	// maxConns is ample: each node of a hundred opens two or three.
 	maxConns      = 1024
 	greetTimeout  = 5 * time.Second
 	idleTimeout   = time.Minute
@@ -27,11 +27,9 @@ const (
 	useRequests = 'Q' // see frames.go
 )
 
-// hello begins every connection, written by the dialer: its length (2 bytes, big-endian), then the
-// fields as in codec.go.
-//
-// For raft the answer is a byte 0, or 1 and a reason. Naming the dialed node keeps a node that took
-// over an address from voting for the previous one.
+// hello begins every connection: its length (2 bytes, big-endian), then the fields as in codec.go.
+// For raft the answer is a byte 0, or 1 and a reason. To keeps a node that took over an address
+// from voting for its predecessor.
 type hello struct {
 	Use    uint8
 	Format uint8
@@ -74,11 +72,9 @@ type port struct {
 	streams Streams
 	addr    string
 	id      string
-	// admits returns why a connection for raft is refused.
-	admits func(hello) error
-	// raft owns the connection afterwards.
-	raft func(*conn) error
-	// requests serves until the connection ends.
+	// admits returns why it refuses a connection for raft.
+	admits   func(hello) error
+	raft     func(*conn) error
 	requests func(*conn)
 	onError  func(error)
 
@@ -106,7 +102,6 @@ func (c *conn) Close() error {
 	return err
 }
 
-// limit ignores errors, which the next read or write reports.
 func (c *conn) limit(t time.Time) { _ = c.Conn.SetDeadline(t) }
 
 func (c *conn) interrupt() { c.limit(time.Now().Add(-time.Second)) }
@@ -153,7 +148,7 @@ func (p *port) accept() {
 			p.onError(fmt.Errorf("accept: %w", err))
 			return
 		case err != nil:
-			// probably out of file descriptors, which passes
+			// Probably no file descriptor is free.
 			p.onError(fmt.Errorf("accept: %w", err))
 			time.Sleep(wait)
 			wait = min(2*wait, time.Second)
@@ -171,7 +166,6 @@ func (p *port) accept() {
 	}
 }
 
-// track registers a connection, or closes it if the port is closed.
 func (p *port) track(c *conn) bool {
 	p.mu.Lock()
 	if !p.closed {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Silence, nonsense and oversized input end a connection and leave the node working.
+// Malformed input ends a connection and leaves the node working.
 func TestNonsenseOnThePort(t *testing.T) {
 	t.Parallel()
 	f := newRealFleet(t, 1, nil).start()
@@ -44,12 +44,11 @@ func TestNonsenseOnThePort(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Both fail if the node has already closed the connection.
+		// Writes fail if the node has closed the connection.
 		io.WriteString(conn, c.say)
 		conn.(*net.TCPConn).CloseWrite()
 		conn.SetReadDeadline(time.Now().Add(patience))
 		got, err := io.ReadAll(conn)
-		// A reset also ends it.
 		if ne, ok := err.(net.Error); ok && ne.Timeout() {
 			t.Errorf("%s: the connection stays", name)
 		}
@@ -86,7 +85,6 @@ func TestConfigIsChecked(t *testing.T) {
 	}
 }
 
-// Stop is idempotent at every stage.
 func TestLifecycle(t *testing.T) {
 	t.Parallel()
 	for _, dir := range []string{"", t.TempDir()} {

@@ -25,8 +25,8 @@ type childConfig struct {
 	Peers []string `json:"peers"`
 }
 
-// childMain adds backends and prints acknowledged names. Input "quiet" ends the writes, "read"
-// prints what the node reads, end of input stops the node.
+// childMain prints acknowledged names. Input "quiet" ends the writes, "read" prints what the node
+// reads.
 func childMain(config string) {
 	if err := child(config); err != nil {
 		fmt.Println("error", err)
@@ -76,7 +76,6 @@ func child(config string) error {
 	return s.Stop(context.Background())
 }
 
-// write keeps only its last fifty writes.
 func write(s *Store, orders <-chan string) {
 	apply := func(cmd Command) error {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -195,7 +194,7 @@ func (p *process) kill() {
 	p.cmd.Wait()
 }
 
-// Every acknowledged write survives SIGKILL of single nodes and of all nodes at once.
+// Every acknowledged write survives SIGKILL of nodes.
 func TestKilledProcesses(t *testing.T) {
 	t.Parallel()
 	rounds := 2

@@ -11,11 +11,10 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// quiet is how long a message is not repeated, because raft logs each missed heartbeat.
 const quiet = 10 * time.Second
 
-// raftLog logs raft's messages one level lower, as raft reports every unreachable peer as an error,
-// and each text at most once per quiet.
+// raftLog logs each of raft's messages at most once per quiet, one level lower, because raft
+// reports every missed heartbeat as an error.
 type raftLog struct {
 	log zerolog.Logger
 
@@ -29,7 +28,6 @@ func newRaftLog(l zerolog.Logger) hclog.Logger {
 	return logger
 }
 
-// Accept implements hclog.SinkAdapter.
 func (r *raftLog) Accept(_ string, level hclog.Level, msg string, args ...any) {
 	var to zerolog.Level
 	switch level {
@@ -55,7 +53,7 @@ func (r *raftLog) Accept(_ string, level hclog.Level, msg string, args ...any) {
 		case error:
 			e = e.Str(strings.ReplaceAll(key, "error", "err"), v.Error())
 		case hclog.Format:
-			// skip a configuration's format and arguments
+			// hclog.Format holds a configuration
 		case fmt.Stringer:
 			e = e.Stringer(key, v)
 		default:

@@ -13,7 +13,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-// recoverDeadline bounds one write; only an operator waits for it.
+// recoverDeadline bounds one write; only an operator waits.
 const recoverDeadline = time.Minute
 
 type Server struct {
@@ -22,7 +22,7 @@ type Server struct {
 	Voter bool   `json:"voter"`
 }
 
-// Survivor summarizes one node's data for an operator.
+// Survivor summarizes one node's data.
 type Survivor struct {
 	ID        string   `json:"id"`
 	Group     string   `json:"group"`      // hex; empty without a group
@@ -32,7 +32,7 @@ type Survivor struct {
 	Servers   []Server `json:"servers"`    // newest configuration, committed or not
 }
 
-// Inspect reads the data in dir, which no process may use. It changes nothing.
+// Inspect reads the data of a stopped node and changes nothing.
 func Inspect(dir string) (sv Survivor, err error) {
 	defer func() { err = in("inspect "+dir, err) }()
 	d, err := openExisting(dir)
@@ -63,7 +63,7 @@ func Inspect(dir string) (sv Survivor, err error) {
 	return sv, nil
 }
 
-// newestConfiguration is from the log, else from the snapshot. last is the highest index.
+// newestConfiguration is from the log, else from the snapshot; last is the highest index.
 func newestConfiguration(d *disk) (conf raft.Configuration, last uint64, err error) {
 	meta, _, err := snapshotStore{d}.load(false)
 	if err != nil {
@@ -101,12 +101,9 @@ func openExisting(dir string) (*disk, error) {
 	return openDisk(dir, recoverDeadline, nil, &writeCounts{})
 }
 
-// Recover forces a new configuration on the data in dir after the permanent loss of a majority. Run
-// it on each survivor with the same servers while all nodes are stopped.
-//
-// A survivor's entries then count as committed. The group gets a new id, so lost nodes must empty
-// their data directories before they join. A recovered node stays out of service (ErrBarred) if its
-// fleet has another group.
+// Recover forces new servers on the data in dir after the permanent loss of a majority. Run it with
+// the same servers on each survivor while all nodes are stopped; empty lost nodes before they join.
+// DESIGN.md says what the group then waits for.
 func Recover(dir string, servers []Server) (err error) {
 	defer func() { err = in("recover "+dir, err) }()
 	conf, err := configurationOf(servers)
@@ -142,12 +139,12 @@ func Recover(dir string, servers []Server) (err error) {
 	rc := raft.DefaultConfig()
 	rc.LocalID = raft.ServerID(id.ID)
 	rc.Logger = hclog.NewNullLogger()
-	machine := newFSM(func(*State) {}, func(error) {})
+	machine := newFSM(func(*State) {}, func(string) {})
 	_, trans := raft.NewInmemTransport("recover")
 	return raft.RecoverCluster(rc, machine, logs, logs, snaps, trans, conf)
 }
 
-// recoveredIdentity recovers unproven data from its original group again, which allows corrections.
+// recoveredIdentity recovers unproven data from its original group again, to allow corrections.
 func recoveredIdentity(id identity, conf raft.Configuration) identity {
 	given := id.Given
 	if !id.Unproven || len(given) == 0 {

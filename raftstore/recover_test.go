@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// A survivor becomes a group with every acknowledged write and takes new nodes in; lost nodes that
-// return with old data do no harm.
+// A survivor becomes a group with every acknowledged write; returning lost nodes do no harm.
 func TestRecover(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -52,7 +51,6 @@ func TestRecover(t *testing.T) {
 		if len(st.Servers) != 1 || st.Group == group {
 			t.Errorf("status after recovery is %+v", st)
 		}
-		// The lost majority is kept out.
 		b.start()
 		c.start()
 		until(t, "the old group to be barred", func() bool {
@@ -82,8 +80,7 @@ func TestRecover(t *testing.T) {
 	})
 }
 
-// A node without data that outlives its group finds the recovered one, reports it, and joins it
-// after a restart.
+// A node without data finds the group recovered from its own.
 func TestFollowerOfALostGroup(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
@@ -119,7 +116,6 @@ func TestFollowerOfALostGroup(t *testing.T) {
 	})
 }
 
-// Survivors recovered with the same servers, in any order, form one group.
 func TestRecoverTwoOfFive(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 5, nil).start()
@@ -139,7 +135,6 @@ func TestRecoverTwoOfFive(t *testing.T) {
 		}
 		a.start()
 		b.start()
-		// A leader takes no changes before its own data is in service.
 		b.inService()
 		apply(t, a.inService(), add("two"))
 		until(t, "b to know", func() bool { return has(b.store.Load().State(), "two") && has(b.store.Load().State(), "one") })
@@ -184,7 +179,7 @@ func TestRecoverRefuses(t *testing.T) {
 	}
 }
 
-// The data file is opened once at a time, and damage is reported at opening.
+// Only one process opens a data file; opening reports damage.
 func TestDamagedData(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -222,7 +217,7 @@ func TestDamagedData(t *testing.T) {
 	}
 }
 
-// A disk whose write fails or hangs refuses all later writes.
+// A failed disk refuses all later writes.
 func TestDiskLatch(t *testing.T) {
 	t.Parallel()
 	var fail error

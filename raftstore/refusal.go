@@ -1,11 +1,8 @@
 package raftstore
 
-import (
-	"errors"
-	"fmt"
-)
+import "fmt"
 
-// refusalCode is a sentinel error in stored outcomes and on the wire.
+// refusalCode stands for an error in stored outcomes.
 type refusalCode uint8
 
 const (
@@ -18,23 +15,11 @@ const (
 
 const maxRefusalBytes = 512
 
-func (c refusalCode) sentinel() error {
-	switch c {
-	case refusedInvalid:
-		return ErrInvalid
-	case refusedExists:
-		return ErrExists
-	case refusedNotFound:
-		return ErrNotFound
-	case refusedConflict:
-		return ErrConflict
-	case refusedTooMany:
-		return ErrTooMany
-	}
-	return nil
+var refusals = map[refusalCode]error{
+	refusedInvalid: ErrInvalid, refusedExists: ErrExists, refusedNotFound: ErrNotFound,
+	refusedConflict: ErrConflict, refusedTooMany: ErrTooMany,
 }
 
-// refusal is a code and a text, so that it can travel to the asking node.
 type refusal struct {
 	Code refusalCode
 	Text string
@@ -42,7 +27,7 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.Text }
 
-func (r *refusal) Is(target error) bool { return target == r.Code.sentinel() }
+func (r *refusal) Is(target error) bool { return target == refusals[r.Code] }
 
 func refuse(code refusalCode, format string, args ...any) *refusal {
 	text := fmt.Sprintf(format, args...)
@@ -50,9 +35,4 @@ func refuse(code refusalCode, format string, args ...any) *refusal {
 		text = text[:maxRefusalBytes]
 	}
 	return &refusal{code, text}
-}
-
-func asRefusal(err error) (*refusal, bool) {
-	r, ok := errors.AsType[*refusal](err)
-	return r, ok
 }

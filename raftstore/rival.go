@@ -8,11 +8,9 @@ import (
 	"time"
 )
 
-// ErrBarred means that nothing was done, because the fleet may have another group. The text names
-// the remedy.
+// ErrBarred means that nothing was done: another group may exist. The text names the remedy.
 var ErrBarred = errors.New("this group takes no changes")
 
-// maxGiven bounds the remembered ancestors of a group.
 const maxGiven = 16
 
 type relation int
@@ -51,7 +49,7 @@ const (
 	giveUpOther = "if the other group is the one to give up: do that with its nodes, then run grapevine raft recover here once more"
 )
 
-// rivalOf says why recovered data must stay out of service: the fleet has another group.
+// rivalOf says why recovered data must stay out of service.
 func rivalOf(id identity, answers []answered) string {
 	for _, a := range answers {
 		if a.err != nil {
@@ -70,7 +68,7 @@ func rivalOf(id identity, answers []answered) string {
 	return ""
 }
 
-// yields says why a leader's group must take no changes: another group takes precedence.
+// yields says why another group takes precedence over a leader's.
 func yields(id identity, answers []answered) string {
 	for _, a := range answers {
 		if a.err != nil || !a.info.Proven {
@@ -91,7 +89,7 @@ func yields(id identity, answers []answered) string {
 	return ""
 }
 
-// before orders separately recovered groups that meet too late; all nodes must agree on it.
+// All nodes must agree on this order of groups.
 func before(size int, group groupID, ownSize int, own groupID) bool {
 	if size != ownSize {
 		return size > ownSize
@@ -99,7 +97,6 @@ func before(size int, group groupID, ownSize int, own groupID) bool {
 	return group.String() < own.String()
 }
 
-// barred says why this leader refuses Apply and Read.
 func (s *Store) barred() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,14 +109,8 @@ func (s *Store) barred() string {
 	return s.bar
 }
 
-func (s *Store) setBar(why string) {
-	s.mu.Lock()
-	s.bar = why
-	s.mu.Unlock()
-}
-
-// Proven says whether the data is in service. Both results are zero during the search for a rival.
-// The error wraps ErrBarred and is permanent.
+// Proven says whether the data is in service; false without an error means that the search for
+// rivals goes on. The error wraps ErrBarred and is permanent.
 func (s *Store) Proven() (bool, error) {
 	id := s.identity()
 	if id.Rival != "" {
@@ -128,8 +119,7 @@ func (s *Store) Proven() (bool, error) {
 	return !id.Unproven, nil
 }
 
-// prove reports whether recovered data may be used. The fleet's answers outweigh the operator's
-// claim that the other nodes are gone.
+// prove reports whether recovered data may be used.
 func (s *Store) prove(ctx context.Context, inst *raftInstance) bool {
 	id := s.identity()
 	if !id.Unproven {
@@ -166,7 +156,6 @@ func (s *Store) prove(ctx context.Context, inst *raftInstance) bool {
 	return rival == ""
 }
 
-// seekRivals asks all live peers.
 func (s *Store) seekRivals(ctx context.Context, id identity) (waiting, rival string) {
 	if s.port == nil {
 		return "", ""
@@ -190,8 +179,8 @@ func (s *Store) seekRivals(ctx context.Context, id identity) (waiting, rival str
 	return "", ""
 }
 
-// unsettled says what else a recovered group waits for. Without a leader the data stays unproven,
-// so that it can be recovered with other servers.
+// unsettled says what else a recovered group waits for. Without a leader it can still be recovered
+// with other servers.
 func (s *Store) unsettled(inst *raftInstance) string {
 	switch {
 	case s.port != nil && time.Since(s.clear) < s.cfg.Timers.Settle:

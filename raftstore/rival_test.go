@@ -54,8 +54,8 @@ func barred(t *testing.T, s *Store, why string) {
 	}
 }
 
-// Of two survivors recovered separately, the second refuses changes and restarts, until it is
-// emptied or, if the first is given up, recovered again.
+// Of two survivors recovered separately, the second refuses changes until it is emptied or
+// recovered again.
 func TestRecoverApart(t *testing.T) {
 	t.Parallel()
 	for _, second := range []string{"follows", "is recovered again"} {
@@ -103,8 +103,7 @@ func TestRecoverApart(t *testing.T) {
 	}
 }
 
-// Started together, separately recovered nodes take no changes; recovered again with equal servers,
-// they form one group without loss.
+// Recovered again with equal servers, they form one group without loss.
 func TestRecoverApartAtOnce(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := lost(t, 3)
@@ -135,7 +134,6 @@ func TestRecoverApartAtOnce(t *testing.T) {
 	})
 }
 
-// A node that is recovered although the majority lives stays out of service.
 func TestRecoverWithoutNeed(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := lost(t, 3)
@@ -155,7 +153,7 @@ func TestRecoverWithoutNeed(t *testing.T) {
 	})
 }
 
-// When two recovered groups meet, one continues and the other takes no more changes.
+// When recovered groups meet, only one continues.
 func TestRecoveredGroupsMeet(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := lost(t, 3)

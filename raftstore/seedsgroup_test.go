@@ -19,7 +19,6 @@ import (
 	"grapevine/chaos/virtual"
 )
 
-// virtualGroup is a group of stores in virtual time, with real data files.
 type virtualGroup struct {
 	*fleet
 	t       *testing.T
@@ -51,7 +50,6 @@ func (g *virtualGroup) watch(ctx context.Context) {
 			if inst == nil {
 				continue
 			}
-			// The term may change during the question.
 			term := inst.raft.CurrentTerm()
 			if inst.raft.State() != raft.Leader || inst.raft.CurrentTerm() != term {
 				continue
@@ -65,7 +63,6 @@ func (g *virtualGroup) watch(ctx context.Context) {
 	}
 }
 
-// harm injects one fault after another and undoes each.
 func (g *virtualGroup) harm(ctx context.Context) {
 	full := error(&fs.PathError{Op: "write", Path: dataFile, Err: syscall.ENOSPC})
 	swarm := virtual.NewSwarm(g.r, 6)
@@ -134,8 +131,8 @@ func (g *virtualGroup) client(ctx context.Context, id int, r *rand.Rand) {
 	}
 }
 
-// healedWithin covers an election or two, a disk reopened after 5 s, and raft's pause of up to 10 s
-// before it retries an absent server.
+// healedWithin covers elections, a disk reopened after 5 s, and raft's pause of up to 10 s before
+// it retries.
 const healedWithin = 30 * time.Second
 
 func (g *virtualGroup) run(lasts time.Duration) {
@@ -171,7 +168,6 @@ func (g *virtualGroup) run(lasts time.Duration) {
 	g.t.Logf("healed after %v, %d terms, %d operations: %v", took, len(g.leaders), len(g.h.Operations()), g.h.count)
 }
 
-// healed returns the time until all nodes agree.
 func (g *virtualGroup) healed() time.Duration {
 	g.t.Helper()
 	began := time.Now()
@@ -201,7 +197,6 @@ func (g *virtualGroup) healed() time.Duration {
 	return 0
 }
 
-// memoryDir is in memory where possible.
 func memoryDir(t testing.TB) string {
 	if dir, err := os.MkdirTemp("/dev/shm", "raftstore"); err == nil {
 		t.Cleanup(func() { os.RemoveAll(dir) })
@@ -210,8 +205,7 @@ func memoryDir(t testing.TB) string {
 	return t.TempDir()
 }
 
-// Under faults, the history of whole stores is linearizable, no term has two leaders, no node's
-// state goes back, and finally all nodes agree.
+// The history is linearizable, each term has one leader, no state goes back, and all nodes agree.
 func TestSeedsGroup(t *testing.T) {
 	virtual.Seeds(t, 2, 20, func(t *testing.T, seed uint64) {
 		dir := memoryDir(t)

@@ -17,7 +17,6 @@ import (
 	"grapevine/chaos/virtual"
 )
 
-// naive is a state machine of plain maps.
 type naive struct {
 	version   uint64
 	constants Constants
@@ -181,7 +180,6 @@ func (m *naive) set(index uint64, at int64, c SetBackendState) (changed bool, er
 			continue
 		}
 		was := *b
-		// Drain and failure are separate facts, each with an author.
 		down := b.State == Down
 		switch operator := c.By == ByOperator; c.Action {
 		case Drain:
@@ -254,7 +252,6 @@ func (m *naive) state() *State {
 	return st
 }
 
-// anyCommand uses few names, URLs and versions, so that commands conflict.
 func anyCommand(r *rand.Rand, st *State, kind int) Command {
 	name := func() string { return fmt.Sprintf("b%d", r.IntN(9)) }
 	names := func() (list []string) {
@@ -336,11 +333,11 @@ func anyCommand(r *rand.Rand, st *State, kind int) Command {
 	return SetConstants{Constants{KeyID: 1, BlockBytes: 64 << r.IntN(2), Cluster: "one"}}
 }
 
-// replica is one machine driven like raft does, with its last published state.
+// replica is a machine that the test drives like raft.
 type replica struct {
 	fsm       *fsm
 	published *State
-	halted    error
+	halted    string
 	newest    uint64
 }
 
@@ -351,7 +348,7 @@ func newReplica(t *testing.T) *replica {
 			t.Errorf("published version %d after %d", st.Version, p.newest)
 		}
 		p.published, p.newest = st, st.Version
-	}, func(err error) { p.halted = err })
+	}, func(why string) { p.halted = why })
 	return p
 }
 
@@ -359,7 +356,7 @@ func (p *replica) snapshot(t *testing.T) []byte {
 	t.Helper()
 	s, err := p.fsm.Snapshot()
 	if err != nil {
-		if p.halted == nil {
+		if p.halted == "" {
 			t.Fatal(err)
 		}
 		return nil
@@ -395,7 +392,6 @@ func (m *machines) propose(c Command) {
 	m.log = append(m.log, &raft.Log{Index: m.index, Type: raft.LogCommand, Data: e.encode()})
 }
 
-// advance applies one batch to a replica.
 func (m *machines) advance(i, most int) {
 	from := m.applied[i]
 	to := min(len(m.log), from+1+m.r.IntN(most))
@@ -422,7 +418,7 @@ func (m *machines) advance(i, most int) {
 	}
 }
 
-// level brings all replicas to the end of the log and compares them.
+// level applies the whole log everywhere and compares.
 func (m *machines) level() {
 	m.t.Helper()
 	var first []byte
@@ -458,13 +454,12 @@ func (m *machines) install(to, from int) {
 		m.t.Fatal(err)
 	}
 	m.applied[to] = m.applied[from]
-	if p.halted != nil {
+	if p.halted != "" {
 		m.t.Fatalf("a snapshot did not heal replica %d: %v", to, p.halted)
 	}
 }
 
-// Replicas with other batches, snapshots and unreadable entries stay identical and match a naive
-// model.
+// Replicas with different batches and snapshots match a naive model.
 func TestSeedsMachine(t *testing.T) {
 	virtual.Seeds(t, 25, 1, func(t *testing.T, seed uint64) {
 		m := &machines{t: t, r: virtual.Rand(seed, 0), naive: newNaive()}
@@ -495,7 +490,7 @@ func TestSeedsMachine(t *testing.T) {
 	})
 }
 
-// misread stops a replica with an entry of a later release, until a snapshot heals it.
+// misread stops a replica until a snapshot heals it.
 func (m *machines) misread(i int) {
 	if m.applied[i] == len(m.log) {
 		return
@@ -505,7 +500,7 @@ func (m *machines) misread(i int) {
 	l.Data[0] = commandFormat + 1
 	p := m.replicas[i]
 	was := p.published
-	if err, ok := p.fsm.Apply(&l).(error); !ok || !errors.Is(err, errUnknownCommand) || p.halted == nil {
+	if err, ok := p.fsm.Apply(&l).(error); !ok || !errors.Is(err, errUnknownCommand) || p.halted == "" {
 		m.t.Fatalf("an unknown entry is answered by %v", err)
 	}
 	m.applied[i]++

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// A snapshot is the whole machine; equal machines have equal snapshots: "GVRS", a byte for the
-// format, a snapshotBody, and the CRC-32C of everything before, big-endian.
+// A snapshot is "GVRS", a byte for the format, a snapshotBody, and the CRC-32C of everything
+// before, big-endian. Equal machines have equal snapshots.
 const (
 	snapshotMagic  = "GVRS"
 	snapshotFormat = 1
@@ -28,7 +28,6 @@ type snapshotBody struct {
 	Outcomes  []rememberedOutcome
 }
 
-// rememberedOutcome is an outcome under its request; the oldest comes first.
 type rememberedOutcome struct {
 	Request requestID
 	Outcome outcome
@@ -36,7 +35,6 @@ type rememberedOutcome struct {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// errUnknownSnapshot means a newer program's snapshot.
 var errUnknownSnapshot = errors.New("snapshot of an unknown version")
 
 func (m *machine) snapshot() []byte {

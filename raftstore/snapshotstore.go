@@ -16,11 +16,8 @@ var (
 	keySnapshotData = []byte("data")
 )
 
-// snapshotStore replaces the newest snapshot in one transaction, so a crash leaves no partial one.
-// Snapshots are small enough for memory.
+// snapshotStore replaces the snapshot in one transaction, so a crash leaves no partial one.
 type snapshotStore struct{ disk *disk }
-
-var _ raft.SnapshotStore = snapshotStore{}
 
 func (s snapshotStore) Create(version raft.SnapshotVersion, index, term uint64, configuration raft.Configuration,
 	configurationIndex uint64, _ raft.Transport,

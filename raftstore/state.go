@@ -1,16 +1,15 @@
 package raftstore
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 )
 
-// State is one version of what the fleet agreed on. It is immutable; callers must not write to its
-// slices.
+// State is one version of what the fleet agreed on, immutable.
 type State struct {
-	// Version is the raft index of the last change; 0 before the first.
-	Version uint64
-	// Constants are zero until the first leader commits its own.
+	// Version is the raft index of the last change.
+	Version   uint64
 	Constants Constants
 	// sorted by Name
 	Backends []Backend
@@ -20,14 +19,18 @@ type State struct {
 	Switches Switches
 }
 
-// Constants must be equal on every node, because placements depend on them.
+// Constants must be equal on every node, because block hashes depend on them.
 type Constants struct {
 	KeyID      uint32 // identifies the secret of the block hashes
 	BlockBytes uint32 // prompt bytes per block
 	Cluster    string
 }
 
-// Backend is one inference engine. Its JSON holds the fields that an operator sets.
+func (c Constants) String() string {
+	return fmt.Sprintf("cluster %q, block bytes %d, key id %08x", c.Cluster, c.BlockBytes, c.KeyID)
+}
+
+// Backend is one inference engine; its JSON holds what an operator sets.
 type Backend struct {
 	Name     string   `json:"name,omitempty"`      // unique
 	URL      string   `json:"url"`                 // unique, see NormalURL
@@ -36,8 +39,8 @@ type Backend struct {
 	KVTokens int64    `json:"kv_tokens,omitempty"` // tokens; 0: the engine is asked
 	Source   Source   `json:"-"`
 
-	// Generation fences knowledge of the KV cache: it grows with each restart and new URL, and a
-	// removed name returns with a higher one.
+	// Generation separates KV caches: it grows with each restart and new URL, and a removed name
+	// returns with a higher one.
 	Generation uint32       `json:"-"`
 	State      BackendState `json:"-"`
 	// Drained is kept while the backend is down.
@@ -49,7 +52,6 @@ type Backend struct {
 	Version   uint64 `json:"-"` // raft index of the last change
 }
 
-// Author says who drained a backend or marked it down.
 type Author uint8
 
 // Operators end what any author began, other authors only their own.
@@ -63,7 +65,7 @@ func (a Author) String() string { return nameOf(a, "operator", "source", "health
 
 type BackendState uint8
 
-// A backend that is drained and down is Down.
+// Down hides Draining.
 const (
 	Active BackendState = iota
 	Draining
@@ -74,7 +76,6 @@ func (s BackendState) String() string {
 	return nameOf(s, "active", "draining", "down")
 }
 
-// Source says how the fleet learned of a backend.
 type Source uint8
 
 const (
@@ -93,13 +94,12 @@ func nameOf[T ~uint8](v T, names ...string) string {
 	return "unknown"
 }
 
-// Rules are the routing rules, which the store does not parse.
 type Rules struct {
 	Text    string // YAML
 	Version uint64 // raft index of the last change
 }
 
-// HotPrefix is a prefix that R backends hold on purpose; routers compute which.
+// HotPrefix is a prefix that R backends hold on purpose.
 type HotPrefix struct {
 	Anchor     uint64
 	Depth      uint32 // prompt tokens up to the anchor

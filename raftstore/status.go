@@ -19,16 +19,15 @@ type Status struct {
 	Committed uint64         `json:"committed"`
 	Version   uint64         `json:"version"` // of State
 	Servers   []ServerStatus `json:"servers"` // sorted by id
-	// Problem is what an operator should act on; empty if nothing.
+	// Problem is what an operator should act on; empty means none.
 	Problem string `json:"problem,omitempty"`
-	// Waiting says what a node without a group or with recovered data waits for.
 	Waiting string `json:"waiting,omitempty"`
-	// DiskFailed: the node does not vote and follows in memory until the disk takes writes again.
+	// DiskFailed means no vote, and following in memory, until the disk takes writes again.
 	DiskFailed bool       `json:"disk_failed,omitempty"`
 	Writes     WriteStats `json:"writes"`
 }
 
-// ServerStatus is one server of the configuration. Only a leader fills Healthy, Index and Since.
+// ServerStatus is one server. Only a leader fills Healthy, Index and Since.
 type ServerStatus struct {
 	ID      string    `json:"id"`
 	Name    string    `json:"name"` // according to gossip
@@ -48,7 +47,7 @@ type WriteStats struct {
 	Max    time.Duration `json:"max_ns"`
 }
 
-// Status returns this node's view of the group. The result belongs to the caller.
+// Status returns this node's view of the group.
 func (s *Store) Status() Status {
 	inst := s.current()
 	names := make(map[string]Peer)
@@ -97,8 +96,8 @@ func (s *Store) Status() Status {
 	return st
 }
 
-// inOneTerm repeats look until it falls within one term, because raft changes term, role and leader
-// in separate steps.
+// inOneTerm repeats look until no new term began meanwhile, because raft changes term, role and
+// leader in separate steps.
 func inOneTerm(term func() uint64, look func()) uint64 {
 	for {
 		before := term()

@@ -2,8 +2,7 @@ package raftstore
 
 import "testing"
 
-// A term that begins during a look repeats the look, so that no leader is reported for another's
-// term.
+// No leader is reported for another's term.
 func TestStatusIsOfOneTerm(t *testing.T) {
 	term, leader := uint64(2), "a"
 	looks, seen := 0, ""

@@ -1,6 +1,5 @@
-// Package raftstore keeps what the nodes of a fleet must agree on exactly: backends, hot prefixes,
-// routing rules and constants. It is a raft group that manages its own members and voters. Requests
-// do not wait for it: readers use State, an immutable value.
+// Package raftstore is a raft group that agrees on backends, hot prefixes, routing rules and
+// constants, and manages its own members. Requests read State, an immutable value, without waiting.
 package raftstore
 
 import (
@@ -16,18 +15,16 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// Errors of Apply, Read, Transfer and RemoveServer, for errors.Is.
+// Errors of calls, for errors.Is.
 var (
-	// ErrNoLeader means that nothing was done. The text says who is missing.
+	// ErrNoLeader: nothing was done; the text names the missing nodes.
 	ErrNoLeader = errors.New("no leader")
-	// ErrUncertain means that the command may or may not take effect.
+	// ErrUncertain: the command may or may not take effect.
 	ErrUncertain = errors.New("outcome unknown")
-	// ErrStopped means that the store is not running.
-	ErrStopped = errors.New("store is not running")
+	ErrStopped   = errors.New("store is not running")
 )
 
-// Store is one node's part of the group. Its methods work on every node and are safe for concurrent
-// use.
+// Store is one node's part of the group, safe for concurrent use.
 type Store struct {
 	cfg  Config
 	id   string
@@ -62,15 +59,12 @@ type Store struct {
 
 	healthTerm uint64
 
-	// unwilling holds the last error of each node that refused to join, by address. Only run uses
-	// it.
-	unwilling map[string]string
-	// led is the leader logged last. Only run uses it.
-	led string
-	// waitLogged is the last wait in the log. Only run uses it.
+	// Last refusal to join, by address; only run uses this and the fields below.
+	unwilling    map[string]string
+	led          string
 	waitLogged   string
 	waitLoggedAt time.Time
-	// clear is when the search for rivals began to find none. Only run uses it.
+	// clear is when the search for rivals began to find none.
 	clear time.Time
 }
 
@@ -84,7 +78,7 @@ type problems struct {
 	clone                          cloneSighting
 }
 
-// Open opens the data, unnoticed by other nodes. It fails if the data is damaged or in use.
+// Open reads the data. It fails if the data is damaged or in use.
 func Open(cfg Config) (*Store, error) {
 	s, err := open(cfg)
 	if err != nil {
@@ -125,7 +119,7 @@ func open(given Config) (*Store, error) {
 		d.close(endWait)
 		return nil, fmt.Errorf("%s: %w", cfg.Dir, err)
 	}
-	// A disk that takes no writes can still be read.
+	// Such a disk can still be read.
 	if cause := d.tryRoom(); cause != nil {
 		s.report(cause)
 	}
@@ -168,8 +162,7 @@ func (s *Store) openData() (*disk, error) {
 	return d, nil
 }
 
-// Start takes part in the group until Stop. It returns once the node listens, without waiting for a
-// leader. ctx bounds only the start.
+// Start listens and takes part in the group until Stop. ctx bounds only the start.
 func (s *Store) Start(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -205,7 +198,6 @@ func (s *Store) Start(ctx context.Context) error {
 }
 
 // Stop transfers leadership within ctx, then ends the store within seconds, even if the disk hangs.
-// It is idempotent.
 func (s *Store) Stop(ctx context.Context) error {
 	s.mu.Lock()
 	first := !s.stopping
@@ -230,7 +222,6 @@ func (s *Store) Stop(ctx context.Context) error {
 	return nil
 }
 
-// spawn runs f in a goroutine; Stop waits for it.
 func (s *Store) spawn(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -242,12 +233,10 @@ func (s *Store) spawn(f func()) {
 // ID is the node's raft id, drawn once and kept in Config.Dir.
 func (s *Store) ID() string { return s.id }
 
-// State returns the latest state this node knows: never nil and never older than before. It does
-// not block.
+// State returns the latest state this node knows, never nil and never older than before.
 func (s *Store) State() *State { return s.view.Load().state }
 
-// Changed returns a channel that closes when a newer State arrives. Call it before State to miss no
-// change.
+// Changed returns a channel that closes when a newer State arrives; call it before State.
 func (s *Store) Changed() <-chan struct{} { return s.view.Load().changed }
 
 // Poke makes the store call Config.Peers at once.
@@ -289,26 +278,24 @@ func (s *Store) await(ctx context.Context, version uint64) (*State, error) {
 	}
 }
 
-// halt records why the state machine stopped; nil means that it runs again.
-func (s *Store) halt(err error) {
+// note sets a text and reports whether it is a new one.
+func (s *Store) note(field *string, text string) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err == nil {
-		s.problem.halted = ""
-		return
+	news = text != "" && text != *field
+	*field = text
+	return news
+}
+
+func (s *Store) halt(why string) {
+	if s.note(&s.problem.halted, why) {
+		s.log.Error().Str("err", why).Msg("the state is frozen: this program is too old for its fleet")
 	}
-	s.problem.halted = err.Error()
-	s.log.Error().Err(err).Msg("state stands still: this program is too old for its fleet")
 }
 
-func (s *Store) group() groupID {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.ident.Group
-}
+func (s *Store) group() groupID { return s.identity().Group }
 
-// Origin identifies the group in which this node's data began; 0 means that it has no group. A
-// recovered group keeps the origin of the one it was recovered from.
+// Origin identifies the group in which this node's data began, across recoveries; 0 means none.
 func (s *Store) Origin() uint64 {
 	id := s.identity()
 	first := id.Group
@@ -330,8 +317,7 @@ func (s *Store) current() *raftInstance {
 	return s.instance
 }
 
-// run manages the group until Stop, one raft after another. l is nil if disk d failed before the
-// first.
+// run manages one raft after another until Stop. inst is nil if disk d failed before the first.
 func (s *Store) run(inst *raftInstance, d *disk) {
 	defer close(s.stopped)
 	for {
@@ -341,12 +327,12 @@ func (s *Store) run(inst *raftInstance, d *disk) {
 			s.instance = nil
 			s.mu.Unlock()
 			if !inst.end() {
-				s.log.Warn().Msg("raft did not end in time; the disk hangs, most likely")
+				s.log.Warn().Msg("raft did not stop in time, most likely because the disk hangs")
 			}
 		} else {
 			d.close(endWait)
 		}
-		if d == nil || d.failure() == nil || !s.running() {
+		if d == nil || d.failure() == nil || s.ctx.Err() != nil {
 			break
 		}
 		s.report(d.failure())
@@ -361,8 +347,6 @@ func (s *Store) run(inst *raftInstance, d *disk) {
 	}
 	s.wg.Wait()
 }
-
-func (s *Store) running() bool { return s.ctx.Err() == nil }
 
 func (s *Store) peers() []Peer {
 	s.peersMu.Lock()
@@ -381,20 +365,18 @@ func (s *Store) report(cause error) {
 	if !mayReopen(cause) {
 		text += "; it will not be used again before a restart"
 	}
-	s.mu.Lock()
-	news := s.problem.disk != text
-	s.problem.disk = text
-	s.mu.Unlock()
-	if news {
+	if s.note(&s.problem.disk, text) {
 		s.log.Error().Err(cause).Bool("retry", mayReopen(cause)).Msg("disk failed: this node follows in memory and does not vote")
 	}
 }
 
-// reopen waits until the failed disk works and begins another raft on it; nil after Stop.
+// reopen waits until the failed disk works; it returns nil after Stop.
 func (s *Store) reopen(failed *disk) *raftInstance {
 	ctx, cancel := context.WithCancel(s.ctx)
 	var following sync.WaitGroup
-	following.Go(func() { s.follow(ctx) })
+	if s.port != nil {
+		following.Go(func() { s.follow(ctx) })
+	}
 	defer following.Wait()
 	defer cancel()
 	timer := time.NewTicker(s.cfg.Timers.Reopen)
@@ -405,21 +387,11 @@ func (s *Store) reopen(failed *disk) *raftInstance {
 			return nil
 		case <-timer.C:
 		}
-		// Only a closed file shows how its last write ended.
 		if !failed.over() || !mayReopen(failed.failure()) {
 			continue
 		}
-		d, err := s.openData()
+		inst, err := s.again()
 		if err != nil {
-			s.log.Warn().Err(err).Msg("disk still fails")
-			continue
-		}
-		var inst *raftInstance
-		if err = d.tryRoom(); err == nil {
-			inst, err = s.begin(d)
-		}
-		if err != nil {
-			d.close(endWait)
 			s.log.Warn().Err(err).Msg("disk still fails")
 			continue
 		}
@@ -431,19 +403,30 @@ func (s *Store) reopen(failed *disk) *raftInstance {
 	}
 }
 
+func (s *Store) again() (*raftInstance, error) {
+	d, err := s.openData()
+	if err != nil {
+		return nil, err
+	}
+	inst, err := (*raftInstance)(nil), d.tryRoom()
+	if err == nil {
+		inst, err = s.begin(d)
+	}
+	if err != nil {
+		d.close(endWait)
+	}
+	return inst, err
+}
+
 func (s *Store) tend(inst *raftInstance) {
 	timer := time.NewTicker(s.cfg.Timers.Poll)
 	defer timer.Stop()
-	var failed <-chan struct{}
-	if inst.disk != nil {
-		failed = inst.disk.failed
-	}
 	for {
 		s.look(inst)
 		select {
 		case <-s.ctx.Done():
 			return
-		case <-failed:
+		case <-inst.cut.Done():
 			return
 		case <-timer.C:
 		case <-s.poke:
@@ -452,19 +435,17 @@ func (s *Store) tend(inst *raftInstance) {
 	}
 }
 
-// lookTimeout bounds one look with all its requests.
 const lookTimeout = 10 * time.Second
 
 func (s *Store) look(inst *raftInstance) {
 	ctx, cancel := context.WithTimeout(s.ctx, lookTimeout)
 	defer cancel()
-	stop := untilFailure(inst, cancel)
-	defer stop()
+	defer context.AfterFunc(inst.cut, cancel)()
 	if err := inst.note(s.cfg.Timers.Probe); err != nil {
 		return // tend sees the disk failure
 	}
 	s.noteLeader(inst)
-	s.compare()
+	_ = s.fits(s.State().Constants)
 	if !s.prove(ctx, inst) {
 		return
 	}
@@ -483,39 +464,16 @@ func (s *Store) look(inst *raftInstance) {
 	}
 }
 
-func untilFailure(inst *raftInstance, cancel context.CancelFunc) (stop func()) {
-	if inst.disk == nil {
-		return func() {}
+// fits notes and returns how this node's constants differ from the fleet's.
+func (s *Store) fits(fleet Constants) error {
+	own := s.cfg.Constants
+	if fleet == (Constants{}) || own == (Constants{}) || fleet == own {
+		s.note(&s.problem.constants, "")
+		return nil
 	}
-	done := make(chan struct{})
-	go func() {
-		select {
-		case <-inst.disk.failed:
-		case <-done:
-		}
-		cancel()
-	}()
-	return func() { close(done) }
-}
-
-func (s *Store) compare() {
-	fleet, own := s.State().Constants, s.cfg.Constants
-	if fleet == (Constants{}) || own == (Constants{}) {
-		return
+	err := mismatch(fleet, own)
+	if s.note(&s.problem.constants, err.Error()) {
+		s.log.Error().Err(err).Msg("this node cannot work in its fleet")
 	}
-	s.differ(mismatch(fleet, own))
-}
-
-func (s *Store) differ(err error) {
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	s.mu.Lock()
-	news := text != "" && s.problem.constants == ""
-	s.problem.constants = text
-	s.mu.Unlock()
-	if news {
-		s.log.Error().Str("err", text).Msg("this node does not fit its fleet")
-	}
+	return err
 }

@@ -10,7 +10,6 @@ import (
 	"unicode/utf8"
 )
 
-// in names the place of an error; nil stays nil.
 func in(place string, err error) error {
 	if err == nil {
 		return nil
@@ -18,7 +17,6 @@ func in(place string, err error) error {
 	return fmt.Errorf("%s: %w", place, err)
 }
 
-// given checks an optional value.
 func given[T any](v *T, check func(T) error) error {
 	if v == nil {
 		return nil
@@ -111,8 +109,8 @@ func (c SetConstants) validate() error {
 	return in("constants: cluster", checkName(c.Constants.Cluster))
 }
 
-// NormalURL returns an engine's URL in the form that the store compares: lower case scheme and
-// host, no default port, no trailing slash.
+// NormalURL returns a URL in the form that the store compares: lower case scheme and host, no
+// default port, no trailing slash.
 func NormalURL(raw string) (string, error) {
 	if len(raw) > MaxURLBytes {
 		return "", fmt.Errorf("%d bytes, at most %d are allowed", len(raw), MaxURLBytes)

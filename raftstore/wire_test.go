@@ -9,7 +9,6 @@ import (
 	"syscall"
 )
 
-// wire is a network in memory for virtual time.
 type wire struct {
 	dir string // holds the nodes' data
 

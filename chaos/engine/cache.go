@@ -1,6 +1,9 @@
 package engine
 
-import "slices"
+import (
+	"container/heap"
+	"slices"
+)
 
 // cache is a path-compressed radix tree over chained keys. A node holds the run of keys of its
 // incoming edge. A key names a whole prefix, so the first key of an edge is unique in the tree, one
@@ -17,7 +20,7 @@ type cache struct {
 	evictable int
 	evicted   int64
 	clock     uint64
-	lru       []*node
+	lru       nodeHeap
 	spare     []*node
 }
 
@@ -91,7 +94,7 @@ func (c *cache) pin(n *node) {
 		}
 		c.evictable -= len(n.keys) * n.tokens
 		if n.slot >= 0 {
-			c.heapRemove(n.slot)
+			heap.Remove(&c.lru, n.slot)
 		}
 	}
 }
@@ -106,7 +109,7 @@ func (c *cache) release(n *node) {
 		n.last = c.clock
 		c.evictable += len(n.keys) * n.tokens
 		if n.kids == 0 {
-			c.heapPush(n)
+			heap.Push(&c.lru, n)
 		}
 	}
 }
@@ -170,12 +173,12 @@ func (c *cache) evict(want int) {
 			n.keys = n.keys[:len(n.keys)-drop]
 			return
 		}
-		c.heapRemove(0)
+		heap.Pop(&c.lru)
 		delete(c.heads, n.keys[0])
 		up := n.parent
 		up.kids--
 		if up.kids == 0 && up.refs == 0 {
-			c.heapPush(up)
+			heap.Push(&c.lru, up)
 		}
 		c.free(n)
 	}
@@ -204,59 +207,27 @@ func (c *cache) free(n *node) {
 	}
 }
 
-func (c *cache) heapPush(n *node) {
-	n.slot = len(c.lru)
-	c.lru = append(c.lru, n)
-	c.heapUp(n.slot)
+// nodeHeap orders unlocked leaves by their release, the least recent first.
+type nodeHeap []*node
+
+func (h nodeHeap) Len() int           { return len(h) }
+func (h nodeHeap) Less(i, j int) bool { return h[i].last < h[j].last }
+func (h nodeHeap) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].slot, h[j].slot = i, j
 }
 
-func (c *cache) heapRemove(i int) {
-	last := len(c.lru) - 1
-	c.lru[i].slot = -1
-	if i != last {
-		c.lru[i] = c.lru[last]
-		c.lru[i].slot = i
-	}
-	c.lru[last] = nil
-	c.lru = c.lru[:last]
-	if i != last {
-		c.heapDown(i)
-		c.heapUp(i)
-	}
+func (h *nodeHeap) Push(x any) {
+	n := x.(*node)
+	n.slot = len(*h)
+	*h = append(*h, n)
 }
 
-func (c *cache) heapUp(i int) {
-	n := c.lru[i]
-	for i > 0 {
-		up := (i - 1) / 2
-		if c.lru[up].last <= n.last {
-			break
-		}
-		c.lru[i] = c.lru[up]
-		c.lru[i].slot = i
-		i = up
-	}
-	c.lru[i] = n
-	n.slot = i
-}
-
-func (c *cache) heapDown(i int) {
-	n := c.lru[i]
-	for {
-		kid := 2*i + 1
-		if kid >= len(c.lru) {
-			break
-		}
-		if kid+1 < len(c.lru) && c.lru[kid+1].last < c.lru[kid].last {
-			kid++
-		}
-		if n.last <= c.lru[kid].last {
-			break
-		}
-		c.lru[i] = c.lru[kid]
-		c.lru[i].slot = i
-		i = kid
-	}
-	c.lru[i] = n
-	n.slot = i
+func (h *nodeHeap) Pop() any {
+	last := len(*h) - 1
+	n := (*h)[last]
+	n.slot = -1
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	return n
 }

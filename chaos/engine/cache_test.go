@@ -157,7 +157,7 @@ func TestCacheAgainstNaive(t *testing.T) {
 			c.release(h.node)
 		}
 		if c.evictable != c.tokens {
-			t.Fatalf("%d of %d tokens evictable with nobody holding any", c.evictable, c.tokens)
+			t.Fatalf("%d of %d tokens evictable while no job holds any", c.evictable, c.tokens)
 		}
 		c.evict(c.tokens)
 		if c.tokens != 0 || len(c.heads) != 0 || c.root.kids != 0 || c.root.refs != 1 {

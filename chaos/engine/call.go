@@ -1,12 +1,12 @@
 package engine
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 	"unicode/utf8"
 )
 
@@ -20,13 +20,6 @@ const (
 	endpointResponses
 	endpointMessages
 	endpointCountTokens
-	endpointGenerate
-	endpointTokenize
-	endpointDetokenize
-	endpointScore
-	endpointRerank
-	endpointPooling
-	endpointClassify
 )
 
 var paths = map[string]endpoint{
@@ -36,31 +29,14 @@ var paths = map[string]endpoint{
 	"/v1/responses":             endpointResponses,
 	"/v1/messages":              endpointMessages,
 	"/v1/messages/count_tokens": endpointCountTokens,
-	"/generate":                 endpointGenerate,
-	"/tokenize":                 endpointTokenize,
-	"/detokenize":               endpointDetokenize,
-	"/score":                    endpointScore,
-	"/v1/score":                 endpointScore,
-	"/rerank":                   endpointRerank,
-	"/v1/rerank":                endpointRerank,
-	"/v2/rerank":                endpointRerank,
-	"/pooling":                  endpointPooling,
 }
 
+// endpointOf takes a path or its part after /v1/; chat is short for chat completions, the default.
 func endpointOf(name string) endpoint {
-	switch name {
-	case "", "chat":
+	if name == "" || name == "chat" {
 		return endpointChat
-	case "completion", "completions":
-		return endpointCompletion
 	}
-	if e, ok := paths[name]; ok {
-		return e
-	}
-	if e, ok := paths["/v1/"+name]; ok {
-		return e
-	}
-	return paths["/"+name]
+	return cmp.Or(paths[name], paths["/v1/"+name])
 }
 
 func (e endpoint) anthropic() bool { return e == endpointMessages || e == endpointCountTokens }
@@ -89,36 +65,18 @@ type fields struct {
 	MaxCompletionTokens *int   `json:"max_completion_tokens"`
 	MaxOutputTokens     *int   `json:"max_output_tokens"`
 	CacheSalt           string `json:"cache_salt"`
-	LoRAPath            string `json:"lora_path"`
 
-	Messages      []message       `json:"messages"`
-	Tools         json.RawMessage `json:"tools"`
-	System        content         `json:"system"`
-	Instructions  content         `json:"instructions"`
-	Prompt        texts           `json:"prompt"`
-	Input         json.RawMessage `json:"input"`
-	Previous      string          `json:"previous_response_id"`
-	Continue      bool            `json:"continue_final_message"`
-	Echo          bool            `json:"echo"`
-	Dimensions    int             `json:"dimensions"`
-	Encoding      string          `json:"encoding_format"`
-	Text          json.RawMessage `json:"text"`
-	InputIDs      texts           `json:"input_ids"`
-	Sampling      sampling        `json:"sampling_params"`
-	Tokens        []uint32        `json:"tokens"`
-	Text1         texts           `json:"text_1"`
-	Text2         texts           `json:"text_2"`
-	Queries       texts           `json:"queries"`
-	Items         texts           `json:"items"`
-	Query         content         `json:"query"`
-	Documents     texts           `json:"documents"`
-	TopN          int             `json:"top_n"`
-	ReturnStrings bool            `json:"return_token_strs"`
-}
-
-type sampling struct {
-	MaxNewTokens *int `json:"max_new_tokens"`
-	N            *int `json:"n"`
+	Messages     []message       `json:"messages"`
+	Tools        json.RawMessage `json:"tools"`
+	System       content         `json:"system"`
+	Instructions content         `json:"instructions"`
+	Prompt       texts           `json:"prompt"`
+	Input        json.RawMessage `json:"input"`
+	Previous     string          `json:"previous_response_id"`
+	Continue     bool            `json:"continue_final_message"`
+	Echo         bool            `json:"echo"`
+	Dimensions   int             `json:"dimensions"`
+	Encoding     string          `json:"encoding_format"`
 }
 
 type call struct {
@@ -127,7 +85,6 @@ type call struct {
 	model    string
 	adapter  string
 	prompts  [][]byte
-	several  bool // SGLang: the prompt was a list, so the answer is one
 	n        int
 	output   int
 	asked    bool // the request set output, so the reply ends with reason length
@@ -179,7 +136,7 @@ func parseError(err error) *apiError {
 func (s *Server) resolve(c *call) *apiError {
 	name := c.fields.Model
 	switch {
-	case name == "": // vLLM takes its only model; SGLang's own interface names none
+	case name == "": // vLLM takes its only model
 		c.model = s.cfg.Models[0]
 	case slices.Contains(s.cfg.Models, name):
 		c.model = name
@@ -187,9 +144,6 @@ func (s *Server) resolve(c *call) *apiError {
 		c.model, c.adapter = name, name
 	default:
 		return &apiError{status: http.StatusNotFound, param: "model", message: fmt.Sprintf("The model `%s` does not exist.", name)}
-	}
-	if c.fields.LoRAPath != "" {
-		c.adapter = c.fields.LoRAPath
 	}
 	return nil
 }
@@ -204,14 +158,6 @@ func (c *call) render() ([][]byte, *apiError) {
 			f.Continue = true
 		}
 		return one(c.conversation(f.System.text))
-	case endpointTokenize, endpointPooling:
-		if len(f.Messages) > 0 {
-			return one(c.conversation(nil))
-		}
-		if len(f.Prompt) > 0 {
-			return f.Prompt, nil
-		}
-		return c.input()
 	case endpointCompletion:
 		if len(f.Prompt) == 0 {
 			return nil, badRequest("prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
@@ -224,17 +170,6 @@ func (c *call) render() ([][]byte, *apiError) {
 		return c.input()
 	case endpointResponses:
 		return c.responses()
-	case endpointGenerate:
-		return c.generate()
-	case endpointScore:
-		return c.pairs()
-	case endpointRerank:
-		if len(f.Documents) == 0 {
-			return nil, badRequest("documents", "documents must not be empty")
-		}
-		return pair(texts{f.Query.text}, f.Documents), nil
-	case endpointDetokenize:
-		return [][]byte{appendText(nil, f.Tokens)}, nil
 	}
 	return nil, &apiError{status: http.StatusNotFound, message: "Not Found"}
 }
@@ -300,48 +235,6 @@ func (c *call) responses() ([][]byte, *apiError) {
 	return one(c.conversation(f.Instructions.text))
 }
 
-func (c *call) generate() ([][]byte, *apiError) {
-	f := &c.fields
-	prompts := f.InputIDs
-	if present(f.Text) {
-		if err := prompts.UnmarshalJSON(f.Text); err != nil {
-			return nil, badRequest("text", "%v", err)
-		}
-		c.several = f.Text[0] == '['
-	} else {
-		c.several = len(prompts) > 1
-	}
-	if len(prompts) == 0 {
-		return nil, badRequest("text", "Either text, input_ids or input_embeds should be provided.")
-	}
-	return prompts, nil
-}
-
-func (c *call) pairs() ([][]byte, *apiError) {
-	f := &c.fields
-	left, right := f.Text1, f.Text2
-	if len(left) == 0 {
-		left, right = f.Queries, f.Items
-	}
-	if len(left) == 0 {
-		left = texts{f.Query.text}
-		right = append(append(texts(nil), f.Documents...), f.Items...)
-	}
-	if len(right) == 0 || (len(left) != 1 && len(left) != len(right)) {
-		return nil, badRequest("text_2", "text_1 must be one text or as many as text_2")
-	}
-	return pair(left, right), nil
-}
-
-func pair(queries, documents texts) [][]byte {
-	out := make([][]byte, len(documents))
-	for i, d := range documents {
-		q := queries[min(i, len(queries)-1)]
-		out[i] = append(append(append(append([]byte(nil), q...), "<|sep|>"...), d...), turnEnd...)
-	}
-	return out
-}
-
 func (s *Server) length(c *call) *apiError {
 	f := &c.fields
 	limit, param := f.MaxTokens, "max_tokens"
@@ -353,15 +246,12 @@ func (s *Server) length(c *call) *apiError {
 	case endpointCompletion, endpointMessages:
 	case endpointResponses:
 		limit, param = f.MaxOutputTokens, "max_output_tokens"
-	case endpointGenerate:
-		limit, param = f.Sampling.MaxNewTokens, "sampling_params.max_new_tokens"
-		f.N = f.Sampling.N
-	case endpointCountTokens, endpointTokenize, endpointDetokenize:
+	case endpointCountTokens:
 		return nil
 	default:
 		limit = new(int)
 	}
-	if f.N != nil && (c.endpoint == endpointChat || c.endpoint == endpointCompletion || c.endpoint == endpointGenerate) {
+	if f.N != nil && (c.endpoint == endpointChat || c.endpoint == endpointCompletion) {
 		if c.n = *f.N; c.n < 1 || c.n*len(c.prompts) > maxReplies {
 			return badRequest("n", "n must be at least 1 and ask for at most %d replies, got %d.", maxReplies, c.n)
 		}
@@ -372,7 +262,7 @@ func (s *Server) length(c *call) *apiError {
 	}
 	room := s.cfg.MaxModelLen - longest
 	least := 1
-	if c.endpoint == endpointCompletion || c.endpoint == endpointGenerate {
+	if c.endpoint == endpointCompletion {
 		least = 0
 	}
 	switch {
@@ -396,11 +286,7 @@ func (s *Server) length(c *call) *apiError {
 }
 
 func (c *call) generates() bool {
-	switch c.endpoint {
-	case endpointChat, endpointCompletion, endpointResponses, endpointMessages, endpointGenerate:
-		return true
-	}
-	return false
+	return c.endpoint != endpointEmbeddings && c.endpoint != endpointCountTokens
 }
 
 func contextParam(e endpoint) string {
@@ -439,9 +325,4 @@ func (c *call) finishReason() string {
 		return "length"
 	}
 	return "stop"
-}
-
-func quoted(name string) string {
-	b, _ := json.Marshal(name)
-	return strings.TrimSpace(string(b))
 }

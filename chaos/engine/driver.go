@@ -4,6 +4,8 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 var errStopped = errors.New("engine: stopped")
@@ -12,25 +14,25 @@ var errBusy = errors.New("engine: waiting queue is full")
 
 var errTooLarge = errors.New("engine: larger than the KV memory")
 
+// maxWaiting bounds the jobs in the waiting queue; more get 503.
+const maxWaiting = 100_000
+
 // driver runs a Model on the wall clock. One goroutine owns the model; other goroutines access it
 // through do.
 type driver struct {
 	model      *Model
-	maxWaiting int
 	began      time.Time
 	ops        chan func(now time.Duration)
 	quit, done chan struct{}
 	stopOnce   sync.Once
 
-	// Owned by the goroutine.
-	ttft, latency histogram
+	ttft, latency prometheus.Histogram
 }
 
-func newDriver(m *Model, maxWaiting int) *driver {
+func newDriver(m *Model) *driver {
 	d := &driver{
-		model: m, maxWaiting: maxWaiting, began: time.Now(),
+		model: m, began: time.Now(),
 		ops: make(chan func(time.Duration)), quit: make(chan struct{}), done: make(chan struct{}),
-		ttft: newHistogram(), latency: newHistogram(),
 	}
 	go d.run()
 	return d
@@ -88,14 +90,14 @@ func (d *driver) emit(e Event) {
 	case Admitted:
 		seat.cached = e.Job.Cached
 	case FirstToken:
-		d.ttft.observe(e.At - e.Job.Submitted)
+		d.ttft.Observe((e.At - e.Job.Submitted).Seconds())
 		seat.tokens++
 		wake = e.Job.Watch
 	case Tokens:
 		seat.tokens += e.Tokens
 		wake = true
 	case Finished:
-		d.latency.observe(e.At - e.Job.Submitted)
+		d.latency.Observe((e.At - e.Job.Submitted).Seconds())
 		seat.tokens = e.Job.OutputTokens
 		seat.done = true
 		f.left--
@@ -138,7 +140,7 @@ func (d *driver) launch(f *flight) error {
 	f.driver, f.left, f.notify = d, len(f.seats), make(chan struct{}, 1)
 	var failed error
 	err := d.do(func(now time.Duration) {
-		if d.model.waiting.len()+len(f.seats) > d.maxWaiting {
+		if d.model.waiting.len()+len(f.seats) > maxWaiting {
 			failed = errBusy
 			return
 		}

@@ -123,7 +123,7 @@ func (s *Server) suffer(w http.ResponseWriter, r *http.Request) (out http.Respon
 		return w, false
 	}
 	if f.Kind == "503" {
-		s.writeError(w, endpointOf(r.URL.Path), &apiError{status: http.StatusServiceUnavailable, message: "The engine is overloaded, as it was told to be."})
+		s.writeError(w, endpointOf(r.URL.Path), &apiError{status: http.StatusServiceUnavailable, message: "The engine is overloaded (injected fault)."})
 		return w, true
 	}
 	fw := &faultWriter{w: w, ctx: r.Context(), fault: f, left: f.AfterBytes}

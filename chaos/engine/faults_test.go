@@ -145,11 +145,11 @@ func TestFaultLie(t *testing.T) {
 		}
 	}
 	l.inject(Fault{Kind: "none"})
-	for path, key := range map[string]string{"/v1/messages": "input_tokens", "/v1/responses": "input_tokens", "/generate": "prompt_tokens"} {
+	for path, key := range map[string]string{"/v1/messages": "input_tokens", "/v1/responses": "input_tokens"} {
 		ask := func() string {
 			t.Helper()
 			resp, err := l.client.Post(l.url+path, "application/json", strings.NewReader(`{"model":"m","max_tokens":2,"input":"Hello there, you",`+
-				`"text":"Hello there, you","messages":[{"role":"user","content":"Hello there, you"}],"sampling_params":{"max_new_tokens":2}}`))
+				`"messages":[{"role":"user","content":"Hello there, you"}]}`))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -165,11 +165,11 @@ func TestFaultLie(t *testing.T) {
 		truth := ask()
 		l.inject(Fault{Kind: "lie", Factor: 5})
 		if lie := ask(); lie == truth {
-			t.Errorf("%s: %s is told, as without the lie", path, lie)
+			t.Errorf("%s: reports %s, as without the lie", path, lie)
 		}
 		l.inject(Fault{Kind: "none"})
 		if again := ask(); again != truth {
-			t.Errorf("%s: %s is told after none, %s before", path, again, truth)
+			t.Errorf("%s: reports %s after the faults, %s before", path, again, truth)
 		}
 	}
 	if p, c := counts(); p != prompt || c != cached {
@@ -203,6 +203,6 @@ func TestFaultDie(t *testing.T) {
 	}
 	if conn, err := net.Dial("tcp", ln.Addr().String()); err == nil {
 		conn.Close()
-		t.Error("somebody still listens")
+		t.Error("the port still accepts connections")
 	}
 }

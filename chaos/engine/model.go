@@ -7,6 +7,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -14,15 +15,15 @@ import (
 )
 
 // Config is the size and speed of the engine. Zero fields take the defaults, about one current
-// accelerator that serves a mid-size model.
+// accelerator that serves a mid-size model. The tags are those of command line flags.
 type Config struct {
-	KVTokens     int           // KV memory, prompts and outputs together; default 1,500,000
-	BlockTokens  int           // tokens of one page; default 16; at most MaxBlockTokens
-	MaxRunning   int           // sequences at once; default 64
-	PrefillRate  float64       // prompt tokens per second; default 10,000
-	ChunkTokens  int           // prompt tokens in one step at most; default 512
-	DecodeStep   time.Duration // length of a step that decodes one sequence; default 20 ms
-	DecodeGrowth float64       // a full batch decodes in DecodeStep*(1+DecodeGrowth); default 0
+	KVTokens     int           `name:"kv-tokens" placeholder:"N" group:"engine" help:"Tokens its KV memory holds, of prompts and outputs together. Default 1500000."`
+	BlockTokens  int           `name:"block-tokens" placeholder:"N" group:"engine" help:"Tokens of one page of KV memory, at most 4096. Default 16."`
+	MaxRunning   int           `name:"max-running" placeholder:"N" group:"engine" help:"Sequences it runs at once. Default 64."`
+	PrefillRate  float64       `name:"prefill-rate" placeholder:"N" group:"engine" help:"Prompt tokens it computes per second. Default 10000."`
+	ChunkTokens  int           `name:"chunk" placeholder:"N" group:"engine" help:"Prompt tokens it computes in one step at most. Default 512."`
+	DecodeStep   time.Duration `name:"decode-step" placeholder:"DURATION" group:"engine" help:"Length of a step that decodes one sequence. Default 20ms."`
+	DecodeGrowth float64       `name:"decode-growth" placeholder:"X" group:"engine" help:"A step with a full batch takes (1+X) times as long. Default 0."`
 }
 
 // MaxBlockTokens bounds Config.BlockTokens: the model keeps one counter per token of a block.
@@ -32,24 +33,12 @@ const MaxBlockTokens = 4096
 var ErrConfig = errors.New("engine: bad configuration")
 
 func (c Config) withDefaults() (Config, error) {
-	if c.KVTokens == 0 {
-		c.KVTokens = 1_500_000
-	}
-	if c.BlockTokens == 0 {
-		c.BlockTokens = 16
-	}
-	if c.MaxRunning == 0 {
-		c.MaxRunning = 64
-	}
-	if c.PrefillRate == 0 {
-		c.PrefillRate = 10_000
-	}
-	if c.ChunkTokens == 0 {
-		c.ChunkTokens = 512
-	}
-	if c.DecodeStep == 0 {
-		c.DecodeStep = 20 * time.Millisecond
-	}
+	c.KVTokens = cmp.Or(c.KVTokens, 1_500_000)
+	c.BlockTokens = cmp.Or(c.BlockTokens, 16)
+	c.MaxRunning = cmp.Or(c.MaxRunning, 64)
+	c.PrefillRate = cmp.Or(c.PrefillRate, 10_000)
+	c.ChunkTokens = cmp.Or(c.ChunkTokens, 512)
+	c.DecodeStep = cmp.Or(c.DecodeStep, 20*time.Millisecond)
 	switch {
 	case c.BlockTokens < 1 || c.BlockTokens > MaxBlockTokens:
 		return c, fmt.Errorf("%w: block of %d tokens, want 1 to %d", ErrConfig, c.BlockTokens, MaxBlockTokens)
@@ -148,24 +137,30 @@ type Model struct {
 
 // Stats are totals since the start and present state, in tokens unless noted.
 type Stats struct {
-	Running, Waiting, Decoding int // jobs
+	Running  int `json:"running"` // jobs
+	Waiting  int `json:"waiting"`
+	Decoding int `json:"decoding"`
 
-	KVTokens    int // capacity
-	KVUsed      int // allocated: shared and private, pinned or not
-	KVShared    int // part of KVUsed that is in the prefix cache
-	KVEvictable int // part of KVShared that no running job pins
+	KVTokens    int `json:"kv_tokens"`    // capacity
+	KVUsed      int `json:"kv_used"`      // allocated: shared and private, pinned or not
+	KVShared    int `json:"kv_shared"`    // part of KVUsed that is in the prefix cache
+	KVEvictable int `json:"kv_evictable"` // part of KVShared that no running job pins
 
-	Submitted, Finished, Cancelled, Refused, Preempted int64 // jobs
+	Submitted int64 `json:"submitted"` // jobs
+	Finished  int64 `json:"finished"`
+	Cancelled int64 `json:"aborted"`
+	Refused   int64 `json:"refused"`
+	Preempted int64 `json:"preempted"`
 
-	PromptTokens  int64 // of admitted jobs, each counted once
-	CachedTokens  int64 // part of PromptTokens found in the cache
-	PrefillTokens int64 // computed by prefill, including recomputation after preemption
-	OutputTokens  int64 // generated
-	EvictedTokens int64
+	PromptTokens  int64 `json:"prompt_tokens"`  // of admitted jobs, each counted once
+	CachedTokens  int64 `json:"cached_tokens"`  // part of PromptTokens found in the cache
+	PrefillTokens int64 `json:"prefill_tokens"` // computed by prefill, including recomputation after preemption
+	OutputTokens  int64 `json:"output_tokens"`  // generated
+	EvictedTokens int64 `json:"evicted_tokens"`
 
-	Steps       int64
-	Busy        time.Duration // total length of all steps
-	PrefillBusy time.Duration // PrefillTokens / PrefillRate
+	Steps       int64         `json:"steps"`
+	Busy        time.Duration `json:"busy_ns"`         // total length of all steps
+	PrefillBusy time.Duration `json:"prefill_busy_ns"` // PrefillTokens / PrefillRate
 }
 
 // NewModel returns an idle engine with an empty cache at time 0. The error wraps ErrConfig.

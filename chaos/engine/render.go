@@ -261,20 +261,8 @@ func (t *texts) UnmarshalJSON(raw []byte) error {
 	}
 	for _, one := range several {
 		var inner texts
-		switch one[0] {
-		case '"', '[':
-			if err := inner.UnmarshalJSON(one); err != nil {
-				return err
-			}
-		case '{': // {"text":...}, {"content":[...]}: documents of score and rerank
-			var c struct {
-				Text    content `json:"text"`
-				Content content `json:"content"`
-			}
-			if err := json.Unmarshal(one, &c); err != nil {
-				return err
-			}
-			inner = texts{append(c.Text.text, c.Content.text...)}
+		if err := inner.UnmarshalJSON(one); err != nil {
+			return err
 		}
 		if len(inner) != 1 {
 			return errors.New("each prompt of a list must be a string or a list of token ids")

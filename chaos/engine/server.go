@@ -1,12 +1,13 @@
 package engine
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"log"
 	"net"
 	"net/http"
@@ -29,31 +30,27 @@ const (
 	StyleSGLang MetricsStyle = "sglang"
 )
 
-// ServerConfig configures a live engine. Zero fields take the defaults.
+// ServerConfig configures a live engine. Zero fields take the defaults. The tags are those of
+// command line flags.
 type ServerConfig struct {
-	Config
+	Config `embed:""`
 
-	Models        []string // names of the one model; default "emulated"
-	Adapters      []string // LoRA adapters, each with a cache of its own
-	MaxModelLen   int      // tokens of prompt and reply together; default KVTokens
-	DefaultOutput int      // tokens of a reply if the request sets no length; default 64
+	Models         []string     `name:"model" default:"emulated" placeholder:"NAME" group:"server" help:"Name it serves. Repeatable: all are the same model."`
+	Adapters       []string     `name:"adapter" placeholder:"NAME" group:"server" help:"LoRA adapter: a name and a cache of its own. Repeatable."`
+	MaxModelLen    int          `name:"max-model-len" placeholder:"N" group:"server" help:"Tokens of prompt and reply together; what the KV memory holds if not given."`
+	DefaultOutput  int          `name:"default-output" placeholder:"N" group:"server" help:"Tokens of a reply if the request sets no length. Default 64."`
+	TokensPerChunk int          `name:"tokens-per-chunk" placeholder:"N" group:"server" help:"Tokens in one event of a stream. Default 1."`
+	HideCached     bool         `name:"hide-cached" group:"server" help:"Do not report cached tokens, as engines do by default."`
+	MetricsStyle   MetricsStyle `name:"metrics" enum:"vllm,sglang" default:"vllm" group:"server" help:"Whose metrics names and reports of cached tokens it imitates: vllm or sglang."`
 
-	TokensPerChunk int          // tokens in one event of a stream; default 1
-	HideCached     bool         // omit cached tokens from usage, as engines do by default
-	LateHeaders    bool         // send the header of a stream with its first token; else at once, as vLLM does
-	MetricsStyle   MetricsStyle // default StyleVLLM
-	Version        string       // reported by /version
-
-	MaxBody      int64         // bytes of a request body; default 256 MiB
-	MaxWaiting   int           // jobs in the waiting queue; more get 503; default 100,000
-	IdleTimeout  time.Duration // of a kept-alive connection; default 5 s, as uvicorn
-	WriteTimeout time.Duration // how long a client may take to accept a write; default 30 s
+	MaxBody      int64         `kong:"-"` // bytes of a request body; default 256 MiB
+	IdleTimeout  time.Duration `kong:"-"` // of a kept-alive connection; default 5 s, as uvicorn
+	WriteTimeout time.Duration `kong:"-"` // how long a client may take to accept a write; default 30 s
 
 	// Watch, if not nil, is called twice for every request to an inference endpoint: on arrival
 	// and, with Ended set, at the end. It runs in the request's goroutine and must not block.
-	Watch func(Visit)
-
-	Log zerolog.Logger
+	Watch func(Visit)    `kong:"-"`
+	Log   zerolog.Logger `kong:"-"`
 }
 
 func (c ServerConfig) withDefaults() (ServerConfig, error) {
@@ -64,46 +61,26 @@ func (c ServerConfig) withDefaults() (ServerConfig, error) {
 	if len(c.Models) == 0 {
 		c.Models = []string{"emulated"}
 	}
-	if c.MaxModelLen == 0 {
-		c.MaxModelLen = c.KVTokens
-	}
-	if c.DefaultOutput == 0 {
-		c.DefaultOutput = 64
-	}
-	if c.TokensPerChunk == 0 {
-		c.TokensPerChunk = 1
-	}
-	if c.MetricsStyle == "" {
-		c.MetricsStyle = StyleVLLM
-	}
-	if c.Version == "" {
-		c.Version = "0.0.0+emulated"
-	}
-	if c.MaxBody == 0 {
-		c.MaxBody = 256 << 20
-	}
-	if c.MaxWaiting == 0 {
-		c.MaxWaiting = 100_000
-	}
-	if c.IdleTimeout == 0 {
-		c.IdleTimeout = 5 * time.Second
-	}
-	if c.WriteTimeout == 0 {
-		c.WriteTimeout = 30 * time.Second
-	}
+	c.MaxModelLen = cmp.Or(c.MaxModelLen, c.KVTokens)
+	c.DefaultOutput = cmp.Or(c.DefaultOutput, 64)
+	c.TokensPerChunk = cmp.Or(c.TokensPerChunk, 1)
+	c.MetricsStyle = cmp.Or(c.MetricsStyle, StyleVLLM)
+	c.MaxBody = cmp.Or(c.MaxBody, 256<<20)
+	c.IdleTimeout = cmp.Or(c.IdleTimeout, 5*time.Second)
+	c.WriteTimeout = cmp.Or(c.WriteTimeout, 30*time.Second)
 	switch {
 	case c.MetricsStyle != StyleVLLM && c.MetricsStyle != StyleSGLang:
 		return c, fmt.Errorf("%w: metrics style %q, want %q or %q", ErrConfig, c.MetricsStyle, StyleVLLM, StyleSGLang)
 	case c.MaxModelLen < 2 || c.MaxModelLen > c.KVTokens:
 		return c, fmt.Errorf("%w: context of %d tokens, want 2 to the KV memory's %d", ErrConfig, c.MaxModelLen, c.KVTokens)
-	case c.DefaultOutput < 1 || c.TokensPerChunk < 1 || c.MaxBody < 1 || c.MaxWaiting < 1 || c.IdleTimeout < 0 || c.WriteTimeout < 0:
+	case c.DefaultOutput < 1 || c.TokensPerChunk < 1 || c.MaxBody < 1 || c.IdleTimeout < 0 || c.WriteTimeout < 0:
 		return c, fmt.Errorf("%w: negative limit", ErrConfig)
 	}
 	return c, nil
 }
 
 // ErrDied is what Serve returns after the fault die.
-var ErrDied = errors.New("engine: died as it was told to")
+var ErrDied = errors.New("engine: died by an injected fault")
 
 // Server is a live emulated engine. Safe for concurrent use.
 type Server struct {
@@ -144,7 +121,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	var nonce [6]byte
 	_, _ = rand.Read(nonce[:])
 	s := &Server{cfg: cfg, nonce: hex.EncodeToString(nonce[:]), began: time.Now(), closed: make(chan struct{})}
-	s.driver = newDriver(model, cfg.MaxWaiting)
+	s.driver = newDriver(model)
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	s.routes()
@@ -270,17 +247,8 @@ func (s *Server) routes() {
 		s.mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) { s.infer(w, r, e) })
 	}
 	s.mux.HandleFunc("GET /v1/models", s.models)
-	s.mux.HandleFunc("GET /v1/models/{model...}", s.modelByName)
-	s.mux.HandleFunc("GET /health", s.health)
-	s.mux.HandleFunc("GET /ping", s.health)
-	s.mux.HandleFunc("GET /health_generate", s.healthGenerate)
-	s.mux.HandleFunc("GET /version", func(w http.ResponseWriter, r *http.Request) {
-		writeJSON(w, http.StatusOK, map[string]string{"version": s.cfg.Version})
-	})
-	s.mux.HandleFunc("GET /load", s.load)
-	s.mux.HandleFunc("GET /model_info", s.modelInfo)
-	s.mux.HandleFunc("GET /server_info", s.serverInfo)
-	s.mux.HandleFunc("GET /metrics", s.metrics)
+	s.mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
+	s.routeMetrics()
 	s.mux.HandleFunc("POST /emulator/cached", s.cachedHandler)
 	s.mux.HandleFunc("POST /emulator/fault", s.faultHandler)
 	s.mux.HandleFunc("GET /emulator/stats", s.statsHandler)
@@ -306,15 +274,8 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint) {
 		s.writeError(w, e, err)
 		return
 	}
-	switch e {
-	case endpointCountTokens:
-		writeJSON(w, http.StatusOK, map[string]int{"input_tokens": c.promptTokens()})
-		return
-	case endpointTokenize:
-		s.tokenize(w, c)
-		return
-	case endpointDetokenize:
-		writeJSON(w, http.StatusOK, map[string]string{"prompt": strings.TrimRight(string(c.prompts[0]), "\x00")})
+	if e == endpointCountTokens {
+		writeJSON(w, http.StatusOK, object{"input_tokens": c.promptTokens()})
 		return
 	}
 	f := c.flight()
@@ -371,34 +332,22 @@ func (s *Server) answer(c *call, f *flight) any {
 		return s.responsesAnswer(c, f)
 	case endpointMessages:
 		return s.messagesAnswer(c, f)
-	case endpointGenerate:
-		return s.generateAnswer(c, f)
 	}
-	return s.poolingAnswer(c, f)
+	return s.embeddingsAnswer(c, f)
 }
 
 func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *apiError) {
-	r.Body = http.MaxBytesReader(w, r.Body, s.cfg.MaxBody)
-	var body []byte
-	if n := r.ContentLength; n > 0 && n <= s.cfg.MaxBody {
-		body = make([]byte, 0, min(n, 1<<20)+1)
+	var body bytes.Buffer
+	body.Grow(int(min(max(r.ContentLength, 0), s.cfg.MaxBody, 1<<20)) + bytes.MinRead)
+	_, err := body.ReadFrom(http.MaxBytesReader(w, r.Body, s.cfg.MaxBody))
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLarge):
+		return nil, &apiError{status: http.StatusRequestEntityTooLarge, message: fmt.Sprintf("Request body is larger than %d bytes", s.cfg.MaxBody)}
+	case err != nil:
+		return nil, badRequest("", "There was an error reading the body: %v", err)
 	}
-	for {
-		if len(body) == cap(body) {
-			body = append(body, 0)[:len(body)]
-		}
-		n, err := r.Body.Read(body[len(body):cap(body)])
-		body = body[:len(body)+n]
-		var tooLarge *http.MaxBytesError
-		switch {
-		case errors.Is(err, io.EOF):
-			return body, nil
-		case errors.As(err, &tooLarge):
-			return nil, &apiError{status: http.StatusRequestEntityTooLarge, message: fmt.Sprintf("Request body is larger than %d bytes", s.cfg.MaxBody)}
-		case err != nil:
-			return nil, badRequest("", "There was an error reading the body: %v", err)
-		}
-	}
+	return body.Bytes(), nil
 }
 
 func launchError(err error) *apiError {

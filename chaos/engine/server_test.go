@@ -109,10 +109,19 @@ func chat(more string, turns ...string) string {
 		if i%2 == 1 {
 			role = "assistant"
 		}
-		b.WriteString(`,{"role":"` + role + `","content":` + quoted(text) + `}`)
+		b.WriteString(`,{"role":"` + role + `","content":` + string(mustJSON(text)) + `}`)
 	}
 	b.WriteString(`]` + more + `}`)
 	return b.String()
+}
+
+type chatCompletion struct {
+	Object  string
+	Choices []struct {
+		Message      struct{ Content string }
+		FinishReason string `json:"finish_reason"`
+	}
+	Usage usage
 }
 
 func TestServerChat(t *testing.T) {
@@ -209,7 +218,7 @@ func TestServerCachesApart(t *testing.T) {
 		model, more string
 		cached      bool
 	}{{"m", "", false}, {"alias", "", true}, {"lora", "", false}, {"lora", "", true}, {"m", `,"cache_salt":"x"`, false}, {"m", `,"cache_salt":"x"`, true}, {"m", `,"cache_salt":"y"`, false}} {
-		var a completion
+		var a chatCompletion
 		l.ok("/v1/completions", body(step.model, step.more), &a)
 		if got := a.Usage.Details.CachedTokens > 0; got != step.cached {
 			t.Errorf("%s%s: cached %d", step.model, step.more, a.Usage.Details.CachedTokens)
@@ -230,15 +239,6 @@ func TestServerEndpoints(t *testing.T) {
 		{"/v1/responses", `{"model":"m","input":[{"role":"user","content":[{"type":"input_text","text":"a"}]},{"type":"function_call","name":"f","arguments":"{}"},{"type":"function_call_output","output":"x"}]}`, `"status":"completed"`},
 		{"/v1/messages", `{"model":"m","max_tokens":5,"system":[{"type":"text","text":"s","cache_control":{"type":"ephemeral"}}],"messages":[{"role":"user","content":"a"}]}`, `"stop_reason":"max_tokens"`},
 		{"/v1/messages/count_tokens", `{"model":"m","messages":[{"role":"user","content":"four score and seven"}]}`, `"input_tokens":`},
-		{"/generate", `{"text":"abc","sampling_params":{"max_new_tokens":3}}`, `"meta_info":{"cached_tokens":0`},
-		{"/generate", `{"text":["abc","def"],"sampling_params":{"max_new_tokens":3}}`, `[{"meta_info"`},
-		{"/generate", `{"input_ids":[1,2],"sampling_params":{"max_new_tokens":3}}`, `"prompt_tokens":2`},
-		{"/tokenize", `{"prompt":"abcdefgh"}`, `"count":2`},
-		{"/tokenize", `{"messages":[{"role":"user","content":"x"}]}`, `"max_model_len":20000`},
-		{"/detokenize", `{"tokens":[1684234849]}`, `"prompt":"abcd"`},
-		{"/score", `{"text_1":"q","text_2":["a","b"]}`, `"score":0.`},
-		{"/v1/rerank", `{"query":"q","documents":["a","b","c"],"top_n":2}`, `"relevance_score":`},
-		{"/pooling", `{"input":"a"}`, `"object":"pooling"`},
 	} {
 		status, answer := l.post(test.path, test.body)
 		if status != http.StatusOK || !json.Valid(answer) || !bytes.Contains(answer, []byte(test.want)) {
@@ -246,8 +246,7 @@ func TestServerEndpoints(t *testing.T) {
 		}
 	}
 	for path, want := range map[string]string{
-		"/v1/models": `"id":"lora"`, "/v1/models/lora": `"parent":"m"`, "/health": "", "/ping": "", "/health_generate": "",
-		"/version": `"version"`, "/load": `"server_load":0`, "/model_info": `"model_path":"m"`, "/server_info": `"page_size":16`,
+		"/v1/models": `"id":"lora"`, "/health": "",
 		"/emulator/stats": `"running":0`, "/metrics": `vllm:num_requests_running{engine="0",model_name="m"} 0`,
 	} {
 		resp, err := l.client.Get(l.url + path)
@@ -260,7 +259,7 @@ func TestServerEndpoints(t *testing.T) {
 			t.Errorf("%s: %d %s, want %s", path, resp.StatusCode, answer, want)
 		}
 	}
-	eventually(t, "idle", func() bool { s := l.Stats(); return s.Running+s.Waiting+s.KVPinned == 0 })
+	eventually(t, "idle", func() bool { s := l.Stats(); return s.Running+s.Waiting+s.KVUsed-s.KVEvictable == 0 })
 }
 
 func TestServerStreams(t *testing.T) {
@@ -286,10 +285,6 @@ func TestServerStreams(t *testing.T) {
 		if got := strings.Join(kinds, " "); got != test.kinds {
 			t.Errorf("%s: %s, want %s", test.path, got, test.kinds)
 		}
-	}
-	generate := l.events("/generate", `{"text":"abc","stream":true,"sampling_params":{"max_new_tokens":7}}`)
-	if len(generate) != 4 || !strings.Contains(generate[2], `"completion_tokens":7`) || generate[3] != "[DONE]" {
-		t.Errorf("generate: %s", generate)
 	}
 	several := l.events("/v1/completions", `{"model":"m","prompt":["abc","d"],"n":2,"stream":true,"max_tokens":2}`)
 	if len(several) != 9 || !strings.Contains(fmt.Sprint(several), `"index":3`) {
@@ -326,7 +321,6 @@ func TestServerErrors(t *testing.T) {
 		{"/v1/responses", `{"model":"m","input":"a","previous_response_id":"r1"}`, 404, `r1`},
 		{"/v1/messages", `{"model":"m","messages":[{"role":"user","content":"a"}]}`, 400, `{"error":{"message":"max_tokens: Field required","type":"invalid_request_error"},"type":"error"}`},
 		{"/v1/messages", `{"model":"nope","max_tokens":1,"messages":[{"role":"user","content":"a"}]}`, 404, `"type":"not_found_error"`},
-		{"/generate", `{}`, 400, `"param":"text"`},
 		{"/nowhere", `{}`, 404, `{"detail":"Not Found"}`},
 		{"/emulator/fault", `{"kind":"boredom"}`, 400, `unknown fault`},
 		{"/emulator/cached?kind=nothing", `{}`, 400, `unknown endpoint`},
@@ -372,7 +366,7 @@ func TestServerAborts(t *testing.T) {
 func (l *live) leave(stream string) time.Duration {
 	l.t.Helper()
 	failed := make(chan error, 2)
-	before := l.Stats().Aborted
+	before := l.Stats().Cancelled
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	for range 2 {
@@ -392,7 +386,7 @@ func (l *live) leave(stream string) time.Duration {
 	left := time.Now()
 	eventually(l.t, "both aborted", func() bool {
 		s := l.Stats()
-		return s.Aborted == before+2 && s.Running+s.Waiting+s.KVPinned == 0
+		return s.Cancelled == before+2 && s.Running+s.Waiting+s.KVUsed-s.KVEvictable == 0
 	})
 	took := time.Since(left)
 	for range 2 {
@@ -418,7 +412,7 @@ func TestServerDropsClientThatDoesNotRead(t *testing.T) {
 	conn.(*net.TCPConn).SetReadBuffer(4096)
 	body := chat(fmt.Sprintf(`,"max_tokens":%d,"stream":true`, tokens-1000), "Talk.")
 	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-	eventually(t, "given up", func() bool { s := l.Stats(); return s.Departed == 1 && s.Running == 0 && s.KVPinned == 0 })
+	eventually(t, "given up", func() bool { s := l.Stats(); return s.Departed == 1 && s.Running == 0 && s.KVUsed == s.KVEvictable })
 }
 
 func TestServerHalfClose(t *testing.T) {
@@ -434,13 +428,13 @@ func TestServerHalfClose(t *testing.T) {
 	fmt.Fprintf(conn, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	eventually(t, "running", func() bool { return l.Stats().Running == 1 })
 	conn.(*net.TCPConn).CloseWrite()
-	eventually(t, "aborted", func() bool { s := l.Stats(); return s.Aborted == 1 && s.Running == 0 })
+	eventually(t, "aborted", func() bool { s := l.Stats(); return s.Cancelled == 1 && s.Running == 0 })
 }
 
 func TestServerMetrics(t *testing.T) {
 	for style, names := range map[MetricsStyle][]string{
-		StyleVLLM:   {`vllm:num_requests_waiting{engine="0",model_name="m"} 0`, "vllm:kv_cache_usage_perc{", "vllm:prefix_cache_hits_total{", `block_size="16",num_gpu_blocks="2500"`, `vllm:time_to_first_token_seconds_bucket{engine="0",model_name="m",le="+Inf"} 1`, "vllm:generation_tokens_total{engine=\"0\",model_name=\"m\"} 5"},
-		StyleSGLang: {`sglang:num_running_reqs{model_name="m"} 0`, "sglang:num_queue_reqs{", "sglang:token_usage{", "sglang:cache_hit_rate{", `page_size="16",num_pages="2500"`, `sglang:e2e_request_latency_seconds_count{model_name="m"} 1`},
+		StyleVLLM:   {`vllm:num_requests_waiting{engine="0",model_name="m"} 0`, "vllm:kv_cache_usage_perc{", "vllm:prefix_cache_hits_total{", `block_size="16"`, `num_gpu_blocks="2500"`, `vllm:time_to_first_token_seconds_bucket{engine="0",model_name="m",le="+Inf"} 1`, "vllm:generation_tokens_total{engine=\"0\",model_name=\"m\"} 5"},
+		StyleSGLang: {`sglang:num_running_reqs{model_name="m"} 0`, "sglang:num_queue_reqs{", "sglang:token_usage{", "sglang:cache_hit_rate{", `num_pages="2500",page_size="16"`, `sglang:e2e_request_latency_seconds_count{model_name="m"} 1`},
 	} {
 		cfg := fastConfig()
 		cfg.MetricsStyle = style
@@ -497,8 +491,6 @@ func FuzzParse(f *testing.F) {
 	f.Add(uint8(endpointChat), []byte(chat(`,"max_tokens":3`, "a", "b", "c")))
 	f.Add(uint8(endpointMessages), []byte(`{"max_tokens":1,"system":[{"type":"text","text":"s"}],"messages":[{"role":"assistant","content":[{"type":"tool_use","input":{}}]}]}`))
 	f.Add(uint8(endpointResponses), []byte(`{"input":[{"type":"function_call","arguments":"{}"}]}`))
-	f.Add(uint8(endpointGenerate), []byte(`{"input_ids":[[1],[2]],"sampling_params":{"max_new_tokens":1}}`))
-	f.Add(uint8(endpointScore), []byte(`{"text_1":["a"],"text_2":[{"text":"b"},[1]]}`))
 	s, err := NewServer(fastConfig())
 	if err != nil {
 		f.Fatal(err)
@@ -506,7 +498,7 @@ func FuzzParse(f *testing.F) {
 	f.Cleanup(func() { s.Close() })
 	f.Fuzz(func(t *testing.T, e uint8, body []byte) {
 		before := bytes.Clone(body)
-		c, bad := s.parse(endpoint(e%uint8(endpointPooling+1)), body)
+		c, bad := s.parse(endpoint(e%uint8(endpointCountTokens+1)), body)
 		if (c == nil) == (bad == nil) {
 			t.Fatal("neither a call nor an error, or both")
 		}

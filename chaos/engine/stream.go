@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"fmt"
 	"net/http"
 	"strconv"
 	"time"
@@ -28,25 +29,19 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 	t := told{c: c, f: f, s: s, created: time.Now().Unix()}
 	var how script
 	switch c.endpoint {
-	case endpointChat:
-		how = newChatScript(t)
-	case endpointCompletion:
-		how = newCompletionScript(t)
 	case endpointResponses:
 		how = newResponsesScript(t)
 	case endpointMessages:
 		how = newMessagesScript(t)
 	default:
-		how = newGenerateScript(t)
+		how = newChoicesScript(t)
 	}
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream; charset=utf-8")
 	h.Set("Cache-Control", "no-cache")
 	out := http.NewResponseController(w)
-	if !s.cfg.LateHeaders {
-		w.WriteHeader(http.StatusOK)
-		_ = out.Flush() // the next write reports a failure
-	}
+	w.WriteHeader(http.StatusOK)
+	_ = out.Flush() // the next write reports a failure
 	sent, stopped := make([]int, len(f.seats)), make([]bool, len(f.seats))
 	var buf []byte
 	begun := false
@@ -106,83 +101,75 @@ func (t *told) piece(i, from, to int) []byte {
 	return t.f.seats[i].reply[from*TokenBytes : to*TokenBytes]
 }
 
-type chatScript struct {
+// event appends a server-sent event.
+func event(dst []byte, body any) []byte {
+	return append(append(append(dst, "data: "...), mustJSON(body)...), "\n\n"...)
+}
+
+// choicesScript streams chat chunks and, with legacy, completion chunks. Texts of replies need no
+// escape, so that the event of each token is made of ready pieces.
+type choicesScript struct {
 	told
-	head   string
+	legacy bool
+	head   string // up to the list of choices
 	before string // between the index of a choice and its text
 	after  string
 }
 
-func newChatScript(t told) *chatScript {
-	t.id = t.s.id("chatcmpl-")
-	return &chatScript{told: t, head: chunkHead(t, "chat.completion.chunk"), before: `,"delta":{"content":"`, after: `"},"logprobs":null,"finish_reason":null}]}` + "\n\n"}
+func newChoicesScript(t told) *choicesScript {
+	x := &choicesScript{
+		legacy: t.c.endpoint == endpointCompletion, before: `,"delta":{"content":"`, after: `"},"logprobs":null,"finish_reason":null}]}` + "\n\n",
+	}
+	prefix, kind := "chatcmpl-", "chat.completion.chunk"
+	if x.legacy {
+		prefix, kind = "cmpl-", "text_completion"
+		x.before, x.after = `,"text":"`, `","logprobs":null,"finish_reason":null,"stop_reason":null}]}`+"\n\n"
+	}
+	t.id = t.s.id(prefix)
+	x.told = t
+	x.head = fmt.Sprintf(`data: {"id":"%s","object":"%s","created":%d,"model":%s`, t.id, kind, t.created, mustJSON(t.c.model))
+	return x
 }
 
-func chunkHead(t told, object string) string {
-	return `data: {"id":"` + t.id + `","object":"` + object + `","created":` + strconv.FormatInt(t.created, 10) + `,"model":` + quoted(t.c.model)
+func (t *choicesScript) choice(dst []byte, i int) []byte {
+	dst = append(append(dst, t.head...), `,"choices":[{"index":`...)
+	return strconv.AppendInt(dst, int64(i), 10)
 }
 
-const choices = `,"choices":[{"index":`
-
-func (t *chatScript) begin(dst []byte) []byte {
+func (t *choicesScript) begin(dst []byte) []byte {
 	for i := range t.f.seats {
-		dst = append(append(dst, t.head...), choices...)
-		dst = strconv.AppendInt(dst, int64(i), 10)
-		dst = append(dst, `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`+"\n\n"...)
+		switch {
+		case !t.legacy:
+			dst = append(t.choice(dst, i), `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`+"\n\n"...)
+		case t.c.fields.Echo:
+			dst = append(append(t.choice(dst, i), `,"text":`...), mustJSON(string(t.c.prompts[i/t.c.n]))...)
+			dst = append(dst, `,"logprobs":null,"finish_reason":null,"stop_reason":null}]}`+"\n\n"...)
+		}
 	}
 	return dst
 }
 
-func (t *chatScript) text(dst []byte, i, from, to int) []byte {
-	dst = append(append(dst, t.head...), choices...)
-	dst = strconv.AppendInt(dst, int64(i), 10)
-	dst = append(dst, t.before...)
-	dst = append(dst, t.piece(i, from, to)...)
-	return append(dst, t.after...)
+func (t *choicesScript) text(dst []byte, i, from, to int) []byte {
+	dst = append(t.choice(dst, i), t.before...)
+	return append(append(dst, t.piece(i, from, to)...), t.after...)
 }
 
-func (t *chatScript) stop(dst []byte, i int) []byte {
-	dst = append(append(dst, t.head...), choices...)
-	dst = strconv.AppendInt(dst, int64(i), 10)
-	return append(dst, `,"delta":{},"logprobs":null,"finish_reason":"`+t.c.finishReason()+`","stop_reason":null}]}`+"\n\n"...)
+func (t *choicesScript) stop(dst []byte, i int) []byte {
+	nothing := `"delta":{}`
+	if t.legacy {
+		nothing = `"text":""`
+	}
+	return fmt.Appendf(t.choice(dst, i), `,%s,"logprobs":null,"finish_reason":"%s","stop_reason":null}]}`+"\n\n", nothing, t.c.finishReason())
 }
 
-func (t *chatScript) end(dst []byte) []byte {
+func (t *choicesScript) end(dst []byte) []byte {
 	if t.c.fields.StreamOptions.IncludeUsage {
 		dst = append(append(dst, t.head...), `,"choices":[],"usage":`...)
-		dst = append(dst, mustJSON(t.s.usage(t.c, t.f))...)
-		dst = append(dst, "}\n\n"...)
+		dst = append(append(dst, mustJSON(t.s.usage(t.c, t.f))...), "}\n\n"...)
 	}
 	return append(dst, "data: [DONE]\n\n"...)
 }
 
-func (t *chatScript) fail(dst []byte, err *apiError) []byte {
-	dst = append(append(dst, "data: "...), mustJSON(openAIError(err))...)
-	return append(dst, "\n\ndata: [DONE]\n\n"...)
-}
-
-type completionScript struct{ chatScript }
-
-func newCompletionScript(t told) *completionScript {
-	t.id = t.s.id("cmpl-")
-	return &completionScript{chatScript{told: t, head: chunkHead(t, "text_completion"), before: `,"text":"`, after: `","logprobs":null,"finish_reason":null,"stop_reason":null}]}` + "\n\n"}}
-}
-
-func (t *completionScript) begin(dst []byte) []byte {
-	if !t.c.fields.Echo {
-		return dst
-	}
-	for i := range t.f.seats {
-		dst = append(append(dst, t.head...), choices...)
-		dst = strconv.AppendInt(dst, int64(i), 10)
-		dst = append(append(dst, `,"text":`...), quoted(string(t.c.prompts[i/t.c.n]))...)
-		dst = append(dst, `,"logprobs":null,"finish_reason":null,"stop_reason":null}]}`+"\n\n"...)
-	}
-	return dst
-}
-
-func (t *completionScript) stop(dst []byte, i int) []byte {
-	dst = append(append(dst, t.head...), choices...)
-	dst = strconv.AppendInt(dst, int64(i), 10)
-	return append(dst, `,"text":"","logprobs":null,"finish_reason":"`+t.c.finishReason()+`","stop_reason":null}]}`+"\n\n"...)
+func (t *choicesScript) fail(dst []byte, err *apiError) []byte {
+	return append(event(dst, openAIError(err)), "data: [DONE]\n\n"...)
 }

@@ -74,16 +74,6 @@ func appendReply(dst []byte, seed uint64, tokens int) []byte {
 	return dst
 }
 
-func appendIDs(dst []uint32, text []byte) []uint32 {
-	for len(text) > 0 {
-		var b [TokenBytes]byte
-		n := copy(b[:], text)
-		dst = append(dst, binary.LittleEndian.Uint32(b[:]))
-		text = text[n:]
-	}
-	return dst
-}
-
 func appendText(dst []byte, ids []uint32) []byte {
 	for _, id := range ids {
 		dst = binary.LittleEndian.AppendUint32(dst, id)

@@ -46,17 +46,13 @@ func (s *Server) truth(endpoint string, body []byte) (Truth, *apiError) {
 	return t, nil
 }
 
-// cachedHandler is POST /emulator/cached. The query (kind=messages or kind=/v1/messages) or the
-// header X-Emulator-Kind names the endpoint; the default is chat completions.
+// cachedHandler is POST /emulator/cached. The query (kind=messages or kind=/v1/messages) names the
+// endpoint; the default is chat completions.
 func (s *Server) cachedHandler(w http.ResponseWriter, r *http.Request) {
-	kind := r.URL.Query().Get("kind")
-	if kind == "" {
-		kind = r.Header.Get("X-Emulator-Kind")
-	}
 	body, bad := s.readBody(w, r)
 	var t Truth
 	if bad == nil {
-		t, bad = s.truth(kind, body)
+		t, bad = s.truth(r.URL.Query().Get("kind"), body)
 	}
 	if bad != nil {
 		s.writeError(w, endpointNone, bad)
@@ -65,62 +61,23 @@ func (s *Server) cachedHandler(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, t)
 }
 
-// ServerStats is the body of GET /emulator/stats, in tokens and jobs. A request has one job per
-// reply.
+// ServerStats is the body of GET /emulator/stats. A request has one job per reply.
 type ServerStats struct {
-	Running  int `json:"running"`
-	Waiting  int `json:"waiting"`
-	Decoding int `json:"decoding"`
-
+	Stats
 	Requests int64 `json:"requests"` // to inference endpoints
 	Departed int64 `json:"departed"` // requests whose client left before the end
 	Faulted  int64 `json:"faulted"`  // requests that suffered a fault
-
-	Submitted int64 `json:"submitted"`
-	Finished  int64 `json:"finished"`
-	Aborted   int64 `json:"aborted"`
-	Preempted int64 `json:"preempted"`
-
-	PromptTokens  int64 `json:"prompt_tokens"`
-	CachedTokens  int64 `json:"cached_tokens"`
-	PrefillTokens int64 `json:"prefill_tokens"`
-	OutputTokens  int64 `json:"output_tokens"`
-	EvictedTokens int64 `json:"evicted_tokens"`
-
-	KVTokens int `json:"kv_tokens"`
-	KVUsed   int `json:"kv_used"`
-	KVShared int `json:"kv_shared"`
-	KVPinned int `json:"kv_pinned"`
-
-	Steps       int64   `json:"steps"`
-	BusySeconds float64 `json:"busy_s"`
-	Uptime      float64 `json:"uptime_s"`
 }
 
 // Stats returns counts and totals; zero after Close.
 func (s *Server) Stats() ServerStats {
-	m, err := s.modelStats()
-	if err != nil {
+	s.faults.mu.Lock()
+	out := ServerStats{Requests: s.requests.Load(), Departed: s.aborted.Load(), Faulted: s.faults.suffered}
+	s.faults.mu.Unlock()
+	if s.driver.do(func(time.Duration) { out.Stats = s.driver.model.Stats() }) != nil {
 		return ServerStats{}
 	}
-	s.faults.mu.Lock()
-	faulted := s.faults.suffered
-	s.faults.mu.Unlock()
-	return ServerStats{
-		Running: m.Running, Waiting: m.Waiting, Decoding: m.Decoding,
-		Requests: s.requests.Load(), Departed: s.aborted.Load(), Faulted: faulted,
-		Submitted: m.Submitted, Finished: m.Finished, Aborted: m.Cancelled, Preempted: m.Preempted,
-		PromptTokens: m.PromptTokens, CachedTokens: m.CachedTokens, PrefillTokens: m.PrefillTokens,
-		OutputTokens: m.OutputTokens, EvictedTokens: m.EvictedTokens,
-		KVTokens: m.KVTokens, KVUsed: m.KVUsed, KVShared: m.KVShared, KVPinned: m.KVUsed - m.KVEvictable,
-		Steps: m.Steps, BusySeconds: m.Busy.Seconds(), Uptime: time.Since(s.began).Seconds(),
-	}
-}
-
-func (s *Server) modelStats() (Stats, error) {
-	var m Stats
-	err := s.driver.do(func(time.Duration) { m = s.driver.model.Stats() })
-	return m, err
+	return out
 }
 
 func (s *Server) statsHandler(w http.ResponseWriter, r *http.Request) {

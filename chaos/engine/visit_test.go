@@ -39,7 +39,7 @@ func (v *visitors) await(t *testing.T, id string, n int) []Visit {
 			return got
 		}
 	}
-	t.Fatalf("%s: told %+v, want %d times", id, v.of(id), n)
+	t.Fatalf("%s: observed %+v, want %d times", id, v.of(id), n)
 	return nil
 }
 
@@ -90,7 +90,7 @@ func TestWatch(t *testing.T) {
 		resp.Body.Close()
 	}
 	if n := len(seen.seen); n != 4 {
-		t.Errorf("told %d times, want 4: only of inference", n)
+		t.Errorf("observed %d requests, want 4: inference alone", n)
 	}
 }
 

@@ -3,7 +3,6 @@ package fleet_test
 import (
 	"context"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -62,11 +61,12 @@ func newGuest(t *testing.T, cfg guestConfig) *guest {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tree, err := prefixtree.New(prefixtree.Config{MaxBackends: len(cfg.engines)})
+	outbox := prefixtree.NewOutbox(0)
+	tree, err := prefixtree.New(prefixtree.Config{MaxBackends: len(cfg.engines), Changed: outbox.Add})
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &guest{tree: tree, outbox: prefixtree.NewOutbox(0), names: cfg.engines, deaf: cfg.deaf}
+	g := &guest{tree: tree, outbox: outbox, names: cfg.engines, deaf: cfg.deaf}
 	g.fleet, err = gossip.New(gossip.Config{
 		Member: member.Config{
 			Self: member.Info{Name: cfg.name, Version: "test", Cluster: "grapevine", KeyID: hasher.KeyID(), BlockBytes: blockBytes},
@@ -109,7 +109,10 @@ func preload(ctx context.Context, t *testing.T, f *fleet.Fleet, placements int) 
 		p := source.next()
 		g.place(p.backend, p.chain)
 	}
-	want, _ := g.tree.FactDigest(now(), 0, math.MaxInt64, g.names)
+	want := uint64(0)
+	for _, s := range g.tree.FactDigests(now(), g.names) {
+		want += s.Count
+	}
 	for _, n := range f.Nodes() {
 		for {
 			got := factsOf(ctx, t, n).Count
@@ -181,7 +184,7 @@ func now() prefixtree.Time { return prefixtree.Time(time.Now().UnixMilli()) }
 
 func (g *guest) place(b prefixtree.Backend, chain []prefixtree.Hash) {
 	var tr prefixtree.TouchHistory
-	g.outbox.Add(g.tree.RecordNews(b, chain, now(), &tr, nil))
+	g.tree.Record(b, chain, now(), &tr)
 	g.placed.Add(1)
 }
 
@@ -269,8 +272,7 @@ func (g *guest) Apply(_ string, payload []byte, shift time.Duration) (gossip.App
 	if g.deaf {
 		return gossip.Applied{}, nil
 	}
-	a, news, err := g.tree.ApplyDeltaNews(payload, g.names, shift, now(), nil)
-	g.outbox.Add(news)
+	a, err := g.tree.ApplyDelta(payload, g.names, shift, now())
 	return gossip.Applied{Records: a.Records, News: a.News, Unknown: a.Unknown}, err
 }
 

@@ -230,7 +230,7 @@ func overheadOf(ctx context.Context, t *testing.T, n *fleet.Node) histogram {
 		}
 	}
 	if err := lines.Err(); err != nil || len(h) == 0 {
-		t.Fatalf("%s tells no overhead: %v", n.Name(), err)
+		t.Fatalf("%s reports no overhead: %v", n.Name(), err)
 	}
 	return h
 }

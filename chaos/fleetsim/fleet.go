@@ -133,16 +133,16 @@ func (f *fleet) newNode(number int, c *chainer) (n node, err error) {
 	case treeCfg.Budget == 0:
 		treeCfg.Budget = min(max(treesBudget/int64(f.point.nodes), leastBudget), mostBudget)
 	}
+	outbox := prefixtree.NewOutbox(0)
+	if f.point.shares() && f.point.share.prefixes() {
+		treeCfg.Changed = outbox.Add
+	}
 	if n.tree, err = prefixtree.New(treeCfg); err != nil {
 		return n, err
 	}
-	placements := share.NewPlacements(n.tree)
 	var index policy.Index = n.tree
-	switch {
-	case blind[f.point.policy]:
+	if blind[f.point.policy] {
 		index = blank{}
-	case f.point.shares() && f.point.share.prefixes():
-		index = placements
 	}
 	p := f.cfg.Policy
 	p.Strategy, p.BlockBytes, p.Extra = f.point.policy, c.hasher.BlockBytes(), f.cfg.Extra()
@@ -151,7 +151,7 @@ func (f *fleet) newNode(number int, c *chainer) (n node, err error) {
 	if n.router, err = policy.NewRouter(p, index); err != nil {
 		return n, err
 	}
-	n.shared = share.New(placements, n.router, engineKeys(f.cfg.Backends))
+	n.shared = share.New(n.tree, outbox, n.router, engineKeys(f.cfg.Backends))
 	return n, nil
 }
 

@@ -183,8 +183,8 @@ func (e *exchange) askAgain() bool {
 		Wrong: "one batch in eight is taken out of the queue and not sent",
 		Edits: []Edit{{
 			File: "node/share/knowledge.go",
-			Old:  `	return k.Placements.outbox.Drain(dst, limit, k.names)`,
-			New: `	payload, records = k.Placements.outbox.Drain(dst, limit, k.names)
+			Old:  `	return k.outbox.Drain(dst, limit, k.names)`,
+			New: `	payload, records = k.outbox.Drain(dst, limit, k.names)
 	if planted("batch-lost") && records > 0 && payload[len(payload)-1]%8 == 0 {
 		return dst, 0
 	}

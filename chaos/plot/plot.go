@@ -153,8 +153,3 @@ func (p Panel) Level(v float64, style string) {
 func (p Panel) Dot(at Point, style string) {
 	fmt.Fprintf(&p.body, `<circle cx="%.1f" cy="%.1f" r="2" %s/>`+"\n", p.x(at.X), p.y(at.Y), style)
 }
-
-// Bar fills the area below a value between two values of the horizontal axis.
-func (p Panel) Bar(from, to, value float64, style string) {
-	p.Box(p.x(from), p.y(value), p.x(to)-p.x(from), p.Top+p.Height-p.y(value), style, "")
-}

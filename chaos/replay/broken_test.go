@@ -91,11 +91,11 @@ func TestExcuse(t *testing.T) {
 			cached += e.CachedTokens
 		}
 		if e.Node != "node-7" || e.Failed != (e.Class != "") || e.Failed != (e.Err != nil) || e.Sent < e.At {
-			t.Errorf("told of %+v", e)
+			t.Errorf("unexpected end %+v", e)
 		}
 	}
 	if len(ended) != 8 || len(asks) != 3 || cut != 1 || cached != 25 || began.IsZero() {
-		t.Errorf("told of %d (%d cut), asked about %d, %d cached tokens, began %v", len(ended), cut, len(asks), cached, began)
+		t.Errorf("%d ends (%d cut), %d lookups, %d cached tokens, began %v", len(ended), cut, len(asks), cached, began)
 	}
 }
 

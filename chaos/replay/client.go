@@ -47,7 +47,10 @@ func (c *client) send(run context.Context, j job) outcome {
 }
 
 func (c *client) exchange(ctx context.Context, j job, o *outcome) error {
-	body := appendBody(nil, c.cfg.Model, j)
+	body, err := j.body(c.cfg.Model)
+	if err != nil {
+		return err
+	}
 	resp, err := c.ask(ctx, j, body, o)
 	if err != nil {
 		return err
@@ -197,54 +200,25 @@ func parseRoute(h string) (rung string, tokens int) {
 	return strings.TrimSpace(rung), tokens
 }
 
-// appendBody renders a request as a streaming chat. With ignore_eos vLLM and SGLang produce exactly
-// the trace's output length.
-func appendBody(dst []byte, model string, j job) []byte {
-	dst = append(dst, `{"model":`...)
-	dst = appendString(dst, []byte(model))
-	dst = append(dst, `,"messages":[`...)
-	var text []byte
+// body renders a request as a streaming chat. With ignore_eos vLLM and SGLang produce exactly the
+// trace's output length.
+func (j *job) body(model string) ([]byte, error) {
+	type message struct {
+		Role    string `json:"role"`
+		Content string `json:"content"`
+	}
+	var messages []message
 	reply := 0
-	for i, s := range j.req.Segments() {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = append(dst, `{"role":"`...)
-		dst = append(dst, s.Role.String()...)
-		dst = append(dst, `","content":`...)
+	for _, s := range j.req.Segments() {
+		text := string(j.req.AppendText(nil, s))
 		if s.ReplyOf > 0 {
-			text = append(text[:0], j.replies[reply]...)
+			text = j.replies[reply]
 			reply++
-		} else {
-			text = j.req.AppendText(text[:0], s)
 		}
-		dst = appendString(dst, text)
-		dst = append(dst, '}')
+		messages = append(messages, message{s.Role.String(), text})
 	}
-	dst = append(dst, `],"max_tokens":`...)
-	dst = strconv.AppendInt(dst, int64(j.req.OutputTokens), 10)
-	return append(dst, `,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}`...)
-}
-
-// appendString appends s as a JSON string. It copies non-ASCII bytes, because s is valid UTF-8.
-func appendString(dst, s []byte) []byte {
-	const hex = "0123456789abcdef"
-	dst = append(dst, '"')
-	from := 0
-	for i, b := range s {
-		if b >= 0x20 && b != '"' && b != '\\' {
-			continue
-		}
-		dst = append(dst, s[from:i]...)
-		from = i + 1
-		switch b {
-		case '"', '\\':
-			dst = append(dst, '\\', b)
-		case '\n':
-			dst = append(dst, '\\', 'n')
-		default:
-			dst = append(dst, '\\', 'u', '0', '0', hex[b>>4], hex[b&15])
-		}
-	}
-	return append(append(dst, s[from:]...), '"')
+	return json.Marshal(map[string]any{
+		"model": model, "messages": messages, "max_tokens": j.req.OutputTokens, "ignore_eos": true,
+		"stream": true, "stream_options": map[string]bool{"include_usage": true},
+	})
 }

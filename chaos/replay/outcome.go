@@ -5,13 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net"
-	"slices"
 	"strconv"
 	"time"
 
-	"grapevine/chaos/report"
 	"grapevine/chaos/workload"
 )
 
@@ -78,18 +75,3 @@ func classify(run context.Context, err error) *Error {
 		return &Error{Malformed, err}
 	}
 }
-
-func quantiles(v []time.Duration) report.Quantiles {
-	if len(v) == 0 {
-		return report.Quantiles{}
-	}
-	slices.Sort(v)
-	var sum time.Duration
-	for _, d := range v {
-		sum += d
-	}
-	rank := func(q float64) float64 { return milliseconds(v[max(0, int(math.Ceil(q*float64(len(v))))-1)]) }
-	return report.Quantiles{Mean: milliseconds(sum / time.Duration(len(v))), P50: rank(0.5), P90: rank(0.9), P99: rank(0.99)}
-}
-
-func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }

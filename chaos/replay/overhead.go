@@ -1,9 +1,10 @@
 package replay
 
 import (
-	"bufio"
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"math"
@@ -20,8 +21,48 @@ import (
 // short for clients to measure.
 const overheadMetric = "grapevine_overhead_seconds"
 
-// maxMetrics bounds a metrics page, in bytes.
-const maxMetrics = 16 << 20
+// maxPage bounds an answer of fetch, in bytes.
+const maxPage = 16 << 20
+
+// fetch returns a page. The default transport would keep the connection and its goroutines beyond
+// this call.
+func fetch(ctx context.Context, url, apiKey string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	if apiKey != "" {
+		req.Header.Set("Authorization", "Bearer "+apiKey)
+	}
+	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%s: %s", url, resp.Status)
+	}
+	return io.ReadAll(io.LimitReader(resp.Body, maxPage))
+}
+
+// FirstModel returns the first of a target's models. It waits a few seconds at most.
+func FirstModel(ctx context.Context, target, apiKey string) (string, error) {
+	page, err := fetch(ctx, baseURL(target)+"/v1/models", apiKey)
+	if err != nil {
+		return "", fmt.Errorf("list of models: %w", err)
+	}
+	var list struct {
+		Data []struct {
+			ID string `json:"id"`
+		} `json:"data"`
+	}
+	if err := json.Unmarshal(page, &list); err != nil || len(list.Data) == 0 || list.Data[0].ID == "" {
+		return "", fmt.Errorf("list of models: no model in %.100q", page)
+	}
+	return list.Data[0].ID, nil
+}
 
 type histogram struct {
 	buckets map[float64]float64
@@ -30,75 +71,40 @@ type histogram struct {
 
 func overheadOf(ctx context.Context, admins []string) (histogram, error) {
 	h := histogram{buckets: make(map[float64]float64)}
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for _, admin := range admins {
 		url := strings.TrimSuffix(admin, "/") + "/metrics"
 		if !strings.Contains(admin, "://") {
 			url = "http://" + url
 		}
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+		page, err := fetch(ctx, url, "")
 		if err != nil {
-			return h, fmt.Errorf("%w: admin address %q: %w", ErrConfig, admin, err)
+			return h, fmt.Errorf("router's metrics: %w", err)
 		}
-		if err := h.scrape(client, req); err != nil {
-			return h, fmt.Errorf("metrics of %s: %w", admin, err)
+		if !bytes.Contains(page, []byte("\n"+overheadMetric+"_bucket")) {
+			return h, fmt.Errorf("no %s at %s: not a router's admin address", overheadMetric, url)
 		}
+		h.read(string(page))
 	}
 	return h, nil
 }
 
-func (h *histogram) scrape(client *http.Client, req *http.Request) error {
-	resp, err := client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s", resp.Status)
-	}
-	return h.read(io.LimitReader(resp.Body, maxMetrics))
-}
-
-func (h *histogram) read(r io.Reader) error {
-	found := false
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		rest, ok := strings.CutPrefix(lines.Text(), overheadMetric)
-		if !ok {
-			continue
-		}
-		head, value, ok := strings.Cut(rest, " ")
-		if !ok {
-			continue
-		}
-		v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-		if err != nil {
-			continue
-		}
+func (h *histogram) read(page string) {
+	for line := range strings.Lines(page) {
+		name, text, _ := strings.Cut(strings.TrimSpace(line), " ")
+		value, err := strconv.ParseFloat(text, 64)
+		name, ours := strings.CutPrefix(name, overheadMetric)
 		switch {
-		case strings.HasPrefix(head, "_sum"):
-			h.sum += v
-		case strings.HasPrefix(head, "_bucket"):
-			_, le, _ := strings.Cut(head, `le="`)
+		case err != nil || !ours:
+		case strings.HasPrefix(name, "_sum"):
+			h.sum += value
+		case strings.HasPrefix(name, "_bucket"):
+			_, le, _ := strings.Cut(name, `le="`)
 			le, _, _ = strings.Cut(le, `"`)
-			bound, err := strconv.ParseFloat(le, 64)
-			if err != nil {
-				return fmt.Errorf("bucket %q", head)
+			if bound, err := strconv.ParseFloat(le, 64); err == nil {
+				h.buckets[bound] += value
 			}
-			h.buckets[bound] += v
-			found = true
 		}
 	}
-	if err := lines.Err(); err != nil {
-		return err
-	}
-	if !found {
-		return fmt.Errorf("no %s: not a router's admin address", overheadMetric)
-	}
-	return nil
 }
 
 // since summarises the observations between two readings, in microseconds. Quantiles are
@@ -114,19 +120,18 @@ func (h histogram) since(before histogram) report.Quantiles {
 		return report.Quantiles{}
 	}
 	total := steps[len(steps)-1].count
+	us := func(s float64) float64 { return math.Round(s*1e9) / 1e3 }
 	quantile := func(q float64) float64 {
 		from, below := 0.0, 0.0
 		for _, s := range steps {
-			if s.count >= q*total {
-				if math.IsInf(s.bound, 1) {
-					return from
-				}
-				return from + (s.bound-from)*(q*total-below)/(s.count-below)
+			if s.count >= q*total && !math.IsInf(s.bound, 1) {
+				return us(from + (s.bound-from)*(q*total-below)/(s.count-below))
 			}
-			from, below = s.bound, s.count
+			if !math.IsInf(s.bound, 1) {
+				from, below = s.bound, s.count
+			}
 		}
-		return from
+		return us(from)
 	}
-	us := func(s float64) float64 { return math.Round(s*1e9) / 1e3 }
-	return report.Quantiles{Mean: us((h.sum - before.sum) / total), P50: us(quantile(0.5)), P90: us(quantile(0.9)), P99: us(quantile(0.99))}
+	return report.Quantiles{Mean: us((h.sum - before.sum) / total), P50: quantile(0.5), P90: quantile(0.9), P99: quantile(0.99)}
 }

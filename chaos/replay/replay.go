@@ -10,12 +10,14 @@
 package replay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -139,37 +141,31 @@ type Live struct {
 
 var ErrConfig = errors.New("replay configuration")
 
+func baseURL(target string) string {
+	return strings.TrimSuffix(strings.TrimSuffix(target, "/"), "/v1")
+}
+
 func (c Config) checked() (Config, error) {
 	if len(c.Targets) == 0 {
 		return c, fmt.Errorf("%w: no target", ErrConfig)
 	}
-	targets := make([]string, len(c.Targets))
+	c.Targets = slices.Clone(c.Targets)
 	for i, t := range c.Targets {
 		u, err := url.Parse(t)
 		if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
 			return c, fmt.Errorf("%w: target %q is not an http or https URL", ErrConfig, t)
 		}
-		targets[i] = strings.TrimSuffix(strings.TrimSuffix(t, "/"), "/v1")
+		c.Targets[i] = baseURL(t)
 	}
-	c.Targets = targets
-	switch c.Spread {
-	case "":
-		c.Spread = PerRequest
-	case PerRequest, PerSession:
-	default:
+	c.Spread = cmp.Or(c.Spread, PerRequest)
+	c.MaxInFlight = cmp.Or(c.MaxInFlight, DefaultMaxInFlight)
+	c.Timeout = cmp.Or(c.Timeout, DefaultTimeout)
+	c.Model = cmp.Or(c.Model, "default")
+	switch {
+	case c.Spread != PerRequest && c.Spread != PerSession:
 		return c, fmt.Errorf("%w: spread %q, want %s or %s", ErrConfig, c.Spread, PerRequest, PerSession)
-	}
-	if c.MaxInFlight < 0 || c.Timeout < 0 || c.Warmup < 0 || c.Retries < 0 {
+	case c.MaxInFlight < 0 || c.Timeout < 0 || c.Warmup < 0 || c.Retries < 0:
 		return c, fmt.Errorf("%w: limits must not be negative", ErrConfig)
-	}
-	if c.MaxInFlight == 0 {
-		c.MaxInFlight = DefaultMaxInFlight
-	}
-	if c.Timeout == 0 {
-		c.Timeout = DefaultTimeout
-	}
-	if c.Model == "" {
-		c.Model = "default"
 	}
 	return c, nil
 }
@@ -230,7 +226,7 @@ type player struct {
 	sent, done, failed int
 	replies            *replies
 	recorder           report.Recorder
-	fromSend, lag      []time.Duration
+	fromSend, lag      []float64 // ms
 	errors             map[Class]int
 	messages           map[Class]string
 	cancelled, lost    int
@@ -353,7 +349,7 @@ func (p *player) finish(o outcome) {
 	}
 	if o.firstToken >= 0 {
 		s.TTFT = o.firstToken - o.req.At
-		p.fromSend = append(p.fromSend, o.firstToken-o.sent)
+		p.fromSend = append(p.fromSend, report.Milliseconds(o.firstToken-o.sent))
 	}
 	if o.err != nil {
 		s.Failed = true
@@ -369,7 +365,7 @@ func (p *player) finish(o outcome) {
 		}
 	}
 	if o.err == nil || o.err.Class != Overflow {
-		p.lag = append(p.lag, o.sent-o.req.At)
+		p.lag = append(p.lag, report.Milliseconds(o.sent-o.req.At))
 	}
 	p.recorder.Add(s)
 	p.src.Done(o.req, o.end)
@@ -413,7 +409,7 @@ func (p *player) result() Result {
 			Seed: p.cfg.Seed, Speed: p.cfg.Speed, Warmup: p.cfg.Warmup,
 		}),
 		Live: Live{
-			TTFTFromSend: quantiles(p.fromSend), StartDelay: quantiles(p.lag),
+			TTFTFromSend: report.Summarise(p.fromSend), StartDelay: report.Summarise(p.lag),
 			Errors: p.errors, Cancelled: p.cancelled, Retried: p.retried, LostReplies: p.lost, Sample: p.messages, BackendNames: p.names,
 		},
 	}

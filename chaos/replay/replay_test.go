@@ -326,15 +326,6 @@ func TestParseRoute(t *testing.T) {
 	}
 }
 
-func TestAppendString(t *testing.T) {
-	for _, s := range []string{"", "plain", "a\"b\\c\nd\te\x00\x1f", "naïve → 日本", strings.Repeat("\n", 5)} {
-		var back string
-		if err := json.Unmarshal(appendString(nil, []byte(s)), &back); err != nil || back != s {
-			t.Errorf("%q comes back as %q, %v", s, back, err)
-		}
-	}
-}
-
 func TestRepliesAreBounded(t *testing.T) {
 	r := newReplies(100)
 	for i := range 50 {

@@ -1,11 +1,15 @@
 package report
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"math"
+	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 
 	"grapevine/chaos/plot"
 )
@@ -21,9 +25,7 @@ const (
 	panelHeight = 172
 	panelStep   = 230
 	plotTop     = 56
-	// maxBarred bounds the bars of load.
-	maxBarred = 64
-	// maxNamed bounds the named columns of dots; beyond it only colours identify them.
+	// maxNamed bounds the columns of dots with names below; beyond it only colours identify them.
 	maxNamed = 7
 )
 
@@ -151,16 +153,8 @@ func seconds(s float64) string {
 	return strconv.FormatFloat(s, 'f', 0, 64) + " s"
 }
 
-// loads draws bars if engines are few, else a column of dots per run.
+// loads draws the requests of each engine: a column of dots per run.
 func loads(f plot.Panel, runs []Report) {
-	n, most := 0, 0
-	for i := range runs {
-		n, most = n+len(runs[i].Backends), max(most, len(runs[i].Backends))
-	}
-	if n <= maxBarred {
-		bars(f, runs, most)
-		return
-	}
 	f.Across = plot.Axis{Lo: -0.5, Hi: float64(len(runs)) - 0.5}
 	top := 150.0
 	dots := make([][]plot.Point, len(runs))
@@ -185,24 +179,34 @@ func loads(f plot.Panel, runs []Report) {
 	}
 }
 
-func bars(f plot.Panel, runs []Report, most int) {
-	f.Across = plot.Axis{Lo: -0.5, Hi: float64(max(1, most)) - 0.5}
-	for i := range most {
-		f.Across.Ticks = append(f.Across.Ticks, plot.Tick{At: float64(i), Label: strconv.Itoa(i)})
+// WritePlot writes the runs to a file atomically, as SVG, or fails with [ErrPlot].
+func WritePlot(path string, runs ...Report) error {
+	if strings.ToLower(filepath.Ext(path)) != ".svg" {
+		return fmt.Errorf("%w: %q: end it in .svg", ErrPlot, path)
 	}
-	top := 1.0
-	for i := range runs {
-		for _, b := range runs[i].Backends {
-			top = max(top, 1.05*float64(b.Requests))
-		}
+	var b bytes.Buffer
+	if err := WriteSVG(&b, runs...); err != nil {
+		return err
 	}
-	f.Up = plot.Even(0, top, 5)
-	f.Frame("Requests per engine")
-	width := 0.7 / float64(len(runs))
-	for i := range runs {
-		for j, b := range runs[i].Backends {
-			from := float64(j) - 0.35 + width*float64(i)
-			f.Bar(from, from+width, float64(b.Requests), fmt.Sprintf(`fill="%s"`, plot.Colour(i)))
-		}
+	if err := WriteFile(path, b.Bytes()); err != nil {
+		return fmt.Errorf("%w: %w", ErrPlot, err)
 	}
+	return nil
+}
+
+// WriteFile replaces a world-readable file atomically, also for concurrent readers.
+func WriteFile(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".report-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Chmod(0o644), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return nil
 }

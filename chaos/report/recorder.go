@@ -203,10 +203,10 @@ func (rep *Report) latencies(measured []Sample) {
 			continue
 		}
 		if s.TTFT >= 0 {
-			ttft = append(ttft, milliseconds(s.TTFT))
-			queue = append(queue, milliseconds(s.Queue))
+			ttft = append(ttft, Milliseconds(s.TTFT))
+			queue = append(queue, Milliseconds(s.Queue))
 		}
-		e2e = append(e2e, milliseconds(s.End-s.At))
+		e2e = append(e2e, Milliseconds(s.End-s.At))
 	}
 	rep.TTFT, rep.E2E = Summarise(ttft), Summarise(e2e)
 	rep.Queue, rep.RouterOverhead = Summarise(queue), Summarise(overhead)
@@ -253,14 +253,15 @@ func (rep *Report) series(all []Sample) {
 			b.Requests++
 			tokens.add(s)
 			if !s.Failed && s.TTFT >= 0 {
-				ttft = append(ttft, milliseconds(s.TTFT))
+				ttft = append(ttft, Milliseconds(s.TTFT))
 			}
 		}
 		b.HitRate, b.TTFT = tokens.hitRate(), Summarise(ttft)
 	}
 }
 
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+// Milliseconds is the unit of the latencies of a report.
+func Milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // Summarise sorts v.
 func Summarise(v []float64) Quantiles {

@@ -65,22 +65,20 @@ type Request struct {
 	tail     uint64 // names the tokens after the last full block
 }
 
-// Options shape one run. The zero value is the whole workload as recorded.
+// Options shape one run. The zero value is the whole workload as recorded. The tags are those of
+// command line flags.
 type Options struct {
 	// Speed divides a trace's time stamps, or multiplies a generator's session rate; think times
 	// stay, because they are people's. 0 means 1.
-	Speed float64
-	// Duration drops arrivals at or after it, in time of the run (after Speed). 0: no limit for
-	// traces, the preset's own for generators.
-	Duration time.Duration
-	// Requests limits the number of requests. 0: no limit.
-	Requests int
-	// Seed decides everything random: arrivals, lengths, think times, and the spread of coarse time
-	// stamps.
-	Seed uint64
+	Speed float64 `name:"speed" default:"1" placeholder:"X" group:"workload" help:"How many times faster than recorded; for generated sessions, how many times more of them."`
+	// Duration is in time of the run (after Speed). 0: no limit for traces, the preset's own for generators.
+	Duration time.Duration `name:"duration" placeholder:"DURATION" group:"workload" help:"Leave out what would arrive later. Generated sessions: 3m unless given."`
+	Requests int           `name:"requests" placeholder:"N" group:"workload" help:"End after so many requests."` // 0: no limit
+	// Seed decides arrivals, lengths, think times, and the spread of coarse time stamps.
+	Seed uint64 `name:"seed" default:"1" placeholder:"N" group:"workload" help:"Decides everything random. Equal seeds, equal runs."`
 	// Backends scales a generator's session rate to that number of backends, so that the load on
 	// each stays the preset's. 0 leaves the rate; traces ignore it.
-	Backends int
+	Backends int `kong:"-"`
 }
 
 var ErrOptions = errors.New("workload options")

@@ -1,5 +1,4 @@
-// Package commandline is shared by the programs under cmd: argument parsing, exit codes, help and
-// JSON output.
+// Package commandline is shared by the programs under cmd: arguments, exit codes, help and JSON.
 package commandline
 
 import (
@@ -21,13 +20,12 @@ const (
 	ExitUsage  = 2
 )
 
-// UsageError is a command's error that ends with ExitUsage; other errors end with ExitFailed.
+// UsageError is a command's error that ends with ExitUsage; others end with ExitFailed.
 type UsageError interface {
 	error
 	Usage()
 }
 
-// Program is one program and its output streams.
 type Program struct {
 	Name, Description string
 	Groups            []kong.Group
@@ -130,7 +128,6 @@ func helpOf(v *kong.Value) string {
 	return v.Help + " (" + strings.Join(more, ", ") + ")"
 }
 
-// PrintJSON writes v, indented, and a newline.
 func PrintJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
@@ -138,7 +135,6 @@ func PrintJSON(w io.Writer, v any) error {
 	return enc.Encode(v)
 }
 
-// IsTerminal reports whether w is a character device, such as a terminal.
 func IsTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {

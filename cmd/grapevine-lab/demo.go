@@ -31,7 +31,7 @@ type demoCmd struct {
 	Engines  int           `name:"engines" default:"4" placeholder:"N" help:"Emulated engines behind the routers; the traffic grows with them."`
 	Policy   string        `name:"policy" default:"prefix" placeholder:"NAME" help:"Strategy to compare with round robin."`
 	JSON     bool          `name:"json" help:"Print one JSON object."`
-	Plot     string        `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine of both (.svg or .html)."`
+	Plot     string        `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine of both (.svg)."`
 }
 
 func (c *demoCmd) Run(s *streams) error {

@@ -15,24 +15,16 @@ import (
 )
 
 type engineCmd struct {
-	Listen string `name:"listen" default:"127.0.0.1:8000" placeholder:"ADDR" help:"Address it answers on."`
+	Listen string `name:"listen" default:"127.0.0.1:8000" placeholder:"ADDR" help:"Address to listen on."`
 
-	engineFlags `embed:""`
+	engine.ServerConfig `embed:""`
 
-	Model          []string `name:"model" default:"emulated" placeholder:"NAME" group:"server" help:"Name it serves. Repeatable: all are the same model."`
-	Adapter        []string `name:"adapter" placeholder:"NAME" group:"server" help:"LoRA adapter: a name and a cache of its own. Repeatable."`
-	MaxModelLen    int      `name:"max-model-len" placeholder:"N" group:"server" help:"Tokens of prompt and reply together; what the KV memory holds if not given."`
-	DefaultOutput  int      `name:"default-output" placeholder:"N" group:"server" help:"Tokens of a reply whose length was not asked for. Default 64."`
-	TokensPerChunk int      `name:"tokens-per-chunk" placeholder:"N" group:"server" help:"Tokens in one event of a stream. Default 1."`
-	Metrics        string   `name:"metrics" enum:"vllm,sglang" default:"vllm" group:"server" help:"Whose names /metrics uses: vllm or sglang."`
-	HideCached     bool     `name:"hide-cached" group:"server" help:"Do not report cached tokens, as engines do by default."`
-	LateHeaders    bool     `name:"late-headers" group:"server" help:"Answer streams with the first token instead of at once."`
-	LogLevel       string   `name:"log-level" default:"info" placeholder:"LEVEL" group:"server" help:"debug, info, warn or error."`
+	LogLevel string `name:"log-level" default:"info" placeholder:"LEVEL" group:"server" help:"debug, info, warn or error."`
 }
 
 // Help is shown below the flags.
 func (engineCmd) Help() string {
-	return "It speaks OpenAI's, Anthropic's and SGLang's APIs, with invented text in place of a model. POST /emulator/cached says what it would serve from its cache, /emulator/fault makes it fail, /emulator/stats counts."
+	return "It speaks OpenAI's and Anthropic's APIs, with invented text in place of a model. POST /emulator/cached says what it would serve from its cache, /emulator/fault makes it fail, /emulator/stats counts."
 }
 
 func (c *engineCmd) Run(s *streams) error {
@@ -40,11 +32,8 @@ func (c *engineCmd) Run(s *streams) error {
 	if err != nil {
 		return usageError{err}
 	}
-	srv, err := engine.NewServer(engine.ServerConfig{
-		Config: c.config(), Models: c.Model, Adapters: c.Adapter, MaxModelLen: c.MaxModelLen, DefaultOutput: c.DefaultOutput,
-		TokensPerChunk: c.TokensPerChunk, MetricsStyle: engine.MetricsStyle(c.Metrics), HideCached: c.HideCached,
-		LateHeaders: c.LateHeaders, Version: version, Log: log,
-	})
+	c.Log = log
+	srv, err := engine.NewServer(c.ServerConfig)
 	if errors.Is(err, engine.ErrConfig) {
 		return usageError{err}
 	}
@@ -59,7 +48,7 @@ func (c *engineCmd) Run(s *streams) error {
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
-	log.Info().Str("listen", ln.Addr().String()).Strs("models", c.Model).Msg("emulated engine is serving")
+	log.Info().Str("listen", ln.Addr().String()).Strs("models", c.Models).Msg("emulated engine is serving")
 	go func() {
 		<-ctx.Done()
 		_ = srv.Close()

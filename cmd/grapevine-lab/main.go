@@ -19,11 +19,11 @@ import (
 var version = "dev"
 
 type cli struct {
-	Demo     demoCmd     `cmd:"" help:"Show on this machine what affinity buys: engines, routers, live traffic, twice."`
+	Demo     demoCmd     `cmd:"" help:"Compare affinity with round robin on this machine: engines, routers, live traffic."`
 	Engine   engineCmd   `cmd:"" help:"Run an emulated engine."`
 	Replay   replayCmd   `cmd:"" help:"Send a workload to running routers and measure."`
 	Simulate simulateCmd `cmd:"" help:"Compare policies on a workload in virtual time."`
-	Chaos    chaosCmd    `cmd:"" help:"Break a fleet on purpose, and hold it to its promises."`
+	Chaos    chaosCmd    `cmd:"" help:"Break a fleet on purpose, and check its promises."`
 
 	Version kong.VersionFlag `help:"Print the version."`
 }
@@ -57,7 +57,7 @@ func run(args []string, s *streams) int {
 }
 
 type routerFlag struct {
-	Router string `name:"router" placeholder:"PATH" help:"The program grapevine whose routers run; if not given, the one beside this program, or else in PATH."`
+	Router string `name:"router" placeholder:"PATH" help:"The grapevine program to run as routers. Default: the one beside this program, else the one in PATH."`
 }
 
 type progressLine struct {

@@ -23,16 +23,16 @@ type replayCmd struct {
 
 	Target      []string       `name:"target" required:"" sep:"none" placeholder:"URL" help:"Router to load. Repeatable: requests are spread over all of them."`
 	Admin       []string       `name:"admin" sep:"none" placeholder:"ADDR" help:"Admin address of a router, to report its overhead from its metrics. Repeatable."`
-	Spread      string         `name:"spread" enum:"request,session" default:"request" help:"What keeps its target: each request draws one (request), or a session keeps one (session)."`
-	Model       string         `name:"model" placeholder:"NAME" help:"Model to ask for; the first one the target lists if not given."`
+	Spread      string         `name:"spread" enum:"request,session" default:"request" help:"Choice of the target: a random one for each request (request), or one for each session (session)."`
+	Model       string         `name:"model" placeholder:"NAME" help:"Model to request. Default: the first that the target lists."`
 	APIKey      string         `name:"api-key" env:"OPENAI_API_KEY" placeholder:"KEY" help:"Sent as a bearer token."`
 	Engines     int            `name:"backends" placeholder:"N" help:"Engines behind the targets: scales the rate of generated sessions to them, and counts those without a request in the load spread."`
-	MaxInFlight int            `name:"max-in-flight" default:"4096" placeholder:"N" help:"Requests under way at most. What is due beyond is counted as failed, not delayed."`
-	Timeout     time.Duration  `name:"timeout" default:"10m" placeholder:"DURATION" help:"Longest a request may take from when it was due."`
-	Warmup      *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave out of the report what was due before. Generated sessions at their own length: 20s unless given."`
-	Policy      string         `name:"policy" default:"live" placeholder:"NAME" help:"What the routers run; a label in the report."`
+	MaxInFlight int            `name:"max-in-flight" default:"4096" placeholder:"N" help:"Most requests in flight. Requests due beyond this limit count as failed and are not delayed."`
+	Timeout     time.Duration  `name:"timeout" default:"10m" placeholder:"DURATION" help:"Most time for a request, from the time when it is due."`
+	Warmup      *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave requests due before this time out of the report. Default for generated sessions at their own length: 20s."`
+	Policy      string         `name:"policy" default:"live" placeholder:"NAME" help:"The routers' strategy, as a label for the report."`
 	JSON        bool           `name:"json" help:"Print one JSON object."`
-	Plot        string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg or .html)."`
+	Plot        string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg)."`
 }
 
 func (c *replayCmd) Run(s *streams) error {
@@ -48,8 +48,8 @@ func (c *replayCmd) Run(s *streams) error {
 	defer stop()
 	cfg := replay.Config{
 		Targets: c.Target, Admins: c.Admin, Spread: replay.Spread(c.Spread), Model: c.Model, APIKey: c.APIKey,
-		MaxInFlight: c.MaxInFlight, Timeout: c.Timeout, Warmup: c.warmup(w), Seed: c.Seed,
-		MinBackends: c.Engines, Policy: c.Policy, Workload: w.Name(), Speed: c.Speed, Nodes: len(c.Target),
+		MaxInFlight: c.MaxInFlight, Timeout: c.Timeout, Warmup: c.warmup(w), Seed: c.Options.Seed,
+		MinBackends: c.Engines, Policy: c.Policy, Workload: w.Name(), Speed: c.Options.Speed, Nodes: len(c.Target),
 	}
 	if cfg.Model == "" {
 		if cfg.Model, err = replay.FirstModel(ctx, c.Target[0], c.APIKey); err != nil {
@@ -83,7 +83,7 @@ func (c *replayCmd) warmup(w workload.Workload) time.Duration {
 	if c.Warmup != nil {
 		return *c.Warmup
 	}
-	if g, ok := w.(*workload.Sessions); ok && c.Duration == 0 && c.Requests == 0 {
+	if g, ok := w.(*workload.Sessions); ok && c.Options.Duration == 0 && c.Options.Requests == 0 {
 		return g.Warmup
 	}
 	return 0

@@ -17,39 +17,22 @@ import (
 
 type simulateCmd struct {
 	workloadFlags `embed:""`
-	engineFlags   `embed:""`
+	Engine        engine.Config `embed:""`
 
 	Policy   []string       `name:"policy" default:"prefix,round-robin" placeholder:"NAME" help:"Policies to compare: the strategies of serve, and from the literature argmin, lmetric, two-choice and sglang."`
 	Nodes    []int          `name:"nodes" default:"1" placeholder:"N" help:"Routers in the fleet."`
-	Share    []string       `name:"share" default:"both" enum:"both,prefix,load,none" placeholder:"WHAT" help:"What routers tell each other: both placements and load, only prefix, only load, or none."`
-	Stale    []string       `name:"staleness" default:"200ms" placeholder:"DELAY" help:"How long after an event all other routers know of it; none: never."`
-	Loss     float64        `name:"loss" placeholder:"P" help:"Share of the news of placements that never arrives; live routers would ask for it again."`
-	Cut      string         `name:"partition" placeholder:"FROM-TO" help:"Cut the routers in two halves that do not hear each other, from one time since the start to another, such as 60s-120s."`
-	Backends int            `name:"backends" placeholder:"N" help:"Engines; what a generated workload is made for, or 16 for a trace, if not given."`
+	Share    []string       `name:"share" default:"both" enum:"both,prefix,load,none" placeholder:"WHAT" help:"What routers exchange: both (placements and load), prefix (placements), load, or none."`
+	Stale    []string       `name:"staleness" default:"200ms" placeholder:"DELAY" help:"How long after an event all other routers receive it; none: never."`
+	Loss     float64        `name:"loss" placeholder:"P" help:"Share of placements that are lost between routers and never sent again."`
+	Cut      string         `name:"partition" placeholder:"FROM-TO" help:"Separate the routers into two halves between two times since the start, such as 60s-120s."`
+	Backends int            `name:"backends" placeholder:"N" help:"Number of engines. Default: the generated workload's, or 16 for a trace."`
 	Ingress  string         `name:"ingress" enum:"random,sticky" default:"random" help:"Which router a request enters by: any (random), or one per session (sticky)."`
 	Hot      string         `name:"hot" enum:"on,off" default:"on" help:"Whether the fleet agrees on which engines hold a hot prefix."`
-	HotReps  int            `name:"hot-replicas" placeholder:"R" help:"Hold every hot prefix on so many engines, in place of what the fleet would decide."`
-	Warmup   *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave out of the report what arrives before. A generated workload has its own unless given."`
-	Parallel int            `name:"parallel" placeholder:"N" help:"Runs at once; as many as there are processors if not given."`
+	HotReps  int            `name:"hot-replicas" placeholder:"R" help:"Hold every hot prefix on this many engines instead of letting the fleet decide."`
+	Warmup   *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave requests that arrive before this time out of the report. Default: the generated workload's."`
+	Parallel int            `name:"parallel" placeholder:"N" help:"Runs at the same time. Default: the number of processors."`
 	JSON     bool           `name:"json" help:"Print one JSON object."`
-	Plot     string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg or .html)."`
-}
-
-type engineFlags struct {
-	KVTokens     int           `name:"kv-tokens" placeholder:"N" group:"engine" help:"Tokens its KV memory holds. Default 1500000."`
-	BlockTokens  int           `name:"block-tokens" placeholder:"N" group:"engine" help:"Tokens of one page of KV memory. Default 16."`
-	MaxRunning   int           `name:"max-running" placeholder:"N" group:"engine" help:"Sequences it runs at once. Default 64."`
-	PrefillRate  float64       `name:"prefill-rate" placeholder:"N" group:"engine" help:"Prompt tokens it computes per second. Default 10000."`
-	ChunkTokens  int           `name:"chunk" placeholder:"N" group:"engine" help:"Prompt tokens it computes in one step. Default 512."`
-	DecodeStep   time.Duration `name:"decode-step" placeholder:"DURATION" group:"engine" help:"One step of its batch, which makes one token per sequence. Default 20ms."`
-	DecodeGrowth float64       `name:"decode-growth" placeholder:"X" group:"engine" help:"A full batch takes (1+X) times as long. Default 0."`
-}
-
-func (f *engineFlags) config() engine.Config {
-	return engine.Config{
-		KVTokens: f.KVTokens, BlockTokens: f.BlockTokens, MaxRunning: f.MaxRunning, PrefillRate: f.PrefillRate,
-		ChunkTokens: f.ChunkTokens, DecodeStep: f.DecodeStep, DecodeGrowth: f.DecodeGrowth,
-	}
+	Plot     string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg)."`
 }
 
 // Help is shown below the flags.
@@ -63,7 +46,7 @@ func (c *simulateCmd) Run(s *streams) error {
 		return err
 	}
 	cfg := fleetsim.Config{
-		Workload: w, Options: opt, Policies: c.Policy, Nodes: c.Nodes, Backends: c.Backends, Engine: c.config(),
+		Workload: w, Options: opt, Policies: c.Policy, Nodes: c.Nodes, Backends: c.Backends, Engine: c.Engine,
 		NoHot: c.Hot == "off", HotReplicas: c.HotReps,
 		Ingress: fleetsim.Ingress(c.Ingress), Parallel: c.Parallel, Loss: c.Loss,
 	}

@@ -1,31 +1,25 @@
 package main
 
 import (
-	"time"
+	"cmp"
 
 	"grapevine/chaos/workload"
 )
 
 type workloadFlags struct {
-	Trace    string        `name:"trace" type:"existingfile" placeholder:"FILE" xor:"workload" group:"workload" help:"Trace in JSON Lines, plain or .gz."`
-	Workload string        `name:"workload" placeholder:"NAME" xor:"workload" group:"workload" help:"Generated sessions instead of a trace: medium, agentic, hot or chat (the default)."`
-	Speed    float64       `name:"speed" default:"1" placeholder:"X" group:"workload" help:"How many times faster than recorded; for generated sessions, how many times more of them."`
-	Duration time.Duration `name:"duration" placeholder:"DURATION" group:"workload" help:"Leave out what would arrive later. Generated sessions: 3m unless given."`
-	Requests int           `name:"requests" placeholder:"N" group:"workload" help:"End after so many requests."`
-	Seed     uint64        `name:"seed" default:"1" placeholder:"N" group:"workload" help:"Decides everything random. Equal seeds, equal runs."`
+	Trace    string           `name:"trace" type:"existingfile" placeholder:"FILE" xor:"workload" group:"workload" help:"Trace in JSON Lines, plain or .gz."`
+	Workload string           `name:"workload" placeholder:"NAME" xor:"workload" group:"workload" help:"Generated sessions instead of a trace: medium, agentic, hot or chat (the default)."`
+	Options  workload.Options `embed:""`
 }
 
 func (f *workloadFlags) open(engines int) (workload.Workload, workload.Options, error) {
-	opt := workload.Options{Speed: f.Speed, Duration: f.Duration, Requests: f.Requests, Seed: f.Seed, Backends: engines}
+	opt := f.Options
+	opt.Backends = engines
 	if f.Trace != "" {
 		w, err := workload.Open(f.Trace)
 		return w, opt, err
 	}
-	name := f.Workload
-	if name == "" {
-		name = "chat"
-	}
-	w, err := workload.Preset(name)
+	w, err := workload.Preset(cmp.Or(f.Workload, "chat"))
 	if err != nil {
 		return nil, opt, usageError{err}
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"io"
 	"time"
 
 	"grapevine/node/admin"
@@ -14,11 +15,24 @@ type adminFlags struct {
 	JSON  bool   `name:"json" help:"Print one JSON object."`
 }
 
-// adminTimeout bounds one call. The slowest asks all routers for their keys and must have time to
-// report those that do not answer.
+// adminTimeout lets a router report others that do not answer.
 const adminTimeout = admin.KeysTimeout + 2*time.Second
 
 func (f *adminFlags) client() (*admin.Client, context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(context.Background(), adminTimeout)
 	return admin.NewClient(f.Admin).WithToken(f.Token, f.File), ctx, cancel
+}
+
+// show calls the admin API and prints its answer, as JSON or by print.
+func show[T any](f *adminFlags, s *streams, ask func(*admin.Client, context.Context) (T, error), print func(io.Writer, T) error) error {
+	client, ctx, cancel := f.client()
+	defer cancel()
+	answer, err := ask(client, ctx)
+	switch {
+	case err != nil:
+		return err
+	case f.JSON:
+		return printJSON(s.out, answer)
+	}
+	return print(s.out, answer)
 }

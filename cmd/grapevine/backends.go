@@ -17,7 +17,7 @@ import (
 type backendsCmd struct {
 	List   backendsListCmd   `cmd:"" default:"withargs" help:"List the engines as one router sees them (the default)."`
 	Add    backendsAddCmd    `cmd:"" help:"Add engines to the fleet: all of them or none."`
-	Drain  backendsDrainCmd  `cmd:"" help:"Give engines no new requests; what runs there ends in peace."`
+	Drain  backendsDrainCmd  `cmd:"" help:"Send engines no new requests; running requests continue."`
 	Resume backendsResumeCmd `cmd:"" help:"End the drain of engines."`
 	Remove backendsRemoveCmd `cmd:"" help:"Take engines out of the fleet: all of them or none."`
 }
@@ -28,20 +28,11 @@ type backendsListCmd struct {
 }
 
 func (c *backendsListCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	ask := client.Backends
+	ask := (*admin.Client).Backends
 	if c.Consistent {
-		ask = client.CurrentBackends
+		ask = (*admin.Client).CurrentBackends
 	}
-	list, err := ask(ctx)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(s.out, list)
-	}
-	return printBackends(s.out, list)
+	return show(&c.adminFlags, s, ask, printBackends)
 }
 
 func printBackends(out io.Writer, list *admin.BackendList) error {
@@ -109,10 +100,10 @@ func plain(text string) string {
 type backendsAddCmd struct {
 	URLs     []string `arg:"" name:"url" placeholder:"URL" help:"http://host:port of an engine."`
 	Name     string   `name:"name" placeholder:"NAME" help:"Its name, for one engine; host:port if left out."`
-	Models   []string `name:"model" placeholder:"MODEL" help:"What it serves; it is asked if left out. Repeatable."`
-	Weight   float64  `name:"weight" placeholder:"W" help:"Its share of the work against the others' 1."`
-	KVTokens int64    `name:"kv-tokens" placeholder:"N" help:"Size of its KV cache; it is asked if left out."`
-	Force    bool     `name:"force" help:"Add it even if nobody answers there now."`
+	Models   []string `name:"model" placeholder:"MODEL" help:"Model that it serves. Without it the router asks the engine. Repeatable."`
+	Weight   float64  `name:"weight" placeholder:"W" help:"Its share of the work; an engine without a weight has 1."`
+	KVTokens int64    `name:"kv-tokens" placeholder:"N" help:"Size of its KV cache. Without it the router asks the engine."`
+	Force    bool     `name:"force" help:"Add it even if no engine answers at the URL now."`
 	adminFlags
 }
 
@@ -126,63 +117,58 @@ func (c *backendsAddCmd) Run(s *streams) error {
 			Name: c.Name, URL: u, Models: c.Models, Weight: c.Weight, KVTokens: c.KVTokens,
 		})
 	}
-	client, ctx, cancel := c.client()
-	defer cancel()
-	done, err := client.AddBackends(ctx, add, c.Force)
-	return c.report(s, done, err, "added %s", strings.Join(c.URLs, ", "))
+	return c.change(s, func(client *admin.Client, ctx context.Context) (*admin.Changed, error) {
+		return client.AddBackends(ctx, add, c.Force)
+	}, "added "+strings.Join(c.URLs, ", "))
 }
 
-func (f *adminFlags) report(s *streams, done *admin.Changed, err error, format string, args ...any) error {
-	if err != nil {
+func (f *adminFlags) change(s *streams, ask func(*admin.Client, context.Context) (*admin.Changed, error), text string) error {
+	return show(f, s, ask, func(out io.Writer, done *admin.Changed) error {
+		if !done.Changed {
+			text += " (it was so already)"
+		}
+		_, err := fmt.Fprintln(out, text)
 		return err
+	})
+}
+
+func forced(client *admin.Client, force bool) *admin.Client {
+	if force {
+		return client.Forced()
 	}
-	if f.JSON {
-		return printJSON(s.out, done)
-	}
-	text := fmt.Sprintf(format, args...)
-	if !done.Changed {
-		text += " (it was so already)"
-	}
-	_, err = fmt.Fprintln(s.out, text)
-	return err
+	return client
 }
 
 type backendsDrainCmd struct {
 	Names   []string      `arg:"" name:"name" placeholder:"NAME" help:"Names, as list shows them."`
-	Reason  string        `name:"reason" placeholder:"TEXT" help:"Why, for those who look."`
-	Wait    bool          `name:"wait" help:"Return when no router has a request there any more."`
+	Reason  string        `name:"reason" placeholder:"TEXT" help:"Reason, shown in the list of engines."`
+	Wait    bool          `name:"wait" help:"Return when no router has a request at these engines."`
 	Timeout time.Duration `name:"timeout" default:"30m" placeholder:"DURATION" help:"How long to wait at most."`
 	Force   bool          `name:"force" help:"Drain them even if no other active engine is left in the fleet or for a model."`
 	adminFlags
 }
 
 func (c *backendsDrainCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	if c.Force {
-		client = client.Forced()
-	}
-	done, err := client.SetBackendState(ctx, c.Names, "drain", c.Reason)
-	if err == nil && c.Wait {
-		waiting, cancel := context.WithTimeout(context.Background(), c.Timeout)
-		defer cancel()
-		err = awaitIdle(waiting, client, c.Names, func(text string) { fmt.Fprintln(s.err, text) })
-	}
-	return c.report(s, done, err, "drained %s", strings.Join(c.Names, ", "))
+	return c.change(s, func(client *admin.Client, ctx context.Context) (*admin.Changed, error) {
+		done, err := forced(client, c.Force).SetBackendState(ctx, c.Names, "drain", c.Reason)
+		if err == nil && c.Wait {
+			waiting, cancel := context.WithTimeout(context.Background(), c.Timeout)
+			defer cancel()
+			err = awaitIdle(waiting, client, c.Names, func(text string) { fmt.Fprintln(s.err, text) })
+		}
+		return done, err
+	}, "drained "+strings.Join(c.Names, ", "))
 }
 
 const (
 	idlePoll = 250 * time.Millisecond
-	// idleCalm without requests counts as idle, because other routers report some tenths of a
-	// second late.
+	// idleCalm without requests counts as idle: other routers report some tenths of a second late.
 	idleCalm = 2 * time.Second
 )
 
 // pollTimeout bounds one check, in case the router hangs.
 const pollTimeout = 5 * time.Second
 
-// awaitIdle returns when no router has had a request at these engines for idleCalm, or ctx has
-// ended.
 func awaitIdle(ctx context.Context, client *admin.Client, names []string, tell func(string)) error {
 	calm, last, known := time.Now(), int64(0), false
 	for ctx.Err() == nil {
@@ -226,7 +212,7 @@ func runningAt(ctx context.Context, client *admin.Client, names []string) (runni
 	for i := range list.Backends {
 		if b := &list.Backends[i]; slices.Contains(names, b.Name) {
 			if !b.Drained {
-				return 0, fmt.Errorf("%s is not drained any more: somebody has resumed it", b.Name)
+				return 0, fmt.Errorf("%s is no longer drained: an operator has resumed it", b.Name)
 			}
 			running += b.FleetActive
 		}
@@ -240,10 +226,9 @@ type backendsResumeCmd struct {
 }
 
 func (c *backendsResumeCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	done, err := client.SetBackendState(ctx, c.Names, "resume", "")
-	return c.report(s, done, err, "resumed %s", strings.Join(c.Names, ", "))
+	return c.change(s, func(client *admin.Client, ctx context.Context) (*admin.Changed, error) {
+		return client.SetBackendState(ctx, c.Names, "resume", "")
+	}, "resumed "+strings.Join(c.Names, ", "))
 }
 
 type backendsRemoveCmd struct {
@@ -257,11 +242,7 @@ func (*backendsRemoveCmd) Help() string {
 }
 
 func (c *backendsRemoveCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	if c.Force {
-		client = client.Forced()
-	}
-	done, err := client.RemoveBackends(ctx, c.Names)
-	return c.report(s, done, err, "removed %s", strings.Join(c.Names, ", "))
+	return c.change(s, func(client *admin.Client, ctx context.Context) (*admin.Changed, error) {
+		return forced(client, c.Force).RemoveBackends(ctx, c.Names)
+	}, "removed "+strings.Join(c.Names, ", "))
 }

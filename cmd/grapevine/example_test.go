@@ -10,7 +10,6 @@ import (
 	"grapevine/node/config"
 )
 
-// TestExampleFleet: the configurations in deploy/ are valid.
 func TestExampleFleet(t *testing.T) {
 	dir := t.TempDir()
 	key, _ := admin.NewGossipKey()

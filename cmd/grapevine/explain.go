@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -16,7 +17,6 @@ type explainCmd struct {
 	Header []string `name:"header" short:"H" sep:"none" placeholder:"NAME: VALUE" help:"Header the request would have. Repeatable."`
 }
 
-// maxExplain bounds the input, in bytes; the router has its own limit.
 const maxExplain = 256 << 20
 
 func (c *explainCmd) Run(s *streams) error {
@@ -32,16 +32,9 @@ func (c *explainCmd) Run(s *streams) error {
 		}
 		headers[strings.TrimSpace(name)] = strings.TrimSpace(value)
 	}
-	client, ctx, cancel := c.client()
-	defer cancel()
-	receipt, err := client.Explain(ctx, c.Path, headers, body)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(s.out, receipt)
-	}
-	return printReceipt(s.out, receipt)
+	return show(&c.adminFlags, s, func(client *admin.Client, ctx context.Context) (*admin.Receipt, error) {
+		return client.Explain(ctx, c.Path, headers, body)
+	}, printReceipt)
 }
 
 func printReceipt(out io.Writer, r *admin.Receipt) error {

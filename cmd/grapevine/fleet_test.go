@@ -24,8 +24,6 @@ func (p *process) gossipAddr(t *testing.T) string {
 	return m[1]
 }
 
-// TestFleetByCommands: two processes form a fleet, a third with other settings is refused, the key
-// changes, one leaves.
 func TestFleetByCommands(t *testing.T) {
 	dir := t.TempDir()
 	key := filepath.Join(dir, "key")
@@ -107,7 +105,6 @@ func TestFleetByCommands(t *testing.T) {
 	}
 }
 
-// TestFleetMistakes: wrong fleet settings fail before the start, with the remedy.
 func TestFleetMistakes(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) string {
@@ -153,7 +150,6 @@ func TestFleetMistakes(t *testing.T) {
 }
 
 func TestStartIsCalledOff(t *testing.T) {
-	// A black hole: packets get no answer.
 	cmd := command(t, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--gossip", "127.0.0.1:0", "--gossip-advertise", "127.0.0.1:7946",
 		"--join", "192.0.2.1:7946", "--secret", fleetSecret, "--warm-deadline", "50s", "--log-format", "json", "--log-level", "debug")
 	log := &watchedLog{found: make(chan []string, 1)}

@@ -7,17 +7,16 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// heapFloor is how many bytes of garbage a router may produce before its first collection. By
-// default Go would collect several times a second when a thousand clients arrive at once
+// heapFloor is how many bytes of garbage a router may produce before its first collection: by
+// default Go would collect several times a second when a thousand clients arrive
 // (docs/lab/proxy.md).
 const heapFloor = 128 << 20
 
 // ballast counts as live but takes no memory, because it is never touched.
 var ballast []byte
 
-// tuneCollector raises the heap floor and, under a cgroup limit, sets a memory limit, so that
-// garbage does not grow until the kernel kills the process. A tenth remains for thread stacks and
-// socket buffers. GOGC or GOMEMLIMIT disables it.
+// tuneCollector raises the heap floor and, under a cgroup limit, sets a memory limit; a tenth
+// remains for thread stacks and socket buffers. GOGC or GOMEMLIMIT disables it.
 func tuneCollector(memory int64, limited bool, log zerolog.Logger) {
 	for _, name := range []string{"GOGC", "GOMEMLIMIT"} {
 		if os.Getenv(name) != "" {

@@ -9,8 +9,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// journalWriter begins each line with its priority ("<4>{...}") for journald (sd-daemon(3),
-// SyslogLevelPrefix).
+// journalWriter begins each line with its priority ("<4>{...}") for journald (sd-daemon(3)).
 type journalWriter struct{ io.Writer }
 
 func (w journalWriter) WriteLevel(level zerolog.Level, line []byte) (int, error) {
@@ -31,8 +30,7 @@ func (w journalWriter) WriteLevel(level zerolog.Level, line []byte) (int, error)
 	return len(line), nil
 }
 
-// logTo wraps w if journald reads it: JOURNAL_STREAM holds that stream's device and inode
-// (systemd.exec(5)).
+// logTo wraps w if journald reads it: JOURNAL_STREAM holds that stream's device and inode.
 func logTo(w io.Writer, stream string) io.Writer {
 	f, ok := w.(*os.File)
 	if !ok || stream == "" {

@@ -10,7 +10,6 @@ import (
 	"testing"
 )
 
-// TestJournalPriority: only lines for the journal's own stream begin with a priority.
 func TestJournalPriority(t *testing.T) {
 	for _, own := range []bool{true, false} {
 		file, err := os.Create(filepath.Join(t.TempDir(), "stderr"))

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +14,7 @@ import (
 	"grapevine/node/admin"
 )
 
-// keysCmd changes the fleet's keys. A rotation is install, use, remove.
+// A rotation is install, use, remove.
 type keysCmd struct {
 	Generate keysGenerateCmd `cmd:"" help:"Make a key."`
 	List     keysListCmd     `cmd:"" help:"Show which keys every node has, by their ids."`
@@ -77,21 +79,14 @@ type keysListCmd struct {
 }
 
 func (c *keysListCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	list, err := client.Keys(ctx)
-	if err != nil {
-		return err
-	}
-	return printKeys(s.out, list, c.JSON)
+	return showKeys(&c.adminFlags, s, (*admin.Client).Keys)
 }
 
 type keysInstallCmd struct {
-	File string `arg:"" placeholder:"FILE" help:"File with the key, as generate writes it; - is stdin. The first one in it counts."`
+	File string `arg:"" placeholder:"FILE" help:"File with the key, as generate writes it; - is stdin. The first key in the file is used."`
 	adminFlags
 }
 
-// maxKeyFile bounds a key file, in bytes.
 const maxKeyFile = 4 << 10
 
 func (c *keysInstallCmd) Run(s *streams) error {
@@ -103,13 +98,9 @@ func (c *keysInstallCmd) Run(s *streams) error {
 	if err != nil {
 		return usageError{fmt.Errorf("%s: %w", c.File, err)}
 	}
-	client, ctx, cancel := c.client()
-	defer cancel()
-	list, err := client.InstallKey(ctx, key)
-	if err != nil {
-		return err
-	}
-	return printKeys(s.out, list, c.JSON)
+	return showKeys(&c.adminFlags, s, func(client *admin.Client, ctx context.Context) (*admin.KeyList, error) {
+		return client.InstallKey(ctx, key)
+	})
 }
 
 type keysUseCmd struct {
@@ -118,13 +109,9 @@ type keysUseCmd struct {
 }
 
 func (c *keysUseCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	list, err := client.UseKey(ctx, c.ID)
-	if err != nil {
-		return err
-	}
-	return printKeys(s.out, list, c.JSON)
+	return showKeys(&c.adminFlags, s, func(client *admin.Client, ctx context.Context) (*admin.KeyList, error) {
+		return client.UseKey(ctx, c.ID)
+	})
 }
 
 type keysRemoveCmd struct {
@@ -133,28 +120,22 @@ type keysRemoveCmd struct {
 }
 
 func (c *keysRemoveCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	list, err := client.RemoveKey(ctx, c.ID)
-	if err != nil {
-		return err
-	}
-	return printKeys(s.out, list, c.JSON)
+	return showKeys(&c.adminFlags, s, func(client *admin.Client, ctx context.Context) (*admin.KeyList, error) {
+		return client.RemoveKey(ctx, c.ID)
+	})
 }
 
-// printKeys prints every node's keyring, and fails if the operation did.
-func printKeys(out io.Writer, list *admin.KeyList, asJSON bool) error {
-	if asJSON {
-		if err := printJSON(out, list); err != nil {
-			return err
+// showKeys also fails if the operation failed at a node.
+func showKeys(f *adminFlags, s *streams, ask func(*admin.Client, context.Context) (*admin.KeyList, error)) error {
+	var failed error
+	err := show(f, s, func(client *admin.Client, ctx context.Context) (*admin.KeyList, error) {
+		list, err := ask(client, ctx)
+		if err == nil && list.Error != "" {
+			failed = errors.New(list.Error)
 		}
-	} else if err := printKeyTable(out, list); err != nil {
-		return err
-	}
-	if list.Error != "" {
-		return errors.New(list.Error)
-	}
-	return nil
+		return list, err
+	}, printKeyTable)
+	return cmp.Or(err, failed)
 }
 
 func printKeyTable(out io.Writer, list *admin.KeyList) error {

@@ -24,7 +24,6 @@ func serveIn(t *testing.T, script string, args ...string) *process {
 	return serveProgramIn(t, script, "", args...)
 }
 
-// serveProgramIn is serveIn with another program, or with this one if empty.
 func serveProgramIn(t *testing.T, script, program string, args ...string) *process {
 	t.Helper()
 	p := newProcess(t, nil, args...)
@@ -71,8 +70,8 @@ func engines(t *testing.T, n int) (flags []string) {
 	return flags
 }
 
-// TestFewDescriptors: when clients exceed the limit of open files, the admin port and connected
-// clients are still answered.
+// TestFewDescriptors: above the limit of open files, the admin port and connected clients still get
+// answers.
 func TestFewDescriptors(t *testing.T) {
 	p := serveIn(t, `ulimit -n 200 && exec "$0" "$@"`, append(engines(t, 3), "--drain-grace", "0s")...)
 	type client struct {
@@ -113,8 +112,7 @@ func TestFewDescriptors(t *testing.T) {
 	}
 }
 
-// memoryGroup makes a cgroup and returns its process file and a function for its peak in bytes. It
-// skips the test where that is impossible.
+// memoryGroup makes a cgroup and returns its process file and a function for its peak in bytes.
 func memoryGroup(t *testing.T, limit int) (procs string, peak func() int) {
 	t.Helper()
 	for _, version := range []struct{ root, limit, peak string }{

@@ -12,8 +12,7 @@ import (
 	"time"
 )
 
-// TestRestartOfARouterThatIsAlone: a client that connects between two processes on the service
-// manager's socket is answered by the second.
+// TestRestartOfARouterThatIsAlone: the second process answers a client that connects between two.
 func TestRestartOfARouterThatIsAlone(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0") // the service manager's
 	if err != nil {

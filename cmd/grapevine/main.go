@@ -1,14 +1,13 @@
-// Command grapevine is the router and the commands that operate a fleet, one file per command.
-// grapevine-lab has the commands that test one.
-//
-// Exit codes: 0 done, 1 failed, 2 wrong usage. --json prints one JSON object to stdout and nothing
-// else there.
+// Command grapevine is the router and the commands that operate a fleet, one file per command. Exit
+// codes: 0 done, 1 failed, 2 wrong usage. --json prints one JSON object to stdout and nothing else
+// there.
 package main
 
 import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 
 	"github.com/alecthomas/kong"
@@ -30,20 +29,18 @@ type cli struct {
 	Backends backendsCmd `cmd:"" help:"List, add, drain and remove the engines of a fleet."`
 	Rules    rulesCmd    `cmd:"" help:"Show and replace the routing rules of a fleet."`
 	Prefixes prefixesCmd `cmd:"" help:"Show the prefixes that several engines hold on purpose."`
-	Raft     raftCmd     `cmd:"" help:"Show and mend the group of nodes that agree."`
+	Raft     raftCmd     `cmd:"" help:"Show and repair the Raft group."`
 	Nodes    nodesCmd    `cmd:"" help:"List the routers of a fleet, as one of them sees it."`
 	Status   statusCmd   `cmd:"" help:"Show the state of a running router."`
-	Keys     keysCmd     `cmd:"" help:"Make, list and change the keys that admit to a fleet."`
+	Keys     keysCmd     `cmd:"" help:"Generate, list and change the gossip keys, which admit nodes to a fleet."`
 	Version  versionCmd  `cmd:"" help:"Print the version, as --version does."`
 }
 
-// streams are passed to commands so that none writes to a global.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
 }
 
-// usageError is found after parsing.
 type usageError struct{ error }
 
 // Usage implements commandline.UsageError.
@@ -66,7 +63,6 @@ func run(args []string, s *streams) int {
 	}.Run(&cli{}, args, nil, s)
 }
 
-// groups are the headings of serve's flags, by config.Config's tags.
 var groups = []kong.Group{
 	{Key: "serving", Title: "Serving:"},
 	{Key: "backends", Title: "Engines:"},
@@ -75,6 +71,13 @@ var groups = []kong.Group{
 	{Key: "limits", Title: "Limits:"},
 	{Key: "timeouts", Title: "Timeouts:"},
 	{Key: "watching", Title: "Watching:"},
+}
+
+type versionCmd struct{}
+
+func (versionCmd) Run(s *streams) error {
+	_, err := fmt.Fprintf(s.out, "grapevine %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return err
 }
 
 func printJSON(w io.Writer, v any) error { return commandline.PrintJSON(w, v) }

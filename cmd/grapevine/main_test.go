@@ -24,8 +24,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
-// asProgram makes the test binary run as the program, so that tests have real processes, signals
-// and exit codes.
+// asProgram makes the test binary run as the program: real processes, signals and exit codes.
 const asProgram = "GRAPEVINE_TEST_AS_PROGRAM"
 
 func TestMain(m *testing.M) {
@@ -33,7 +32,6 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	// Without asProgram the child would run all tests, recursively.
 	if flag.Parse(); flag.NArg() > 0 {
 		fmt.Fprintf(os.Stderr, "the tests were started as the program: %q, without %s\n", flag.Args(), asProgram)
 		os.Exit(2)
@@ -46,7 +44,6 @@ type result struct {
 	out, err string
 }
 
-// command prepares a run without configuration from the environment.
 func command(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
@@ -147,7 +144,7 @@ func TestExitCodes(t *testing.T) {
 		{"no such file", []string{"serve", "--config", filepath.Join(dir, "none.yaml")}, 2, "", "none.yaml"},
 		{"no secret file", []string{"serve", "--check-config", "--secret-file", filepath.Join(dir, "none")}, 2, "", "secret_file"},
 		{"address in use", []string{"serve", "--listen", "203.0.113.1:1", "--admin", "127.0.0.1:0", "--log-level", "error"}, 1, "", "listen: "},
-		{"nobody there", []string{"status", "--admin", "127.0.0.1:1"}, 1, "", "is the router running"},
+		{"no router", []string{"status", "--admin", "127.0.0.1:1"}, 1, "", "is the router running"},
 		{"no such body", []string{"explain", filepath.Join(dir, "none.json")}, 2, "", "none.json"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -165,7 +162,6 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// TestSourcesOfSettings: a flag wins over a variable, a variable over the file.
 func TestSourcesOfSettings(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "c.yaml")
 	if err := os.WriteFile(file, []byte("strategy: session\nbackends: [http://a, http://b, http://c]\n"), 0o600); err != nil {
@@ -224,8 +220,8 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// TestDrainBySignals: after one SIGTERM a running request ends normally; a second cuts it. A
-// stalled machine may need three tries.
+// TestDrainBySignals: one SIGTERM lets a running request end; a second cuts it. A stalled machine
+// may need three tries.
 func TestDrainBySignals(t *testing.T) {
 	if got := drainBySignals(t, false); got != http.StatusOK {
 		t.Errorf("the running request was answered %d, want 200", got)

@@ -14,16 +14,7 @@ type nodesCmd struct {
 }
 
 func (c *nodesCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	list, err := client.Nodes(ctx)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(s.out, list)
-	}
-	return printNodes(s.out, list)
+	return show(&c.adminFlags, s, (*admin.Client).Nodes, printNodes)
 }
 
 // clocksApartMS is the clock difference above which gossip corrects for it.

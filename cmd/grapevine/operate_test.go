@@ -17,7 +17,6 @@ import (
 	"grapevine/node/admin"
 )
 
-// slowEngine answers when let is called.
 func slowEngine(t *testing.T) (url string, entered <-chan struct{}, let func()) {
 	t.Helper()
 	in, hold := make(chan struct{}, 1), make(chan struct{})
@@ -40,7 +39,6 @@ func slowEngine(t *testing.T) (url string, entered <-chan struct{}, let func()) 
 	return s.URL, in, let
 }
 
-// TestOperateByCommands follows docs/operate.md.
 func TestOperateByCommands(t *testing.T) {
 	dir := t.TempDir()
 	token := filepath.Join(dir, "token")
@@ -202,7 +200,7 @@ func TestOperateByCommands(t *testing.T) {
 	if got := grapevine(t, "", "raft", "recover", "--data-dir", data, "--peers", peers); got.code != 0 || !strings.Contains(got.out, "a group of 2, of which 1 vote") || !strings.Contains(got.out, "on the others") {
 		t.Errorf("%+v", got)
 	}
-	if got := grapevine(t, "", "raft", "recover", "--help"); !strings.Contains(got.out, "--server makes a voter") {
+	if got := grapevine(t, "", "raft", "recover", "--help"); !strings.Contains(got.out, "Every --server becomes a voter") {
 		t.Errorf("%+v", got)
 	}
 }
@@ -220,7 +218,7 @@ func TestAwaitIdle(t *testing.T) {
 		want   string
 	}{
 		"busy":    {func(w http.ResponseWriter, _ *http.Request, _ func()) { _, _ = io.WriteString(w, backend(true, 3)) }, "3 requests still run"},
-		"resumed": {func(w http.ResponseWriter, _ *http.Request, _ func()) { _, _ = io.WriteString(w, backend(false, 0)) }, "somebody has resumed it"},
+		"resumed": {func(w http.ResponseWriter, _ *http.Request, _ func()) { _, _ = io.WriteString(w, backend(false, 0)) }, "an operator has resumed it"},
 		"silent": {func(_ http.ResponseWriter, r *http.Request, over func()) {
 			over()
 			<-r.Context().Done()

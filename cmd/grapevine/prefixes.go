@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -14,26 +15,18 @@ type prefixesCmd struct {
 }
 
 type prefixesHotCmd struct {
-	Enable  bool `name:"enable" xor:"switch" help:"Replicate hot prefixes, on the whole fleet."`
-	Disable bool `name:"disable" xor:"switch" help:"Do not, on the whole fleet."`
+	Enable  bool `name:"enable" xor:"switch" help:"Replicate hot prefixes in the whole fleet."`
+	Disable bool `name:"disable" xor:"switch" help:"Stop replicating hot prefixes in the whole fleet."`
 	adminFlags
 }
 
 func (c *prefixesHotCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
 	if c.Enable || c.Disable {
-		done, err := client.SwitchPrefixes(ctx, c.Enable)
-		return c.report(s, done, err, "replication of hot prefixes: %s", map[bool]string{true: "on", false: "off"}[c.Enable])
+		return c.change(s, func(client *admin.Client, ctx context.Context) (*admin.Changed, error) {
+			return client.SwitchPrefixes(ctx, c.Enable)
+		}, "replication of hot prefixes: "+map[bool]string{true: "on", false: "off"}[c.Enable])
 	}
-	list, err := client.Prefixes(ctx)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(s.out, list)
-	}
-	return printPrefixes(s.out, list)
+	return show(&c.adminFlags, s, (*admin.Client).Prefixes, printPrefixes)
 }
 
 func printPrefixes(out io.Writer, list *admin.PrefixList) error {

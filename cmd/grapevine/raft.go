@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,16 +27,7 @@ type raftStatusCmd struct {
 }
 
 func (c *raftStatusCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	st, err := client.Raft(ctx)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(s.out, st)
-	}
-	return printRaft(s.out, st)
+	return show(&c.adminFlags, s, (*admin.Client).Raft, printRaft)
 }
 
 func printRaft(out io.Writer, st *admin.RaftStatus) error {
@@ -82,16 +74,9 @@ type raftTransferCmd struct {
 }
 
 func (c *raftTransferCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	st, err := client.TransferLeadership(ctx, c.To)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(s.out, st)
-	}
-	return printRaft(s.out, st)
+	return show(&c.adminFlags, s, func(client *admin.Client, ctx context.Context) (*admin.RaftStatus, error) {
+		return client.TransferLeadership(ctx, c.To)
+	}, printRaft)
 }
 
 type raftInspectCmd struct {
@@ -125,13 +110,13 @@ func (c *raftInspectCmd) Run(s *streams) error {
 
 type raftRecoverCmd struct {
 	DataDir string   `name:"data-dir" required:"" type:"existingdir" placeholder:"DIR" help:"The router's data_dir. It must not run."`
-	Servers []string `name:"server" placeholder:"ID=HOST:PORT" help:"A server of the new group: its id and raft address, as raft status shows them. Each that is named so votes. Repeatable, or --peers."`
+	Servers []string `name:"server" placeholder:"ID=HOST:PORT" help:"A server of the new group: its id and raft address, as raft status shows them. Each becomes a voter. Repeatable, or --peers."`
 	Peers   string   `name:"peers" type:"existingfile" placeholder:"FILE" help:"The same as JSON, which can also name servers that only follow: [{\"id\":..., \"address\":..., \"voter\":true}, {..., \"voter\":false}]."`
 	JSON    bool     `name:"json" help:"Print one JSON object."`
 }
 
 func (*raftRecoverCmd) Help() string {
-	return "Only when most voters will never come back: what they alone had confirmed is lost. Stop every router that survives, run this on each of them with the same servers, and start them again. Survivors that are recovered with different servers are different groups: the second one that starts finds the first and refuses, with the reason and the remedy. Every --server makes a voter, and most voters must run for a change to be taken; name one that is to follow only in --peers, or leave it out, empty its data_dir, and let it join. docs/operate.md has the whole procedure."
+	return "Use it only if most voters are lost for good: changes that only they stored are lost. Stop every surviving router, run this command on each with the same servers, and start them again. Survivors recovered with different servers form different groups: the second to start finds the first and exits with the reason and the remedy. Every --server becomes a voter, and changes need a majority of voters. Name a non-voter in --peers, or leave it out, empty its data_dir, and let it join. docs/operate.md has the whole procedure."
 }
 
 func (c *raftRecoverCmd) Run(s *streams) error {
@@ -160,7 +145,6 @@ func (c *raftRecoverCmd) Run(s *streams) error {
 	return err
 }
 
-// servers returns the servers given by flags.
 func (c *raftRecoverCmd) servers() (servers []raftstore.Server, err error) {
 	if (c.Peers == "") == (len(c.Servers) == 0) {
 		return nil, fmt.Errorf("give the servers of the new group, by --server or by --peers")
@@ -186,7 +170,6 @@ func (c *raftRecoverCmd) servers() (servers []raftstore.Server, err error) {
 	return servers, nil
 }
 
-// maxPeersFile bounds a list of servers, in bytes.
 const maxPeersFile = 1 << 20
 
 func readServers(path string) (servers []raftstore.Server, err error) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -20,19 +21,14 @@ type rulesShowCmd struct {
 }
 
 func (c *rulesShowCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	set, err := client.Rules(ctx)
-	switch {
-	case err != nil:
-		return err
-	case c.JSON:
-		return printJSON(s.out, set)
-	case c.Text:
-		_, err := io.WriteString(s.out, set.Text)
-		return err
+	print := printRules
+	if c.Text {
+		print = func(out io.Writer, set *admin.RuleSet) error {
+			_, err := io.WriteString(out, set.Text)
+			return err
+		}
 	}
-	return printRules(s.out, set)
+	return show(&c.adminFlags, s, (*admin.Client).Rules, print)
 }
 
 func printRules(out io.Writer, set *admin.RuleSet) error {
@@ -56,11 +52,10 @@ func printRules(out io.Writer, set *admin.RuleSet) error {
 type rulesApplyCmd struct {
 	Path      string  `arg:"" name:"file" placeholder:"FILE" help:"YAML with a list under the key rules; - is stdin."`
 	DryRun    bool    `name:"dry-run" help:"Only show what would change."`
-	IfVersion *uint64 `name:"if-version" placeholder:"N" help:"Only replace rules of this version, as show tells it."`
+	IfVersion *uint64 `name:"if-version" placeholder:"N" help:"Replace the rules only if they have this version (grapevine rules show)."`
 	adminFlags
 }
 
-// maxRulesFile bounds a rules file, in bytes.
 const maxRulesFile = 1 << 20
 
 func (c *rulesApplyCmd) Run(s *streams) error {
@@ -68,16 +63,9 @@ func (c *rulesApplyCmd) Run(s *streams) error {
 	if err != nil {
 		return err
 	}
-	client, ctx, cancel := c.client()
-	defer cancel()
-	done, err := client.ApplyRules(ctx, string(text), c.IfVersion, c.DryRun)
-	switch {
-	case err != nil:
-		return err
-	case c.JSON:
-		return printJSON(s.out, done)
-	}
-	return printRuleChange(s.out, done)
+	return show(&c.adminFlags, s, func(client *admin.Client, ctx context.Context) (*admin.RuleChange, error) {
+		return client.ApplyRules(ctx, string(text), c.IfVersion, c.DryRun)
+	}, printRuleChange)
 }
 
 func printRuleChange(out io.Writer, done *admin.RuleChange) error {

@@ -19,8 +19,8 @@ import (
 )
 
 type serveCmd struct {
-	ConfigFile  string `name:"config" env:"GRAPEVINE_CONFIG" type:"existingfile" placeholder:"FILE" help:"YAML file. Variables stand above it, flags above both."`
-	CheckConfig bool   `name:"check-config" help:"Validate the configuration and leave."`
+	ConfigFile  string `name:"config" env:"GRAPEVINE_CONFIG" type:"existingfile" placeholder:"FILE" help:"YAML file. Variables override it, flags override both."`
+	CheckConfig bool   `name:"check-config" help:"Validate the configuration and exit."`
 
 	Settings config.Config `embed:""`
 }
@@ -64,7 +64,6 @@ func (c *serveCmd) Run(s *streams, k *kong.Context) error {
 	return runUntilSignal(n, cfg.Log, super, func() error { return c.reload(k, n, cfg.Log) })
 }
 
-// reload handles SIGHUP. A wrong configuration changes nothing.
 func (c *serveCmd) reload(k *kong.Context, n *node.Node, log zerolog.Logger) error {
 	next, lines, err := c.configuration(k)
 	if err != nil {
@@ -162,7 +161,6 @@ func runUntilSignal(n *node.Node, log zerolog.Logger, super *supervision, reload
 	return err
 }
 
-// startUntilSignal starts the node; a signal cancels the start and is returned.
 func startUntilSignal(n *node.Node, signals <-chan os.Signal) (first os.Signal, err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

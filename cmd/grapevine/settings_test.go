@@ -11,10 +11,8 @@ import (
 	"grapevine/node/config"
 )
 
-// sample is a setting's value for flag and variable, and for the file where it differs.
 type sample struct{ text, yaml string }
 
-// samples are the settings whose kind does not suffice.
 var samples = map[string]sample{
 	"backends": {
 		"http://a:8000 https://b,name=n,models=x|y,weight=2,kv_tokens=5,api_key=k http://c,api_key_file=/f",
@@ -36,7 +34,6 @@ var samplesByKind = map[string]sample{
 	"boolean": {"true", "true"}, "whole number": {"7", "7"}, "number": {"0.125", "0.125"},
 }
 
-// TestEverySettingThreeWays: flag, variable and file give the same value.
 func TestEverySettingThreeWays(t *testing.T) {
 	for _, v := range os.Environ() {
 		if name, value, _ := strings.Cut(v, "="); strings.HasPrefix(name, "GRAPEVINE_") {

@@ -17,16 +17,7 @@ type statusCmd struct {
 }
 
 func (c *statusCmd) Run(s *streams) error {
-	client, ctx, cancel := c.client()
-	defer cancel()
-	st, err := client.Status(ctx)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return printJSON(s.out, st)
-	}
-	return printStatus(s.out, st)
+	return show(&c.adminFlags, s, (*admin.Client).Status, printStatus)
 }
 
 func printStatus(out io.Writer, st *admin.Status) error {

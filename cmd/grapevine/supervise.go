@@ -32,7 +32,6 @@ func (s *supervision) send(lines ...string) {
 	}
 }
 
-// starting asks for the time that the configuration allows the start.
 func (s *supervision) starting() {
 	s.send(notify.Status("starting"), notify.Extend(s.node.StartWithin()))
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 )
 
-// serviceManager is the other end of NOTIFY_SOCKET.
 type serviceManager struct {
 	conn *net.UnixConn
 	env  []string // for the process
@@ -28,7 +27,6 @@ func newServiceManager(t *testing.T, watchdog string) *serviceManager {
 	return &serviceManager{conn, []string{"NOTIFY_SOCKET=" + path, "WATCHDOG_USEC=" + watchdog}}
 }
 
-// next returns the next message, "" if none comes within d.
 func (m *serviceManager) next(t *testing.T, d time.Duration) string {
 	t.Helper()
 	if err := m.conn.SetReadDeadline(time.Now().Add(d)); err != nil {
@@ -78,7 +76,6 @@ func TestServiceManager(t *testing.T) {
 		m.await(t, "WATCHDOG=1\nSTATUS=ready, 1 engine")
 	}
 
-	// earlier signs of life may still arrive
 	p.signal(t, syscall.SIGSTOP)
 	eventually(t, "silence", func() bool { return m.next(t, 1500*time.Millisecond) == "" })
 	p.signal(t, syscall.SIGCONT)
@@ -95,7 +92,7 @@ func TestServiceManager(t *testing.T) {
 	p.signal(t, syscall.SIGHUP)
 	m.await(t, "RELOADING=1")
 	m.await(t, "READY=1")
-	eventually(t, "the mistake is told", func() bool {
+	eventually(t, "the mistake is reported", func() bool {
 		return strings.Contains(p.log.String(), "strategyy: unknown key") && strings.Contains(p.log.String(), "not reloaded")
 	})
 	for _, event := range []string{"started", "ready", "engine_probes_fail", "config_reloaded", "config_refused"} {
@@ -106,7 +103,6 @@ func TestServiceManager(t *testing.T) {
 	m.await(t, "WATCHDOG=1")
 
 	p.signal(t, syscall.SIGTERM)
-	// drain_timeout of the reload, the grace, and some seconds.
 	if got := m.await(t, "STOPPING=1"); got != "STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=435001000" {
 		t.Errorf("at the end: %q", got)
 	}
@@ -118,7 +114,6 @@ func TestServiceManager(t *testing.T) {
 	}
 }
 
-// TestFirstOfItsFleet: a node whose seeds are absent starts.
 func TestFirstOfItsFleet(t *testing.T) {
 	m := newServiceManager(t, "")
 	p := serveWith(t, m.env, "--gossip", "127.0.0.1:0", "--join", "127.0.0.1:1", "--secret", fleetSecret, "--warm-deadline", "200ms", "--drain-grace", "0s")
@@ -132,8 +127,6 @@ func TestFirstOfItsFleet(t *testing.T) {
 	}
 }
 
-// TestServiceManagerMistake: an unreachable manager prevents the start, since it would kill a
-// silent process.
 func TestServiceManagerMistake(t *testing.T) {
 	cmd := command(t, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 	cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+filepath.Join(t.TempDir(), "nobody"))

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"io"
 	"net"
 	"os"
@@ -87,7 +88,8 @@ func TestTablesGolden(t *testing.T) {
 		"status-tls":   func(w io.Writer) error { return printStatus(w, &expired) },
 		"nodes":        func(w io.Writer) error { return printNodes(w, nodes) },
 		"keys": func(w io.Writer) error {
-			if err := printKeys(w, keys, false); err == nil || err.Error() != keys.Error {
+			ask := func(*admin.Client, context.Context) (*admin.KeyList, error) { return keys, nil }
+			if err := showKeys(new(adminFlags), &streams{out: w}, ask); err == nil || err.Error() != keys.Error {
 				t.Errorf("a node failed, the command says %v", err)
 			}
 			return nil
@@ -120,7 +122,6 @@ func TestTablesGolden(t *testing.T) {
 	}
 }
 
-// TestAddressInUse: the error gives a remedy.
 func TestAddressInUse(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -7,36 +7,15 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// Kind is a change of a member.
-type Kind uint8
+// Kind is a change of a member, and the value of the log field "event".
+type Kind string
 
 const (
-	// Joined means that the member became alive.
-	Joined Kind = iota + 1
-	// Updated means that the same process changed its Info.
-	Updated
-	// Left means that the member announced its end.
-	Left
-	// Failed means that the member is dead or unreachable.
-	Failed
+	Joined  Kind = "peer_joined"  // became alive
+	Updated Kind = "peer_updated" // the same process changed its Info
+	Left    Kind = "peer_left"    // announced its end
+	Failed  Kind = "peer_failed"  // is dead or unreachable
 )
-
-func (k Kind) String() string {
-	switch k {
-	case Joined:
-		return "joined"
-	case Updated:
-		return "updated"
-	case Left:
-		return "left"
-	case Failed:
-		return "failed"
-	}
-	return "unknown"
-}
-
-// Event returns the value of the log field "event".
-func (k Kind) Event() string { return "peer_" + k.String() }
 
 // Event is one change of another member.
 type Event struct {
@@ -45,28 +24,13 @@ type Event struct {
 }
 
 // State is the believed state of a member.
-type State uint8
+type State string
 
-// States of a member.
 const (
-	StateAlive State = iota + 1
-	StateFailed
-	StateLeft
+	StateAlive  State = "alive"
+	StateFailed State = "failed"
+	StateLeft   State = "left"
 )
-
-func (s State) String() string {
-	switch s {
-	case StateAlive:
-		return "alive"
-	case StateFailed:
-		return "failed"
-	case StateLeft:
-		return "left"
-	}
-	return "unknown"
-}
-
-func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // Status is a member and its believed state.
 type Status struct {

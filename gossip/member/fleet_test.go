@@ -84,7 +84,7 @@ func (n *testNode) state(name string) State {
 			return m.State
 		}
 	}
-	return 0
+	return ""
 }
 
 func testConfig(name string) Config {

@@ -117,7 +117,7 @@ func FuzzMessages(f *testing.F) {
 	f.Add(message(f, &c))
 	f.Add(message(f, verdict{Refusal: "no", Taken: FieldName, Holder: "10.0.0.8:7946"}))
 	f.Add(message(f, keyRequest{KeyInstall, key(1)}))
-	f.Add(message(f, keyReply{Keys: []KeyInfo{{Fingerprint{1}, true}, {Fingerprint{2}, false}}, Persisted: true}))
+	f.Add(message(f, keyReply{Keys: []Fingerprint{{1}, {2}}, Persisted: true}))
 	f.Add([]byte("\xff\xff{}"))
 	f.Add([]byte(`["AQEBAQEBAQEBAQEBAQEBAQ=="]`))
 	f.Fuzz(func(t *testing.T, b []byte) {

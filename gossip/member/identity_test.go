@@ -166,7 +166,7 @@ func TestOperatorTLS(t *testing.T) {
 			}, func() any { return late.JoinErrors() })
 		})
 	}
-	if nodes[0].state("late") != 0 {
+	if nodes[0].state("late") != "" {
 		t.Error(nodes[0].Members())
 	}
 }

@@ -34,13 +34,6 @@ var (
 	errFullRing   = fmt.Errorf("the ring holds %d keys already: remove one first", maxKeys)
 )
 
-// KeyInfo is a key on a node's ring.
-type KeyInfo struct {
-	Fingerprint Fingerprint
-	// Primary marks the key that signs and encrypts.
-	Primary bool
-}
-
 // ring holds the node's keys. A change updates the file first, so that a restart never returns to
 // an older ring.
 type ring struct {
@@ -106,15 +99,6 @@ func checkKey(key []byte) error {
 		return fmt.Errorf("%d bytes long: a key has 16, 24 or 32 bytes; `grapevine keys generate` makes one", n)
 	}
 	return nil
-}
-
-func (r *ring) list() []KeyInfo {
-	prints := r.identity.Load().prints
-	out := make([]KeyInfo, len(prints))
-	for i, p := range prints {
-		out[i] = KeyInfo{Fingerprint: p, Primary: i == 0}
-	}
-	return out
 }
 
 // change does an operation for the holder of key under (zero: this node), and fails once that key is

@@ -1,3 +1,6 @@
+// Package member maintains the fleet's membership and opens authenticated streams between nodes:
+// memberlist, TLS streams on the same port, joining, healing of partitions, key rotation. See
+// DESIGN.md.
 package member
 
 import (
@@ -256,7 +259,7 @@ func (l *List) tell(ctx context.Context) {
 		case <-l.table.wake:
 		}
 		for _, e := range l.table.events() {
-			l.log.Info().Str("event", e.Kind.Event()).Str("peer", e.Member.Name).Str("addr", e.Member.Addr).Msg("member " + e.Kind.String())
+			l.log.Info().Str("event", string(e.Kind)).Str("peer", e.Member.Name).Str("addr", e.Member.Addr).Msg("membership changed")
 			if l.cfg.OnEvent == nil {
 				continue
 			}
@@ -360,7 +363,7 @@ func (l *List) Members() []Status { return l.table.list() }
 
 // Keys returns the ring's keys, the primary first; without keys, the fingerprint of the constant
 // that replaces them.
-func (l *List) Keys() []KeyInfo { return l.ring.list() }
+func (l *List) Keys() []Fingerprint { return l.ring.identity.Load().prints }
 
 // Refused counts refusals since the start.
 func (l *List) Refused() uint64 {

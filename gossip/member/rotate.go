@@ -27,7 +27,7 @@ const (
 type KeyResult struct {
 	Member Info
 	// Keys is the ring after the operation, the primary first.
-	Keys []KeyInfo
+	Keys []Fingerprint
 	// Persisted means that the ring survives a restart.
 	Persisted bool
 	Err       error
@@ -40,9 +40,9 @@ type keyRequest struct {
 }
 
 type keyReply struct {
-	Keys      []KeyInfo `json:"keys"`
-	Persisted bool      `json:"persisted"`
-	Error     string    `json:"error,omitempty"`
+	Keys      []Fingerprint `json:"keys"`
+	Persisted bool          `json:"persisted"`
+	Error     string        `json:"error,omitempty"`
 }
 
 const (
@@ -78,7 +78,7 @@ func (l *List) RotateKey(ctx context.Context, op KeyOp, key []byte) ([]KeyResult
 		results := l.requestAll(ctx, keyRequest{Op: KeyList})
 		for i := range results {
 			r := &results[i]
-			at := slices.IndexFunc(r.Keys, func(k KeyInfo) bool { return k.Fingerprint == which })
+			at := slices.Index(r.Keys, which)
 			switch {
 			case r.Err != nil:
 				err = fmt.Errorf("%s does not answer, so nothing was changed: %w", r.Member.Name, r.Err)
@@ -131,7 +131,7 @@ func (l *List) requestAll(ctx context.Context, request keyRequest) []KeyResult {
 	each(len(results)-1, keyParallel, func(i int) { l.request(ctx, &results[i+1], request) })
 	own := &results[0]
 	own.Err = l.rotateOwn(request, Fingerprint{})
-	own.Keys, own.Persisted = l.ring.list(), l.ring.file != ""
+	own.Keys, own.Persisted = l.Keys(), l.ring.file != ""
 	return results
 }
 
@@ -181,7 +181,7 @@ func (l *List) serveKeys(c *Conn) {
 		}
 		e.Str("peer", c.Peer.Name).Str("op", clean(string(request.Op), maxName)).Msg("peer changes gossip keys")
 	}
-	reply := keyReply{Keys: l.ring.list(), Persisted: l.ring.file != "", Error: clean(errText(err), maxReason)}
+	reply := keyReply{Keys: l.Keys(), Persisted: l.ring.file != "", Error: clean(errText(err), maxReason)}
 	if err := writeMessage(c, reply); err != nil {
 		l.log.Debug().Str("peer", c.Peer.Name).Err(err).Msg("answer to a key operation not sent")
 		return

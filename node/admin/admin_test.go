@@ -12,8 +12,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// TestChangesFromElsewhere: without a token, changes from other machines, through a local proxy or
-// from a web page are refused.
 func TestChangesFromElsewhere(t *testing.T) {
 	passed := false
 	h := new(Server).Guard(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { passed = true }))
@@ -46,7 +44,6 @@ func TestChangesFromElsewhere(t *testing.T) {
 		{"GET", "/status", "127.0.0.1:5", "LOCALHOST", true, ""},
 		{"GET", "/debug/pprof/cmdline", "127.0.0.1:5", "127.0.0.1:8081", true, ""},
 		{"GET", "/debug/pprof/cmdline", "10.0.0.9:5", "10.0.0.1:8081", false, ""}, // contains the api_key of --backend
-		// A proxy on this machine, for a client elsewhere.
 		{"GET", "/status", "127.0.0.1:5", "127.0.0.1:8081", true, "X-Forwarded-For"},
 		{"DELETE", "/backends", "127.0.0.1:5", "127.0.0.1:8081", false, "X-Forwarded-For"},
 		{"DELETE", "/backends", "127.0.0.1:5", "127.0.0.1:8081", false, "Forwarded"},
@@ -85,7 +82,6 @@ func TestDifference(t *testing.T) {
 	}
 }
 
-// TestRefusals: the status tells why a change failed and whether it may have happened.
 func TestRefusals(t *testing.T) {
 	for err, want := range map[error]int{
 		raftstore.ErrInvalid: 400, raftstore.ErrNotFound: 404, raftstore.ErrExists: 409, raftstore.ErrConflict: 409, raftstore.ErrTooMany: 409,

@@ -6,39 +6,35 @@ import (
 	"grapevine/raftstore"
 )
 
-// Changed is the answer to every change.
 type Changed struct {
-	// Version is that of the change, or this node's current one if nothing changed.
+	// Version is that of the change, or this node's current one.
 	Version uint64 `json:"version"`
-	// Changed is false if the state already was as requested.
-	Changed bool `json:"changed"`
+	Changed bool   `json:"changed"`
 }
 
 // Status is the answer to GET /status.
 type Status struct {
-	Node        string            `json:"node"`
-	Version     string            `json:"version"`
-	GoVersion   string            `json:"go_version"`
-	UptimeS     float64           `json:"uptime_s"`
-	Ready       bool              `json:"ready"`
-	NotReady    string            `json:"not_ready,omitempty"` // why
-	Listen      string            `json:"listen"`
-	Admin       string            `json:"admin"`
-	Strategy    string            `json:"strategy"`
-	Backends    int               `json:"backends"`
-	InFlight    int               `json:"in_flight"`
-	Connections int               `json:"connections"`
-	BlockBytes  int               `json:"block_bytes"`
-	KeyID       string            `json:"key_id"` // of the hash secret
-	Picks       uint64            `json:"picks"`
-	Rungs       map[string]uint64 `json:"rungs"`
-	Tree        TreeStatus        `json:"tree"`
-	Fleet       *FleetStatus      `json:"fleet"` // null without one
-	// Certificate is the data port's; null without TLS.
+	Node        string             `json:"node"`
+	Version     string             `json:"version"`
+	GoVersion   string             `json:"go_version"`
+	UptimeS     float64            `json:"uptime_s"`
+	Ready       bool               `json:"ready"`
+	NotReady    string             `json:"not_ready,omitempty"` // why
+	Listen      string             `json:"listen"`
+	Admin       string             `json:"admin"`
+	Strategy    string             `json:"strategy"`
+	Backends    int                `json:"backends"`
+	InFlight    int                `json:"in_flight"`
+	Connections int                `json:"connections"`
+	BlockBytes  int                `json:"block_bytes"`
+	KeyID       string             `json:"key_id"` // of the hash secret
+	Picks       uint64             `json:"picks"`
+	Rungs       map[string]uint64  `json:"rungs"`
+	Tree        TreeStatus         `json:"tree"`
+	Fleet       *FleetStatus       `json:"fleet"` // null without one
 	Certificate *CertificateStatus `json:"certificate"`
 }
 
-// TreeStatus is a copy of prefixtree.Stats.
 type TreeStatus struct {
 	Facts      int64  `json:"facts"`
 	Bytes      int64  `json:"bytes"`
@@ -50,11 +46,9 @@ type TreeStatus struct {
 	CachesLost uint64 `json:"caches_lost"`
 }
 
-// BackendList is the answer to GET /backends.
 type BackendList struct {
 	Backends []BackendStatus `json:"backends"`
-	// Sources are this node's sources of backends.
-	Sources []SourceStatus `json:"sources"`
+	Sources  []SourceStatus  `json:"sources"`
 }
 
 // BackendStatus is one backend as this node knows it. Loads are its own unless named fleet.
@@ -66,28 +60,26 @@ type BackendStatus struct {
 	// Agreed is false for a backend known only from this node's own list.
 	Agreed  bool `json:"agreed"`
 	Drained bool `json:"drained"` // drain requested; kept while down
-	// DrainedBy and DownBy are operator, source or health; "" if not drained or down.
-	DrainedBy     string  `json:"drained_by,omitempty"`
-	DownBy        string  `json:"down_by,omitempty"`
-	Source        string  `json:"source"` // static, file, dns or admin
-	Reason        string  `json:"reason,omitempty"`
-	SinceS        float64 `json:"since_s,omitempty"` // of the agreed state
-	Generation    uint32  `json:"generation"`
-	Version       uint64  `json:"version"` // of its last change, for if_version
-	Weight        float64 `json:"weight"`
-	KVTokens      int     `json:"kv_tokens,omitempty"`
-	Active        int64   `json:"active"`         // requests of this node
-	FleetActive   int64   `json:"fleet_active"`   // of all nodes, as last reported
-	PrefillTokens int64   `json:"prefill_tokens"` // outstanding
-	Rate          float64 `json:"rate"`           // prefill tokens/s, learned
-	HorizonS      float64 `json:"horizon_s"`
-	// Health is what probes and requests have shown.
-	Health HealthStatus `json:"health"`
-	// Engine is null before the first report.
-	Engine      *EngineReport `json:"engine"`
-	Models      []string      `json:"models"`      // null: any
-	ModelsFrom  string        `json:"models_from"` // configured, engine or unknown
-	ModelsError string        `json:"models_error,omitempty"`
+	// DrainedBy and DownBy are operator, source or health.
+	DrainedBy     string        `json:"drained_by,omitempty"`
+	DownBy        string        `json:"down_by,omitempty"`
+	Source        string        `json:"source"` // static, file, dns or admin
+	Reason        string        `json:"reason,omitempty"`
+	SinceS        float64       `json:"since_s,omitempty"` // of the agreed state
+	Generation    uint32        `json:"generation"`
+	Version       uint64        `json:"version"` // of its last change, for if_version
+	Weight        float64       `json:"weight"`
+	KVTokens      int           `json:"kv_tokens,omitempty"`
+	Active        int64         `json:"active"`         // requests of this node
+	FleetActive   int64         `json:"fleet_active"`   // of all nodes, as last reported
+	PrefillTokens int64         `json:"prefill_tokens"` // outstanding
+	Rate          float64       `json:"rate"`           // prefill tokens/s, learned
+	HorizonS      float64       `json:"horizon_s"`
+	Health        HealthStatus  `json:"health"`
+	Engine        *EngineReport `json:"engine"`
+	Models        []string      `json:"models"`      // null: any
+	ModelsFrom    string        `json:"models_from"` // configured, engine or unknown
+	ModelsError   string        `json:"models_error,omitempty"`
 }
 
 // EngineReport is an engine's whole load, from all routers.
@@ -98,7 +90,6 @@ type EngineReport struct {
 	KVUsage float64 `json:"kv_usage"` // 0 to 1
 }
 
-// HealthStatus is an engine's health as this node knows it.
 type HealthStatus struct {
 	Failing   bool     `json:"failing"`            // own probes or requests
 	Avoided   bool     `json:"avoided"`            // here, by probes or peers
@@ -110,34 +101,30 @@ type HealthStatus struct {
 	Bad       int      `json:"bad"`                // reporters
 }
 
-// SourceStatus is the state of one source of backends.
 type SourceStatus struct {
 	Source   string  `json:"source"`
 	Backends int     `json:"backends"` // of the last good answer
 	AgeS     float64 `json:"age_s"`    // of the last good answer; 0: none yet
-	// Error is the last failure, or which entries do not count.
+	// Error is the last failure, or the entries that do not count.
 	Error string `json:"error,omitempty"`
 }
 
-// CertificateStatus describes the data port's certificate in /status.
 type CertificateStatus struct {
 	NotBefore time.Time `json:"not_before"`
 	NotAfter  time.Time `json:"not_after"`
-	// Problem is why clients refuse it now; "" if it is valid.
+	// Problem is why clients refuse it now.
 	Problem string `json:"problem,omitempty"`
 }
 
 type RuleSet struct {
-	// Source is "fleet", or "configuration" for this node's own rules, which are in force while the
-	// fleet has none that this release can read.
-	Source  string `json:"source"`
-	Version uint64 `json:"version"` // of the fleet's rules; 0: none yet
-	Text    string `json:"text"`    // as applied; empty for a node's own
-	// The first matching rule wins.
-	Rules []RuleStatus `json:"rules"`
+	// Source is "fleet", or "configuration" for this node's own rules.
+	Source  string       `json:"source"`
+	Version uint64       `json:"version"` // of the fleet's rules; 0: none yet
+	Text    string       `json:"text"`    // as applied; empty for a node's own
+	Rules   []RuleStatus `json:"rules"`
 }
 
-// RuleStatus is one rule, with the keys of the YAML form.
+// RuleStatus has the keys of the YAML form.
 type RuleStatus struct {
 	Model       string `json:"model,omitempty"`
 	Path        string `json:"path,omitempty"`
@@ -154,7 +141,6 @@ type RuleChange struct {
 }
 
 type PrefixList struct {
-	// Enabled says whether hot prefixes are replicated.
 	Enabled  bool           `json:"enabled"`
 	Prefixes []PrefixStatus `json:"prefixes"` // by anchor
 }
@@ -164,10 +150,10 @@ type PrefixStatus struct {
 	Anchor   string `json:"anchor"`   // hex
 	Tokens   uint32 `json:"tokens"`   // length of the prefix
 	Replicas uint16 `json:"replicas"` // size of the replica set
-	// Backends is in order of preference, as computed here; empty while no node reports work.
+	// Backends is in order of preference; empty while no node reports work.
 	Backends []string `json:"backends"`
 	// Share is the prefix's share of requests, Work the backends that its requests keep busy, Other
-	// the rest of each backend's load, all over all nodes. Why explains the size.
+	// the rest of each backend's load, over all nodes.
 	Share    float64 `json:"share"`
 	Work     float64 `json:"work"`
 	Other    float64 `json:"other"`
@@ -184,7 +170,7 @@ type Receipt struct {
 	Model       string `json:"model"`
 	PromptBytes int    `json:"prompt_bytes"`
 	Blocks      int    `json:"blocks"`
-	// Note says how a real request would be treated differently; "" if it would not.
+	// Note says how a real request would be treated differently.
 	Note string `json:"note,omitempty"`
 
 	Backend         string `json:"backend"`
@@ -202,7 +188,6 @@ type Receipt struct {
 	Candidates []Candidate `json:"candidates"`
 }
 
-// Candidate is one backend of a receipt.
 type Candidate struct {
 	Backend       string  `json:"backend"`
 	MatchedBlocks int     `json:"matched_blocks"`
@@ -214,13 +199,12 @@ type Candidate struct {
 	Cost          float64 `json:"cost"`          // in the strategy's unit
 }
 
-// RaftStatus is the answer to GET /raft.
 type RaftStatus struct {
 	Node string `json:"node"`
 	raftstore.Status
 }
 
-// KeyList is the answer of /keys: each node's ring, keys as ids only.
+// KeyList is each node's ring, keys as ids only.
 type KeyList struct {
 	Nodes []NodeKeys `json:"nodes"`
 	Error string     `json:"error,omitempty"`

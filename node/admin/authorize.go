@@ -13,10 +13,8 @@ import (
 	"grapevine/node/config"
 )
 
-// minToken rules out guessing.
 const minToken = 16
 
-// ReadToken reads a token of the admin API from a file.
 func ReadToken(file string) (string, error) {
 	text, err := member.ReadSecret(file, config.MaxSecretFile)
 	if err != nil {
@@ -32,9 +30,9 @@ func ReadToken(file string) (string, error) {
 // openPaths need no token: balancers and collectors have none.
 var openPaths = map[string]bool{"/healthz": true, "/readyz": true, "/metrics": true}
 
-// Guard requires the configured token. Without one, every client may look, but only direct clients
-// on this machine may do more. These must address the node by IP or as localhost, against DNS
-// rebinding, and declare changes as JSON, which cross-site pages cannot.
+// Guard requires the configured token. Without one, all clients may look, but only direct clients
+// on this machine may do more: they must address the node by IP or as localhost, against DNS
+// rebinding, and send JSON, which cross-site pages cannot.
 func (s *Server) Guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if openPaths[r.URL.Path] {
@@ -101,7 +99,6 @@ func looks(r *http.Request) bool {
 	return r.Method == http.MethodGet || r.Method == http.MethodHead
 }
 
-// forwarded is the first header of a proxy, "" if none.
 func forwarded(h http.Header) string {
 	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-Ip", "Via"} {
 		if _, ok := h[name]; ok {

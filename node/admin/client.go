@@ -22,7 +22,6 @@ type Client struct {
 	http             *http.Client
 }
 
-// maxAdminAnswer fits thousands of backends.
 const maxAdminAnswer = 64 << 20
 
 // NewClient takes the admin API's host:port or URL.
@@ -36,12 +35,10 @@ func NewClient(addr string) *Client {
 	return &Client{base: strings.TrimSuffix(addr, "/"), http: &http.Client{Transport: direct(), CheckRedirect: stay}}
 }
 
-// direct avoids web proxies, which would see tokens and keys.
 func direct() *http.Transport {
 	return &http.Transport{DisableKeepAlives: true} // mostly one request
 }
 
-// stay follows no redirects: the admin API has none.
 func stay(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // WithToken returns a client that sends token or, if empty, the file's.
@@ -57,30 +54,26 @@ func (c *Client) Forced() *Client {
 	return &forced
 }
 
-// Status returns the router's state.
 func (c *Client) Status(ctx context.Context) (*Status, error) { return get[Status](ctx, c, "/status") }
 
-// Nodes returns the fleet as the router sees it.
 func (c *Client) Nodes(ctx context.Context) (*NodeList, error) {
 	return get[NodeList](ctx, c, "/nodes")
 }
 
-// Gossip returns the router's gossip counters.
 func (c *Client) Gossip(ctx context.Context) (*GossipStatus, error) {
 	return get[GossipStatus](ctx, c, "/gossip")
 }
 
-// Explain returns the receipt that such a request would get; nothing is dispatched.
+// Explain returns the decision for a request without sending it.
 func (c *Client) Explain(ctx context.Context, path string, headers map[string]string, body []byte) (*Receipt, error) {
 	return call[Receipt](ctx, c, http.MethodPost, "/explain?path="+url.QueryEscape(path), headers, body)
 }
 
-// Backends returns the router's backends.
 func (c *Client) Backends(ctx context.Context) (*BackendList, error) {
 	return get[BackendList](ctx, c, "/backends")
 }
 
-// CurrentBackends is Backends with every change confirmed before on any node.
+// CurrentBackends includes every change confirmed before on any node.
 func (c *Client) CurrentBackends(ctx context.Context) (*BackendList, error) {
 	return get[BackendList](ctx, c, "/backends?consistent=true")
 }
@@ -94,8 +87,7 @@ func (c *Client) AddBackends(ctx context.Context, backends []NewBackend, force b
 	return send[Changed](ctx, c, http.MethodPost, path, map[string]any{"backends": backends})
 }
 
-// SetBackendState changes all backends or none; action is drain, resume, down or up. Only a Forced
-// client may leave the fleet or a model without an active engine.
+// SetBackendState changes all backends or none; action is drain, resume, down or up.
 func (c *Client) SetBackendState(ctx context.Context, names []string, action, reason string) (*Changed, error) {
 	path := "/backends"
 	if c.force {
@@ -109,7 +101,7 @@ func (c *Client) UpdateBackend(ctx context.Context, name string, change BackendU
 	return send[Changed](ctx, c, http.MethodPatch, "/backends/"+url.PathEscape(name), change)
 }
 
-// RemoveBackends removes all backends or none; see SetBackendState.
+// RemoveBackends removes all backends or none.
 func (c *Client) RemoveBackends(ctx context.Context, names []string) (*Changed, error) {
 	query := url.Values{"name": names}
 	if c.force {
@@ -118,11 +110,10 @@ func (c *Client) RemoveBackends(ctx context.Context, names []string) (*Changed, 
 	return call[Changed](ctx, c, http.MethodDelete, "/backends?"+query.Encode(), nil, nil)
 }
 
-// Rules returns the routing rules in force on the router.
 func (c *Client) Rules(ctx context.Context) (*RuleSet, error) { return get[RuleSet](ctx, c, "/rules") }
 
-// ApplyRules replaces the fleet's rules or, if dry, returns the change. ifVersion, if not nil, is
-// the version to replace.
+// ApplyRules replaces the fleet's rules, of version ifVersion unless nil, or, if dry, returns the
+// change.
 func (c *Client) ApplyRules(ctx context.Context, text string, ifVersion *uint64, dry bool) (*RuleChange, error) {
 	path := "/rules"
 	if dry {
@@ -131,7 +122,6 @@ func (c *Client) ApplyRules(ctx context.Context, text string, ifVersion *uint64,
 	return send[RuleChange](ctx, c, http.MethodPut, path, rulesRequest{Text: text, IfVersion: ifVersion})
 }
 
-// Raft returns the raft group as the router sees it.
 func (c *Client) Raft(ctx context.Context) (*RaftStatus, error) {
 	return get[RaftStatus](ctx, c, "/raft")
 }
@@ -141,12 +131,10 @@ func (c *Client) TransferLeadership(ctx context.Context, to string) (*RaftStatus
 	return send[RaftStatus](ctx, c, http.MethodPost, "/raft/transfer", transferRequest{To: to})
 }
 
-// Prefixes returns the fleet's hot prefixes.
 func (c *Client) Prefixes(ctx context.Context) (*PrefixList, error) {
 	return get[PrefixList](ctx, c, "/prefixes")
 }
 
-// SwitchPrefixes turns hot prefix replication on or off for the fleet.
 func (c *Client) SwitchPrefixes(ctx context.Context, on bool) (*Changed, error) {
 	return send[Changed](ctx, c, http.MethodPatch, "/prefixes", switches{Enabled: &on})
 }
@@ -154,17 +142,14 @@ func (c *Client) SwitchPrefixes(ctx context.Context, on bool) (*Changed, error) 
 // Keys returns the key ring of every node.
 func (c *Client) Keys(ctx context.Context) (*KeyList, error) { return get[KeyList](ctx, c, "/keys") }
 
-// InstallKey makes every node accept a key.
 func (c *Client) InstallKey(ctx context.Context, key []byte) (*KeyList, error) {
 	return send[KeyList](ctx, c, http.MethodPost, "/keys/install", keyRequest{Key: base64.StdEncoding.EncodeToString(key)})
 }
 
-// UseKey makes every node encrypt with an installed key.
 func (c *Client) UseKey(ctx context.Context, id string) (*KeyList, error) {
 	return send[KeyList](ctx, c, http.MethodPost, "/keys/use", keyRequest{ID: id})
 }
 
-// RemoveKey makes every node forget an unused key.
 func (c *Client) RemoveKey(ctx context.Context, id string) (*KeyList, error) {
 	return send[KeyList](ctx, c, http.MethodPost, "/keys/remove", keyRequest{ID: id})
 }

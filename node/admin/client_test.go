@@ -11,11 +11,9 @@ import (
 	"testing"
 )
 
-// adminOfChild makes a run of TestClientAsksDirectly the client, and names its router.
 const adminOfChild = "GRAPEVINE_TEST_ADMIN_OF_CHILD"
 
-// TestClientAsksDirectly: the token goes to the router alone, despite proxies and redirects. The
-// client is a child process, since Go reads the environment once.
+// The client is a child process, since Go reads the proxy environment once.
 func TestClientAsksDirectly(t *testing.T) {
 	if addr := os.Getenv(adminOfChild); addr != "" {
 		if _, err := NewClient(addr).WithToken("a-token-for-operators", "").Status(t.Context()); err != nil {

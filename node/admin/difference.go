@@ -2,11 +2,11 @@ package admin
 
 import "strings"
 
-// maxDifference bounds the product of the differing lines; beyond it the whole middle counts as
+// maxDifference bounds the product of the differing lines; above it the whole middle counts as
 // replaced.
 const maxDifference = 4 << 20
 
-// difference returns a line diff: "-" removed, "+" added, blank unchanged; "" if equal.
+// difference returns a line diff: "-" removed, "+" added, blank unchanged.
 func difference(from, to string) string {
 	if from == to {
 		return ""
@@ -40,7 +40,6 @@ func difference(from, to string) string {
 	return out.String()
 }
 
-// common diffs x and y by their longest common subsequence.
 func common(x, y []string, put func(sign byte, lines []string)) {
 	// length[i][j] is that of x[i:] and y[j:].
 	length := make([][]int32, len(x)+1)

@@ -2,7 +2,6 @@ package admin
 
 import "grapevine/gossip"
 
-// FleetStatus is the fleet's part of /status.
 type FleetStatus struct {
 	Nodes          int     `json:"nodes"`         // alive, including this one
 	WarmFraction   float64 `json:"warm_fraction"` // of the snapshot at the start, 0 to 1
@@ -12,16 +11,14 @@ type FleetStatus struct {
 	Refused        uint64  `json:"refused"`    // rejected join attempts
 }
 
-// NodeList is the answer of /nodes.
 type NodeList struct {
 	// Nodes are this node, then peers by name, recently departed ones included.
 	Nodes []NodeStatus `json:"nodes"`
-	// Seeds are the outcomes of the last join attempts, by address.
+	// Seeds are the outcomes of the last join attempts.
 	Seeds    []SeedStatus    `json:"seeds"`
 	Refusals []RefusalStatus `json:"refusals"`
 }
 
-// NodeStatus describes this node or a peer.
 type NodeStatus struct {
 	Name          string  `json:"name"`
 	Self          bool    `json:"self"`
@@ -44,7 +41,6 @@ type NodeStatus struct {
 	LastError     string  `json:"last_error,omitempty"`
 }
 
-// SeedStatus is the last attempt to join through one address.
 type SeedStatus struct {
 	Seed  string  `json:"seed"`
 	Addr  string  `json:"addr"`
@@ -52,7 +48,6 @@ type SeedStatus struct {
 	Error string  `json:"error,omitempty"`
 }
 
-// RefusalStatus is a rejected node and the reason.
 type RefusalStatus struct {
 	Name  string  `json:"name"`
 	Addr  string  `json:"addr"`
@@ -61,14 +56,13 @@ type RefusalStatus struct {
 	Error string  `json:"error"`
 }
 
-// GossipStatus is the answer of /gossip.
 type GossipStatus struct {
 	Node   string                `json:"node"`
 	Stats  gossip.Stats          `json:"stats"`
 	Outbox OutboxStatus          `json:"outbox"`
 	Peers  map[string]PeerStatus `json:"peers"`
-	// Process is this node's incarnation, Position the number of its next batch. A peer whose entry
-	// for this node shows the same two, and is not incomplete, has all of this node's news.
+	// A peer whose entry for this node shows the same Process (incarnation) and Position (next
+	// batch), and is not incomplete, has all of this node's news.
 	Process  uint64 `json:"process"`
 	Position uint64 `json:"position"`
 	// Facts is only set with ?facts=1, because it takes a scan.
@@ -77,7 +71,6 @@ type GossipStatus struct {
 	BadState uint64       `json:"bad_state"` // malformed blobs
 }
 
-// OutboxStatus counts this node's own news, in records.
 type OutboxStatus struct {
 	Pending     int    `json:"pending"`
 	Sent        uint64 `json:"sent"`
@@ -87,7 +80,7 @@ type OutboxStatus struct {
 	Unnamed     uint64 `json:"unnamed"`
 }
 
-// PeerStatus counts what arrived from a peer, in records unless a name says otherwise.
+// PeerStatus counts records from a peer unless a name says otherwise.
 type PeerStatus struct {
 	LagMS         float64 `json:"lag_ms"`
 	Received      uint64  `json:"received"`
@@ -105,7 +98,7 @@ type PeerStatus struct {
 	SentBytes     uint64  `json:"sent_bytes"`
 }
 
-// FactsStatus is the digest of live facts about engines; equal trees have equal digests.
+// FactsStatus is the digest of live facts; equal trees have equal digests.
 type FactsStatus struct {
 	Count uint64 `json:"count"`
 	XOR   string `json:"xor"`

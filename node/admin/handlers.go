@@ -51,7 +51,6 @@ func (s *Server) explain(r *http.Request) (*Receipt, error) {
 	return s.Service.Explain(path, header, body)
 }
 
-// listBackends with consistent includes every change confirmed before the request.
 func (s *Server) listBackends(r *http.Request) (*BackendList, error) {
 	consistent, err := isSet(r, "consistent")
 	if err == nil && consistent {
@@ -67,7 +66,6 @@ type newBackends struct {
 	Backends []json.RawMessage `json:"backends"`
 }
 
-// addBackends adds all backends, or none.
 func (s *Server) addBackends(r *http.Request, body *newBackends) (*Changed, error) {
 	force, err := isSet(r, "force")
 	if err != nil {
@@ -114,7 +112,6 @@ var actions = map[string]raftstore.Action{
 	"drain": raftstore.Drain, "resume": raftstore.Resume, "down": raftstore.MarkDown, "up": raftstore.MarkUp,
 }
 
-// setBackendState acts on all named backends, or on none.
 func (s *Server) setBackendState(r *http.Request, body *stateChange) (*Changed, error) {
 	action, ok := actions[body.Action]
 	if !ok {
@@ -127,7 +124,7 @@ func (s *Server) setBackendState(r *http.Request, body *stateChange) (*Changed, 
 	return s.Service.SetBackendState(r.Context(), body.Names, action, body.Reason, force)
 }
 
-// BackendUpdate is a change of one backend; it keeps omitted fields.
+// BackendUpdate keeps omitted fields.
 type BackendUpdate struct {
 	IfVersion *uint64   `json:"if_version,omitempty"`
 	URL       *string   `json:"url,omitempty"`
@@ -159,7 +156,6 @@ func (s *Server) updateBackend(r *http.Request, body *BackendUpdate) (*Changed, 
 	}, force)
 }
 
-// removeBackends removes all named backends, or none.
 func (s *Server) removeBackends(r *http.Request) (*Changed, error) {
 	names := r.URL.Query()["name"]
 	if len(names) == 0 || slices.Contains(names, "") {
@@ -173,8 +169,7 @@ func (s *Server) removeBackends(r *http.Request) (*Changed, error) {
 }
 
 type rulesRequest struct {
-	Text string `json:"text"`
-	// IfVersion, if given, is the version to replace.
+	Text      string  `json:"text"`
 	IfVersion *uint64 `json:"if_version,omitempty"`
 }
 

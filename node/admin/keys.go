@@ -10,10 +10,9 @@ import (
 	"grapevine/gossip/member"
 )
 
-// gossipKeyBytes is the length of generated keys: AES-256.
+// gossipKeyBytes is AES-256's.
 const gossipKeyBytes = 32
 
-// NewGossipKey generates a key for --gossip-key-file.
 func NewGossipKey() (text, id string) {
 	key := make([]byte, gossipKeyBytes)
 	rand.Read(key) // never fails
@@ -39,7 +38,6 @@ type keyRequest struct {
 	ID  string `json:"id"`
 }
 
-// changeKeys answers with each node's result even if some failed.
 func (s *Server) changeKeys(op member.KeyOp) func(*http.Request, *keyRequest) (*KeyList, error) {
 	return func(r *http.Request, q *keyRequest) (*KeyList, error) {
 		key, err := namedKey(q)

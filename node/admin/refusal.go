@@ -13,19 +13,15 @@ import (
 	"grapevine/raftstore"
 )
 
-// Refusal is the body of error answers of the admin API.
 type Refusal struct {
 	Reason string `json:"error"`
 	// Place is the field, header or parameter at fault.
 	Place string `json:"place,omitempty"`
 	// Line is a line of a submitted text, from 1.
-	Line int `json:"line,omitempty"`
-	// Remedy is what the caller can do.
-	Remedy string `json:"remedy,omitempty"`
-	// More are further mistakes.
-	More []Refusal `json:"more,omitempty"`
+	Line   int       `json:"line,omitempty"`
+	Remedy string    `json:"remedy,omitempty"`
+	More   []Refusal `json:"more,omitempty"`
 
-	// Status is that of HTTP.
 	Status int `json:"-"`
 }
 
@@ -53,7 +49,6 @@ func (r *Refusal) write(w http.ResponseWriter) {
 	_ = json.NewEncoder(w).Encode(r) // the client may have left
 }
 
-// Refuse returns a refusal; the remedy and the place may be "".
 func Refuse(status int, place, remedy, format string, args ...any) *Refusal {
 	return &Refusal{Status: status, Place: place, Remedy: remedy, Reason: fmt.Sprintf(format, args...)}
 }
@@ -62,7 +57,7 @@ func invalid(place, remedy, format string, args ...any) *Refusal {
 	return Refuse(http.StatusBadRequest, place, remedy, format, args...)
 }
 
-// RefusalOf is the refusal that a service's error stands for.
+// RefusalOf maps an error of a Service to its HTTP answer.
 func RefusalOf(err error) *Refusal {
 	var own *Refusal
 	var cfg *config.Error

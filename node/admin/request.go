@@ -16,7 +16,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// reply answers a request with what f returns.
 func reply[T any](f func(*http.Request) (T, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v, err := f(r)
@@ -25,12 +24,11 @@ func reply[T any](f func(*http.Request) (T, error)) http.HandlerFunc {
 			return
 		}
 		w.Header().Set("Content-Type", "application/json")
-		// With the status line sent, a failed write cannot be reported.
+		// The status line is sent: a failed write cannot be reported.
 		_ = json.NewEncoder(w).Encode(v)
 	}
 }
 
-// replyTo decodes the body first.
 func replyTo[B, T any](f func(*http.Request, *B) (T, error)) http.HandlerFunc {
 	return reply(func(r *http.Request) (v T, err error) {
 		body := new(B)
@@ -94,8 +92,7 @@ func strictJSON(text []byte, place string, into any) error {
 	return invalid(within(place, "body"), "", "%s", text2)
 }
 
-// only rejects requests with other query parameters; otherwise a misspelt ?dryrun would apply the
-// change.
+// only rejects other query parameters; a misspelt ?dryrun would otherwise apply the change.
 func only(next http.HandlerFunc, parameters ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		given, err := url.ParseQuery(r.URL.RawQuery)

@@ -9,19 +9,16 @@ import (
 	"grapevine/node/config"
 )
 
-// Server answers the admin API.
 type Server struct {
 	Service Service
-	// Ready says whether the node wants traffic or, if not, why.
 	Ready   func() (ready bool, reason string)
 	Metrics http.Handler
-	// TokenFile holds the token that clients must send; "" admits clients on this machine.
+	// TokenFile "" admits clients on this machine.
 	TokenFile string
 	MaxBody   config.Bytes // of a request to be explained
 	Pprof     bool
 }
 
-// Handler answers the whole API.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	for pattern, handler := range s.Routes() {
@@ -46,7 +43,7 @@ func (s *Server) OpenHandler() http.Handler {
 	return inJSON(mux)
 }
 
-// Routes are the handlers by pattern, without the guard, as in docs/openapi.yaml.
+// Routes are the handlers by pattern, without the guard.
 func (s *Server) Routes() map[string]http.Handler {
 	return map[string]http.Handler{
 		"GET /healthz": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -85,7 +82,6 @@ func (s *Server) Routes() map[string]http.Handler {
 	}
 }
 
-// inJSON answers unknown paths and methods in JSON, like all refusals.
 func inJSON(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, pattern := mux.Handler(r); pattern != "" {

@@ -10,12 +10,10 @@ import (
 	"grapevine/raftstore"
 )
 
-// Service is what the server asks of a node. Its methods are safe for concurrent use. Errors that
-// are a *Refusal are answered as they are, others by RefusalOf.
+// Service is what the server asks of a node; safe for concurrent use. RefusalOf answers its errors.
 type Service interface {
 	Status() *Status
 	BackendList() *BackendList
-	// CatchUp makes BackendList show every change confirmed before, on any node.
 	CatchUp(context.Context) error
 	NodeList() *NodeList
 	GossipStatus() *GossipStatus // nil without a fleet
@@ -24,7 +22,8 @@ type Service interface {
 	AgreedRules() (raftstore.Rules, error)
 	Raft() (*RaftStatus, error)
 	Prefixes() (*PrefixList, error)
-	// Explain decides without sending or recording the request. header returns nil for absent headers.
+	// Explain decides without sending or recording the request. header returns nil for absent
+	// headers.
 	Explain(path string, header func(name string) []byte, body []byte) (*Receipt, error)
 
 	AddBackends(ctx context.Context, list []NewBackend, force bool) (*Changed, error)
@@ -37,7 +36,6 @@ type Service interface {
 	ChangeKeys(ctx context.Context, op member.KeyOp, key []byte) (*KeyList, error)
 }
 
-// Errors of a Service.
 var (
 	ErrAlone       = errors.New("this node is not in a fleet: start it with --join or --gossip")
 	ErrNotStarted  = errors.New("the node is starting")
@@ -47,5 +45,5 @@ var (
 // KeysTimeout bounds a key operation over all nodes; a client must wait longer.
 const KeysTimeout = 8 * time.Second
 
-// NewBackend is a backend as an operator adds it. Name defaults to host:port, weight to 1.
+// NewBackend is a backend as an operator adds it; name defaults to host:port, weight to 1.
 type NewBackend = raftstore.Backend

@@ -19,23 +19,21 @@ import (
 	"grapevine/raftstore"
 )
 
-// Config configures a Directory.
 type Config struct {
-	Own   []config.Backend // the node's own list; never changed
-	Rules []config.Rule    // the node's own
-	Idle  time.Duration    // how long a connection for the node's own requests may idle
-	// ProbePath is the path of Engine.Probe.
+	Own       []config.Backend // the node's own list; never changed
+	Rules     []config.Rule    // the node's own
+	Idle      time.Duration    // how long a connection for the node's own requests may idle
 	ProbePath string
 	Numbers   *Registry
 	Log       zerolog.Logger
-	// Publish receives new rosters and views in order, under the directory's lock. old is nil for
-	// the first roster, and equals now if only the view is new; a nil view means unchanged.
+	// Publish receives rosters and views in order, under the directory's lock. old is nil for the
+	// first roster, now if only the view is new; a nil view is unchanged.
 	Publish func(old, now *Roster, view *policy.View)
-	// Reported receives every load report. resized: the cache size in use changed.
+	// Reported receives every load report; resized means that the cache size in use changed.
 	Reported func(e *Engine, m *engine.Metrics, resized bool)
 }
 
-// Directory holds the roster in force and what its engines report. It makes the policy's views.
+// Directory holds the roster in force and what its engines report, and makes the policy's views.
 // Safe for concurrent use.
 type Directory struct {
 	cfg     Config
@@ -53,7 +51,7 @@ type Directory struct {
 	page            *modelList             // the last /v1/models answer
 }
 
-// NewDirectory returns a directory with the roster of the node's own list. Publish has to follow.
+// NewDirectory returns a directory with the node's own list. Publish has to follow.
 func NewDirectory(cfg Config) (*Directory, error) {
 	keys, err := readKeys(cfg.Own)
 	if err != nil {
@@ -66,7 +64,6 @@ func NewDirectory(cfg Config) (*Directory, error) {
 	return d, err
 }
 
-// Publish publishes the first roster and view.
 func (d *Directory) Publish() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -78,16 +75,13 @@ func (d *Directory) Publish() error {
 	return err
 }
 
-// Roster returns the roster in force.
 func (d *Directory) Roster() *Roster { return d.current.Load() }
 
-// Numbers returns the registry of the engines' numbers.
 func (d *Directory) Numbers() *Registry { return d.cfg.Numbers }
 
 // Changed returns a channel that closes when the roster is replaced. Take it before the roster.
 func (d *Directory) Changed() <-chan struct{} { return *d.changed.Load() }
 
-// Close closes idle connections.
 func (d *Directory) Close() {
 	for _, e := range d.Roster().List {
 		e.client.CloseIdleConnections()
@@ -95,7 +89,7 @@ func (d *Directory) Close() {
 }
 
 // Adopt makes a newer state the roster and ignores an older one. Its error names what is left out:
-// unusable rules, and backends that get no number.
+// unusable rules, backends without a number.
 func (d *Directory) Adopt(s *raftstore.State) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -109,11 +103,12 @@ func (d *Directory) Adopt(s *raftstore.State) error {
 	}
 	if old.Version > 0 {
 		d.logChanges(old, next)
+	} else {
+		d.logFirst(s)
 	}
 	return errLeftOut
 }
 
-// replaceLocked publishes a roster, with a view if that changed.
 func (d *Directory) replaceLocked(next *Roster) error {
 	old := d.Roster()
 	var v *policy.View
@@ -160,8 +155,8 @@ func (d *Directory) viewLocked(r *Roster) (*policy.View, error) {
 	return v, nil
 }
 
-// refresh publishes reported changes. Concurrent callers share a view: at a start every engine
-// reports, and a view of thousands takes milliseconds.
+// refresh publishes reported changes. Concurrent callers share a view, which takes milliseconds for
+// thousands of engines.
 func (d *Directory) refresh() error {
 	d.refreshing.Lock()
 	defer d.refreshing.Unlock()
@@ -173,8 +168,7 @@ func (d *Directory) refresh() error {
 	return d.replaceLocked(d.Roster())
 }
 
-// ReadKeys reads the API keys of list. CA files stay as they are, because connections were verified
-// with them.
+// ReadKeys reads the API keys of list. CA files stay, because connections were verified with them.
 func (d *Directory) ReadKeys(list []config.Backend) (Keys, error) {
 	list = slices.Clone(list)
 	for i := range list {
@@ -196,8 +190,7 @@ func (d *Directory) ReadKeys(list []config.Backend) (Keys, error) {
 	return keys, nil
 }
 
-// SetKeys makes new requests use keys and returns whether they changed. After an error the old keys
-// stay.
+// SetKeys makes new requests use keys. After an error the old keys stay.
 func (d *Directory) SetKeys(keys Keys) (changed bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -219,9 +212,9 @@ func (d *Directory) SetKeys(keys Keys) (changed bool, err error) {
 	return true, nil
 }
 
-// Reach asks the engine of a new backend for its models. Any answer below 500 passes; a 5xx may
-// come from a proxy without an engine. A name's api_key is sent only to its configured URL: clients
-// could otherwise have the key sent anywhere.
+// Reach asks the engine of a new backend for its models; any answer below 500 passes, since a 5xx
+// may come from a proxy without an engine. A name's api_key goes only to its configured URL, or
+// clients could have it sent anywhere.
 func (d *Directory) Reach(ctx context.Context, b raftstore.Backend) error {
 	d.mu.Lock()
 	c := d.keys[b.Name]
@@ -244,8 +237,8 @@ func (d *Directory) Reach(ctx context.Context, b raftstore.Backend) error {
 	return nil
 }
 
-// Post sends a JSON body to the named backend and returns the backend's number. It fails unless the
-// answer is 200.
+// Post sends a JSON body to the named backend and returns its number. It fails unless the answer is
+// 200.
 func (d *Directory) Post(ctx context.Context, name, path string, body []byte) (prefixtree.Backend, error) {
 	e := d.Roster().Named(name)
 	if e == nil {
@@ -262,8 +255,8 @@ func (d *Directory) Load(e *Engine) (l Load, kvTokens int) {
 	return e.load, e.kvTokens()
 }
 
-// Models returns a backend's models, their source ("configured", "engine" or "unknown", which
-// matches any), and the failure of the last query.
+// Models returns a backend's models, their source ("configured", "engine" or "unknown": any), and
+// the last query's failure.
 func (d *Directory) Models(e *Engine) (names []string, source, failure string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -16,7 +16,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// newDirectory returns a directory of own backends, and its newest view.
 func newDirectory(tb testing.TB, own ...config.Backend) (*Directory, *atomic.Pointer[policy.View]) {
 	tb.Helper()
 	for i := range own {
@@ -62,7 +61,7 @@ func agreedState(backends, models int) *raftstore.State {
 	return s
 }
 
-// BenchmarkLearnAll takes first model lists of 2,000 engines until the view has all, as at a start.
+// BenchmarkLearnAll takes first model lists of 2,000 engines, as at a start.
 func BenchmarkLearnAll(b *testing.B) {
 	for b.Loop() {
 		b.StopTimer()
@@ -132,7 +131,6 @@ func TestLearningAtOnce(t *testing.T) {
 	t.Logf("%d views for %d news", views, 2*engines)
 }
 
-// TestOneViewForAll: reports that precede a view share it.
 func TestOneViewForAll(t *testing.T) {
 	d, v := newDirectory(t, config.Backend{URL: "http://127.0.0.3:1"}, config.Backend{URL: "http://127.0.0.3:2"}, config.Backend{URL: "http://127.0.0.3:3"})
 	publish, views := d.cfg.Publish, 0

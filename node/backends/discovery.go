@@ -15,15 +15,13 @@ import (
 )
 
 const (
-	// AskTimeout bounds one query. It suffices during a long prefill: engines answer from another
-	// thread.
+	// AskTimeout bounds one query; engines answer it even during a long prefill.
 	AskTimeout    = 5 * time.Second
 	maxModelNames = 10_000
 	askers        = 16
 )
 
-// Poll calls ask for all engines every interval, and for new ones at once, until ctx ends and all
-// calls have returned.
+// Poll calls ask for all engines every interval, and for new ones at once, until ctx ends.
 func (d *Directory) Poll(ctx context.Context, interval time.Duration, ask func(context.Context, *Engine)) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -86,8 +84,7 @@ func (d *Directory) AskModels(ctx context.Context, e *Engine) {
 	}
 }
 
-// learnModels records an engine's models. An engine that fails keeps its list, since its failures
-// make the router avoid it. was is the outcome of the previous query.
+// learnModels: an engine that fails keeps its list. was is the outcome of the previous query.
 func (d *Directory) learnModels(e *Engine, models []listedModel, failure error) (changed bool, was answering, err error) {
 	if changed, was = d.noteModels(e, models, failure); changed {
 		err = d.refresh()
@@ -114,8 +111,7 @@ func (d *Directory) noteModels(e *Engine, models []listedModel, failure error) (
 	return true, was
 }
 
-// AskMetrics queries an engine's load. It ignores engines without metrics: the policy has its own
-// estimates, and /backends shows the age of the last answer.
+// AskMetrics queries an engine's load; engines without metrics are ignored.
 func (d *Directory) AskMetrics(ctx context.Context, e *Engine) {
 	text, err := e.ask(ctx, "/metrics", nil)
 	if err != nil {

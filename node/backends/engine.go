@@ -37,8 +37,7 @@ type Engine struct {
 	*link
 }
 
-// link is what outlives rosters while a backend's URL stays. Directory.mu guards the engine's
-// answers.
+// link outlives rosters while a backend's URL stays. Directory.mu guards the engine's answers.
 type link struct {
 	url      string
 	tls      *tls.Config  // nil: no TLS
@@ -57,7 +56,7 @@ const (
 	silent
 )
 
-// Load is an engine's latest load report. At is zero before the first.
+// Load is an engine's latest load report; At is zero before the first.
 type Load struct {
 	engine.Metrics
 	At time.Time
@@ -103,8 +102,7 @@ func readKeys(list []config.Backend) (Keys, error) {
 	return keys, nil
 }
 
-// connect gives e its target, its credentials and the link of was, an engine with the same URL, or
-// a new one if was is nil.
+// connect gives e its target, its credentials and the link of was, or a new link if was is nil.
 func (d *Directory) connect(e, was *Engine, c credentials) {
 	b := config.Backend{URL: e.URL}
 	addr, host, base, secure := b.Address()
@@ -135,10 +133,9 @@ func (d *Directory) connect(e, was *Engine, c credentials) {
 	}
 }
 
-// Probe probes the engine once, on the connections for the node's own requests.
 func (e *Engine) Probe(ctx context.Context) (engine.Ailment, error) { return e.prober.Probe(ctx) }
 
-// send sends the node's own request with the engine's api_key; a nil body makes it a GET.
+// send sends the node's own request; a nil body makes it a GET.
 func (e *Engine) send(ctx context.Context, path string, body []byte) (*http.Response, error) {
 	method := http.MethodGet
 	if body != nil {
@@ -157,10 +154,9 @@ func (e *Engine) send(ctx context.Context, path string, body []byte) (*http.Resp
 	return e.client.Do(req)
 }
 
-// maxAnswer holds tens of thousands of adapters, and ten times the largest metrics page seen.
+// maxAnswer is ten times the largest metrics page seen.
 const maxAnswer = 4 << 20
 
-// ask returns the body of a 200 answer, of at most maxAnswer bytes.
 func (e *Engine) ask(ctx context.Context, path string, body []byte) ([]byte, error) {
 	resp, err := e.send(ctx, path, body)
 	if err != nil {
@@ -192,8 +188,8 @@ func (e *Engine) returned() prefixtree.Time {
 	return prefixtree.Time(e.Since)
 }
 
-// startedSince is returned, or when this node saw a new generation. It is never in the future,
-// since other clocks may be ahead. was is the engine in the previous roster, or nil.
+// startedSince is returned, or when this node saw a new generation; never in the future, since
+// clocks differ. was is the engine in the previous roster, or nil.
 func (e *Engine) startedSince(was *Engine) prefixtree.Time {
 	at := now()
 	since := min(e.returned(), at)
@@ -216,17 +212,15 @@ func (e *Engine) KnownGeneration() uint32 {
 	return e.Generation
 }
 
-// LastResort says whether only health took the backend down. The policy uses such a backend if no
-// other is left, since the request would fail anyway.
+// LastResort says whether only health took the backend down. The policy uses it if no other is
+// left.
 func (e *Engine) LastResort() bool { return e.DownByHealth() && !e.Drained }
 
-// DownByHealth says whether health checks took the backend down, not an operator.
 func (e *Engine) DownByHealth() bool {
 	return e.State == raftstore.Down && e.DownBy == raftstore.ByHealth
 }
 
-// eligible is the backend's state for the policy. A last resort is active; health makes the policy
-// avoid it.
+// eligible: a last resort is active; health makes the policy avoid it.
 func (e *Engine) eligible() policy.State {
 	switch {
 	case e.State == raftstore.Active || e.LastResort():
@@ -237,7 +231,7 @@ func (e *Engine) eligible() policy.State {
 	return policy.Down // including states of later releases
 }
 
-// models are the declared or else the listed models; nil means any. Directory.mu must be held.
+// models returns nil for any. Directory.mu must be held.
 func (e *Engine) models() []string {
 	if len(e.Models) > 0 {
 		return e.Models
@@ -245,7 +239,7 @@ func (e *Engine) models() []string {
 	return e.listed
 }
 
-// kvTokens is the declared or else the reported capacity; 0 is unknown. Directory.mu must be held.
+// kvTokens is 0 if unknown. Directory.mu must be held.
 func (e *Engine) kvTokens() int {
 	if e.KVTokens > 0 {
 		return int(min(e.KVTokens, maxKVTokens))
@@ -256,7 +250,7 @@ func (e *Engine) kvTokens() int {
 // maxKVTokens exceeds any engine; larger values would overflow sums.
 const maxKVTokens = 1 << 40
 
-// forPolicy is the policy's input. Directory.mu must be held.
+// Directory.mu must be held.
 func (e *Engine) forPolicy() policy.Backend {
 	return policy.Backend{
 		ID: e.ID, Generation: e.KnownGeneration(), Name: e.Name, Models: e.models(), Weight: e.Weight, State: e.eligible(),

@@ -3,11 +3,13 @@ package backends
 import (
 	"slices"
 
+	"grapevine/node/config"
 	"grapevine/raftstore"
 )
 
 // Values of the log field "event": unlike messages, they never change.
 const (
+	EventStateAdopted = "state_adopted"
 	EventRulesApplied = "rules_applied"
 
 	EventEngineAdded    = "engine_added"
@@ -20,8 +22,19 @@ const (
 	EventEngineRestart  = "engine_restarted"
 )
 
-// maxEngineEvents bounds the lines of one change.
 const maxEngineEvents = 64
+
+func (d *Directory) logFirst(s *raftstore.State) {
+	log := d.cfg.Log.With().Str("component", "agreement").Logger()
+	for i := range d.cfg.Own {
+		own := &d.cfg.Own[i]
+		if b, ok := s.Backend(own.Name); ok && (!config.SameURL(b.URL, own.URL) || b.Weight != own.Weight) {
+			log.Warn().Str("backend", own.Name).Str("agreed_url", b.URL).Float64("agreed_weight", b.Weight).
+				Msg("the configuration has another url or weight than the fleet has agreed on: the latter counts; change it with PATCH /backends/NAME of the admin API")
+		}
+	}
+	log.Info().Str("event", EventStateAdopted).Uint64("version", s.Version).Int("backends", len(s.Backends)).Msg("routing by what the fleet has agreed on")
+}
 
 func (d *Directory) logChanges(old, now *Roster) {
 	log := d.cfg.Log.With().Str("component", "agreement").Logger()
@@ -66,7 +79,7 @@ func (d *Directory) logChanges(old, now *Roster) {
 	}
 }
 
-// engineEvent names the change of an engine since was, nil if new; "" without a name.
+// engineEvent returns "" if no event describes the change.
 func engineEvent(was, is *raftstore.Backend) string {
 	switch {
 	case was == nil:

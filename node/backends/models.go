@@ -9,10 +9,9 @@ import (
 )
 
 const (
-	// modelListFresh is how long an answer is reused; engines send new times of creation with every
-	// list.
+	// modelListFresh is how long an answer is reused.
 	modelListFresh = 3 * time.Second
-	// maxModelEntry bounds an entry that is kept; else only its id is used.
+	// maxModelEntry bounds a kept entry; of larger ones only the id is used.
 	maxModelEntry = 4 << 10
 )
 
@@ -22,7 +21,6 @@ type listedModel struct {
 	by  *link // the sender; other engines' entries are ignored
 }
 
-// modelList is an immutable answer to /v1/models.
 type modelList struct {
 	of       *Roster
 	reported uint64
@@ -31,7 +29,7 @@ type modelList struct {
 	byID     map[string]json.RawMessage
 }
 
-// noteEntries keeps the entries of an engine's list. d.mu must be held.
+// d.mu must be held.
 func (d *Directory) noteEntries(e *Engine, list []listedModel) {
 	for _, m := range list {
 		was, known := d.entries[m.id]

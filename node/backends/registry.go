@@ -1,6 +1,5 @@
-// Package backends knows the engines: their numbers in this node, the roster in force, the
-// connections for the node's own requests, and the models and loads that engines report. A
-// Directory makes the policy's views of them.
+// Package backends knows the engines: their numbers, the roster in force, the node's own
+// connections to them, and the models and loads that they report.
 package backends
 
 import (
@@ -13,22 +12,19 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Number is an engine's number in this node.
 type Number = prefixtree.Backend
 
 const (
-	// StrangerFor protects an unlisted engine's number from other unlisted ones for longer than an
-	// agreed list takes to arrive.
+	// StrangerFor protects an unlisted engine's number for longer than an agreed list takes to
+	// arrive.
 	StrangerFor = time.Minute
 	// retry spares a full registry a scan for each unknown key.
 	retry = time.Second
 )
 
-// Registry gives engines the dense numbers by which the parts of one node refer to them.
-//
-// Nodes exchange 32-bit keys of engine names; numbers never leave the node. An engine gets its
-// number at the first mention, by configuration, agreed list or peer, and keeps it until the
-// Registry gives it to another engine, once all records under it are dropped. Safe for concurrent use; implements prefixtree.Names.
+// Registry gives engines the dense numbers by which the parts of one node refer to them. An engine
+// keeps its number until the Registry gives it to another, once all records under it are dropped.
+// Safe for concurrent use; implements prefixtree.Names.
 type Registry struct {
 	capacity int
 	release  func(Number) bool
@@ -52,9 +48,9 @@ type holder struct {
 	since time.Time // when first mentioned or unlisted
 }
 
-// NewRegistry returns a registry of numbers below capacity. Strangers get at most half, so that a faulty
-// peer cannot exhaust them. release must drop all records under a number, or return false while
-// requests run there; it must not call the registry.
+// NewRegistry returns a registry of numbers below capacity, of which strangers get at most half.
+// release must drop all records under a number, or return false while requests run there; it must
+// not call the registry.
 func NewRegistry(capacity int, release func(Number) bool, clock func() time.Time) *Registry {
 	return &Registry{
 		capacity: capacity, release: release, now: clock,
@@ -62,8 +58,8 @@ func NewRegistry(capacity int, release func(Number) bool, clock func() time.Time
 	}
 }
 
-// List replaces the listed engines, to which the node routes; names must be distinct. It returns
-// numbers and errors by index. An error means that another engine has the key or no number is free.
+// List replaces the listed engines, whose names must be distinct, and returns numbers and errors by
+// index: another engine has the key, or no number is free.
 func (r *Registry) List(names []string) (numbers []Number, errs []error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -121,7 +117,6 @@ func (r *Registry) enlist(b Number, name string) {
 	r.keys[b].Store(listed | uint64(e.key))
 }
 
-// recent engines, of the last two Lists, may still get requests.
 func (r *Registry) recent(b Number) bool {
 	round := r.holders[b].round
 	return round != 0 && round+1 >= r.round
@@ -145,7 +140,7 @@ func (r *Registry) bind(b Number, e holder) {
 
 // take returns an unused number, else that of the engine unlisted longest. A stranger gets only
 // numbers unlisted for StrangerFor and, if strangers hold half, only a stranger's. waiting caches
-// the candidates; nil at first.
+// the candidates.
 func (r *Registry) take(stranger bool, waiting *[]Number) (Number, bool) {
 	crowded := stranger && r.strangers >= r.capacity/2
 	if len(r.holders) < r.capacity && !crowded {
@@ -196,7 +191,6 @@ func (r *Registry) Backend(key uint32) (Number, bool) {
 	return b, true
 }
 
-// Lookup returns the number for a key; false if it has none.
 func (r *Registry) Lookup(key uint32) (Number, bool) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -213,7 +207,6 @@ func (r *Registry) Key(b Number) (key uint32, ok bool) {
 	return uint32(v), v&listed != 0
 }
 
-// Listed calls yield with every listed engine, by number.
 func (r *Registry) Listed(yield func(b Number, key uint32)) {
 	for b := range r.keys {
 		if v := r.keys[b].Load(); v&listed != 0 {

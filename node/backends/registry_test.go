@@ -14,7 +14,6 @@ import (
 
 var key = prefixtree.BackendKey
 
-// bench is a registry with a manual clock, running requests and a record of releases.
 type bench struct {
 	*Registry
 	at       time.Time
@@ -33,7 +32,6 @@ func newBench(capacity int) *bench {
 	return w
 }
 
-// list requires a number for every engine.
 func (w *bench) list(t *testing.T, names ...string) []Number {
 	t.Helper()
 	numbers, errs := w.List(names)
@@ -136,7 +134,6 @@ func TestStrangersAreBounded(t *testing.T) {
 	if _, ok := w.Key(b); ok {
 		t.Error("a stranger is spoken of")
 	}
-	// Listing a stranger keeps its number.
 	stranger, _ := w.Backend(key("c"))
 	if got := w.list(t, "a", "c"); got[1] != stranger {
 		t.Errorf("listed as %d, was %d", got[1], stranger)

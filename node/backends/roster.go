@@ -10,8 +10,8 @@ import (
 	"grapevine/raftstore"
 )
 
-// Roster is one version of the backends and rules: the agreed list or, before that is known, the
-// node's own. Only the links of its engines change.
+// Roster is one version of the backends and rules: the agreed or, before, the node's own. Only the
+// links of its engines change.
 type Roster struct {
 	Version uint64 // of the agreed state; 0: the node's own list
 	List    []*Engine
@@ -24,7 +24,7 @@ type Roster struct {
 	byKey map[uint32]*Engine
 }
 
-// At returns the engine with a number, nil if there is none; r may be nil.
+// At returns nil for an unknown number or a nil r.
 func (r *Roster) At(id prefixtree.Backend) *Engine {
 	if r == nil || int(id) >= len(r.byID) {
 		return nil
@@ -32,10 +32,8 @@ func (r *Roster) At(id prefixtree.Backend) *Engine {
 	return r.byID[id]
 }
 
-// ByKey returns the engine with a key, nil if there is none.
 func (r *Roster) ByKey(key uint32) *Engine { return r.byKey[key] }
 
-// Named returns the engine with a name, nil if there is none.
 func (r *Roster) Named(name string) *Engine {
 	if e := r.byKey[prefixtree.BackendKey(name)]; e != nil && e.Name == name {
 		return e
@@ -43,7 +41,6 @@ func (r *Roster) Named(name string) *Engine {
 	return nil
 }
 
-// Names returns the engines' names in the order of List.
 func (r *Roster) Names() []string {
 	names := make([]string, len(r.List))
 	for i, e := range r.List {
@@ -58,7 +55,6 @@ func (r *Roster) Has(e *Engine) bool {
 	return was != nil && was.URL == e.URL && was.Generation == e.Generation && was.KVTokens == e.KVTokens
 }
 
-// ownRoster makes the roster of the node's own list. Its error names backends left out.
 func (d *Directory) ownRoster() (*Roster, error) {
 	list := make([]*Engine, len(d.cfg.Own))
 	for i := range d.cfg.Own {
@@ -69,9 +65,8 @@ func (d *Directory) ownRoster() (*Roster, error) {
 	return d.newRoster(0, list, d.rules), err
 }
 
-// agreedRoster makes the roster of the agreed state. If its rules do not parse (a later release may
-// have written them), the node's own rules stay in force. The error names these rules and backends
-// left out.
+// agreedRoster keeps the node's own rules if the agreed ones, perhaps of a later release, do not
+// parse. The error names these rules and backends left out.
 func (d *Directory) agreedRoster(s *raftstore.State) (*Roster, error) {
 	list, all := make([]*Engine, len(s.Backends)), make([]Engine, len(s.Backends))
 	for i := range s.Backends {

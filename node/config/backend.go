@@ -11,11 +11,11 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
 
-// Backend is one engine of the static list: in YAML a mapping or bare URL, else the text that
-// UnmarshalText reads.
+// Backend is one engine of the static list.
 type Backend struct {
 	URL      string   // http or https://host[:port][/base]
 	Name     string   // unique, in x-grapevine-backend; default: host:port and base
@@ -23,7 +23,7 @@ type Backend struct {
 	Weight   float64  // share of traffic; 0 becomes 1
 	KVTokens int      // KV cache in tokens; 0: learned
 	APIKey   string   // bearer token instead of the client's
-	// APIKeyFile keeps the key out of process lists and configuration; each reload reads it again.
+	// APIKeyFile is read again at each reload.
 	APIKeyFile string
 	CAFile     string // PEM roots; default: the system's
 }
@@ -48,7 +48,7 @@ func (b *Backend) fields() []field {
 func (r *Rule) fields() []field {
 	return []field{
 		{"model", "text", &r.Model}, {"path", "text", &r.Path}, {"header", "text", &r.Header},
-		{"value", "text", &r.HeaderValue}, {"strategy", "text", &r.Strategy},
+		{"strategy", "text", &r.Strategy}, {"value", "text", &r.HeaderValue}, // in the text form part of header
 	}
 }
 
@@ -67,64 +67,69 @@ func decodeBackend(n *yaml.Node, key string) (b Backend, errs []error) {
 }
 
 func decodeRule(n *yaml.Node, key string) (r Rule, errs []error) {
-	errs = decodeMapping(n, key, r.fields(), nil)
-	if len(errs) == 0 && r.Strategy == "" {
-		errs = append(errs, &Error{Line: n.Line, Key: key, Reason: "names no strategy", Remedy: "add strategy: NAME"})
+	if errs = decodeMapping(n, key, r.fields(), nil); len(errs) > 0 {
+		return r, errs
+	}
+	bad := func(field, reason, remedy string) {
+		errs = append(errs, &Error{Line: n.Line, Key: key + field, Reason: reason, Remedy: remedy})
+	}
+	if r.Strategy == "" {
+		bad("", "names no strategy", "add strategy: NAME")
+	} else if !slices.Contains(policy.Strategies(), r.Strategy) {
+		bad(".strategy", fmt.Sprintf("%q is unknown", r.Strategy), knownStrategies())
+	}
+	if r.HeaderValue != "" && r.Header == "" {
+		bad(".value", "belongs to no header", "name it with header")
 	}
 	return r, errs
 }
 
-// UnmarshalText reads URL[,key=value...], as in --backend.
+func knownStrategies() string { return "known are " + strings.Join(policy.Strategies(), ", ") }
+
+// setFields sets fields from key=value texts; lists are written A|B.
+func setFields(texts []string, fields []field) error {
+	for _, text := range texts {
+		k, v, _ := strings.Cut(text, "=")
+		f, ok := findField(fields, strings.TrimSpace(k))
+		if !ok {
+			return fmt.Errorf("unknown attribute %q: %s", k, remedyUnknown(k, fields))
+		}
+		var err error
+		switch dst := f.dst.(type) {
+		case *string:
+			*dst = v
+		case *[]string:
+			*dst = strings.Split(v, "|")
+		case *float64:
+			*dst, err = strconv.ParseFloat(v, 64)
+		case *int:
+			*dst, err = strconv.Atoi(v)
+		}
+		if err != nil {
+			return fmt.Errorf("%s %q is not a number", k, v)
+		}
+	}
+	return nil
+}
+
+// UnmarshalText reads URL[,key=value...].
 func (b *Backend) UnmarshalText(text []byte) error {
 	*b = Backend{}
 	parts := strings.Split(string(text), ",")
 	b.URL = strings.TrimSpace(parts[0])
-	for _, p := range parts[1:] {
-		k, v, _ := strings.Cut(p, "=")
-		var err error
-		switch strings.TrimSpace(k) {
-		case "name":
-			b.Name = v
-		case "models":
-			b.Models = strings.Split(v, "|")
-		case "weight":
-			b.Weight, err = strconv.ParseFloat(v, 64)
-		case "kv_tokens":
-			b.KVTokens, err = strconv.Atoi(v)
-		case "api_key":
-			b.APIKey = v
-		case "api_key_file":
-			b.APIKeyFile = v
-		case "ca_file":
-			b.CAFile = v
-		default:
-			return fmt.Errorf("backend %s: unknown attribute %q: name, models, weight, kv_tokens, api_key, api_key_file and ca_file are known", b.URL, k)
-		}
-		if err != nil {
-			return fmt.Errorf("backend %s: %s %q is not a number", b.URL, k, v)
-		}
+	if err := setFields(parts[1:], b.fields()[1:]); err != nil {
+		return fmt.Errorf("backend %s: %w", b.URL, err)
 	}
 	return b.Check()
 }
 
-// UnmarshalText reads key=value[,key=value...], as in --rule.
+// UnmarshalText reads key=value[,key=value...].
 func (r *Rule) UnmarshalText(text []byte) error {
 	*r = Rule{}
-	for _, p := range strings.Split(string(text), ",") {
-		k, v, _ := strings.Cut(p, "=")
-		switch strings.TrimSpace(k) {
-		case "model":
-			r.Model = v
-		case "path":
-			r.Path = v
-		case "header":
-			r.Header, r.HeaderValue, _ = strings.Cut(v, ":")
-		case "strategy":
-			r.Strategy = v
-		default:
-			return fmt.Errorf("rule %q: unknown attribute %q: model, path, header and strategy are known", text, k)
-		}
+	if err := setFields(strings.Split(string(text), ","), r.fields()[:4]); err != nil {
+		return fmt.Errorf("rule %q: %w", text, err)
 	}
+	r.Header, r.HeaderValue, _ = strings.Cut(r.Header, ":")
 	if r.Strategy == "" {
 		return fmt.Errorf("rule %q names no strategy: add strategy=NAME", text)
 	}
@@ -177,7 +182,6 @@ func (b *Backend) Check() error {
 	return nil
 }
 
-// Finite reports that x is neither infinite nor NaN.
 func Finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
 // HeaderWord reports whether s is visible ASCII without spaces.
@@ -205,14 +209,14 @@ func (b *Backend) Address() (addr, host, base string, tls bool) {
 	return h + ":" + port, u.Host, u.Path, tls
 }
 
-// Spec is the part of b that the fleet agrees on.
+// Spec is what the fleet agrees on.
 func (b *Backend) Spec() raftstore.Backend {
 	return raftstore.Backend{
 		Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: raftstore.Static,
 	}
 }
 
-// SameURL reports whether two URLs of backends lead to the same engine.
+// SameURL reports whether two URLs lead to the same engine.
 func SameURL(a, b string) bool {
 	x, errX := raftstore.NormalURL(a)
 	y, errY := raftstore.NormalURL(b)

@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// Bytes is a size, written with an optional unit: KiB, MiB, GiB (powers of 1024), KB, MB or GB
-// (powers of 1000).
+// Bytes is a size, written with an optional unit: KiB, MiB, GiB, KB, MB or GB.
 type Bytes int64
 
 var byteUnits = []struct {
@@ -20,7 +19,6 @@ var byteUnits = []struct {
 	{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"B", 1},
 }
 
-// UnmarshalText refuses negative, fractional and overlarge sizes.
 func (b *Bytes) UnmarshalText(text []byte) error {
 	s := strings.TrimSpace(string(text))
 	unit := int64(1)
@@ -39,7 +37,6 @@ func (b *Bytes) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// MarshalText is the inverse of UnmarshalText.
 func (b Bytes) MarshalText() ([]byte, error) { return []byte(b.String()), nil }
 
 // String uses the largest binary unit that divides b.

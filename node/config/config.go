@@ -9,15 +9,13 @@ import (
 )
 
 // Config configures one node; its struct tags define all settings (see Settings). Start from
-// Default; New copies what it needs.
+// Default.
 type Config struct {
-	// Log receives all log lines; see NewLogger.
 	Log zerolog.Logger `yaml:"-" kong:"-"`
-	// Level, if not nil, is the level of Log; Reload sets it to log_level.
-	Level *LogLevel `yaml:"-" kong:"-"`
-	// Version appears in /status and grapevine_build_info.
-	Version string `yaml:"-" kong:"-"`
-	// Listener, if not nil, is used instead of Listen. The started node closes it.
+	// Level, if not nil, is the level of Log; Reload sets it.
+	Level   *LogLevel `yaml:"-" kong:"-"`
+	Version string    `yaml:"-" kong:"-"`
+	// Listener, if not nil, replaces Listen; the started node closes it.
 	Listener net.Listener `yaml:"-" kong:"-"`
 
 	Listen         string `yaml:"listen" name:"listen" env:"GRAPEVINE_LISTEN" default:":8080" placeholder:"ADDR" group:"serving" help:"Address for clients."`

@@ -22,7 +22,6 @@ func TestDefaultIsValid(t *testing.T) {
 	}
 }
 
-// TestSettingsAgree: key, flag and variable of a setting follow one rule.
 func TestSettingsAgree(t *testing.T) {
 	singular := map[string]string{"backends": "backend", "founders": "founder", "rules": "rule", "weights": "weight"}
 	for _, s := range Settings() {
@@ -102,8 +101,8 @@ func TestParseErrors(t *testing.T) {
 		{"bad backend", "backends: [ftp://a]\n", `f.yaml:1: backends[0]: url "ftp://a" is not one of an engine: write http://host:port`},
 		{"rule without strategy", "rules:\n  - path: /x\n", "f.yaml:2: rules[0]: names no strategy: add strategy: NAME"},
 		{"not a mapping", "- a\n- b\n", "f.yaml:1: not a mapping: write KEY: VALUE lines"},
-		{"two documents", "pprof: true\n---\npprof: false\n", "f.yaml: more than one YAML document: keep the first"},
-		{"not YAML", "a: [\n", "f.yaml: yaml: line "},
+		{"two documents", "pprof: true\n---\npprof: false\n", "f.yaml:2: more than one YAML document: keep the first"},
+		{"not YAML", "a: [\n", "f.yaml:1: did not find expected node content"},
 		{"semantics", "pprof: true\nstrategy: fastest\n", `f.yaml:2: strategy: "fastest" is unknown: known are prefix, `},
 		{"same name", "backends:\n  - http://a:1\n  - {url: 'http://b:1', name: 'a:1'}\n", "f.yaml:1: backends: two backends are called a:1"},
 		{"same engine", "backends:\n  - http://a:80\n  - {url: 'http://A/v1', name: b}\n", "f.yaml:1: backends: a:80 and b are one engine"},

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -16,7 +15,7 @@ import (
 	"grapevine/gossip/member"
 )
 
-// maxConfigFile holds thousands of backends, but stops a mistaken model file or device.
+// maxConfigFile holds thousands of backends.
 const maxConfigFile = 4 << 20
 
 // Error is one mistake and its remedy.
@@ -28,7 +27,6 @@ type Error struct {
 	Remedy string
 }
 
-// Error prints FILE:LINE: KEY: REASON: REMEDY without unknown parts.
 func (e *Error) Error() string {
 	var b strings.Builder
 	if e.File != "" {
@@ -48,7 +46,7 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Mistakes lists the mistakes that err joins; one that is no *Error has a Reason only.
+// Mistakes lists the mistakes that err joins.
 func Mistakes(err error) (all []Error) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
@@ -63,9 +61,8 @@ func Mistakes(err error) (all []Error) {
 	return []Error{{Reason: err.Error()}}
 }
 
-// Load reads a YAML file over the defaults and reports all mistakes, each a *Error, unknown
-// and repeated keys included. Flags may then override cfg before Validate, which takes the line of
-// each key from lines.
+// Load reads a YAML file over the defaults; the error joins all mistakes, each a *Error. lines maps
+// keys to lines, for Validate.
 func Load(path string) (cfg Config, lines map[string]int, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -90,10 +87,9 @@ func Load(path string) (cfg Config, lines map[string]int, err error) {
 	return cfg, lines, nil
 }
 
-// secretFiles maps keys that can hold a secret to settings that name a file.
+// secretFiles maps keys of secrets to settings that name a file.
 var secretFiles = map[string]string{"secret": "secret_file", "backends": "api_key_file"}
 
-// inlineSecret is a key with a secret in the configuration itself, "" if none.
 func (c *Config) inlineSecret() string {
 	switch {
 	case c.Secret != "":
@@ -107,23 +103,13 @@ func (c *Config) inlineSecret() string {
 // Parse is Load for text; name stands for the file in errors.
 func Parse(name string, text []byte) (cfg Config, lines map[string]int, err error) {
 	cfg, lines = Default(), make(map[string]int)
-	var doc yaml.Node
-	dec := yaml.NewDecoder(bytes.NewReader(text))
-	switch err := dec.Decode(&doc); {
-	case errors.Is(err, io.EOF):
-		return cfg, lines, nil // allowed
-	case err != nil:
-		return Config{}, nil, &Error{File: name, Reason: err.Error()}
+	var errs []error
+	top, err := oneDocument(text)
+	if err != nil {
+		errs = []error{err}
+	} else if top != nil {
+		errs = decodeMapping(top, "", cfg.fields(), lines)
 	}
-	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return Config{}, nil, &Error{File: name, Reason: "more than one YAML document", Remedy: "keep the first and remove the ---"}
-	}
-	fields := make([]field, 0, 48)
-	v := reflect.ValueOf(&cfg).Elem()
-	for _, s := range Settings() {
-		fields = append(fields, field{s.Key, s.Kind, v.Field(s.field).Addr().Interface()})
-	}
-	errs := decodeMapping(doc.Content[0], "", fields, lines)
 	for _, e := range errs {
 		var c *Error
 		if errors.As(e, &c) {
@@ -133,14 +119,22 @@ func Parse(name string, text []byte) (cfg Config, lines map[string]int, err erro
 	return cfg, lines, errors.Join(errs...)
 }
 
+func (c *Config) fields() (fields []field) {
+	v := reflect.ValueOf(c).Elem()
+	for _, s := range Settings() {
+		fields = append(fields, field{s.Key, s.Kind, v.Field(s.field).Addr().Interface()})
+	}
+	return fields
+}
+
 type field struct {
 	key  string
 	kind string
 	dst  any // pointer
 }
 
-// decodeMapping accepts known keys, once each, and fills lines unless nil. yaml's strict mode skips
-// types with custom decoding and offers no remedy.
+// decodeMapping fills lines unless nil. yaml's strict mode skips types with custom decoding and
+// offers no remedy.
 func decodeMapping(n *yaml.Node, path string, fields []field, lines map[string]int) []error {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias

@@ -16,12 +16,10 @@ type Limits struct {
 	descriptors int   // 0: unknown
 }
 
-// descriptorReserve is for admin API, probes, gossip, raft and files.
 const descriptorReserve = 1024
 
-// fit lowers the limits to the machine's. Bodies get a quarter of the memory: tree, connections and
-// garbage need the rest. A request takes two descriptors; up to a quarter of them stay free, so
-// that operators get answers.
+// fit gives bodies a quarter of the memory: tree, connections and garbage need the rest. A request
+// takes two descriptors.
 func (c *Config) fit(memory int64, descriptors int) Limits {
 	l := Limits{c.MaxBody, c.MaxBodyMemory, c.MaxConnections, memory, descriptors}
 	if l.BodyMemory == 0 {
@@ -42,7 +40,6 @@ func (c *Config) Fit() Limits {
 	return c.fit(memory, machine.Descriptors())
 }
 
-// Warn logs each limit below the configured one.
 func (l *Limits) Warn(c *Config, log zerolog.Logger) {
 	if l.MaxBody < c.MaxBody {
 		log.Warn().Int64("memory_bytes", l.memory).Int64("max_body_bytes", int64(l.MaxBody)).Int64("configured_bytes", int64(c.MaxBody)).

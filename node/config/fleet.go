@@ -21,13 +21,10 @@ const (
 	maxCluster  = 64
 )
 
-// minGossipBudget is the least that gossip works with, in bytes/s.
 const minGossipBudget = 16 << 10
 
-// InFleet says whether the node joins a fleet; otherwise no part of gossip is built.
 func (c *Config) InFleet() bool { return len(c.Join) > 0 || len(c.Founders) > 0 || c.Gossip != "" }
 
-// Seeds are the addresses at which this node looks for others.
 func (c *Config) Seeds() []string { return slices.Concat(c.Join, c.Founders) }
 
 func (c *Config) GossipAddr() string {
@@ -83,15 +80,9 @@ func (c *Config) checkFleet(bad complain) {
 		bad("secret_file", "make one with openssl rand -hex 32, copy it to every node and give it as --secret-file",
 			"is missing: what nodes tell each other means nothing unless all of them hash prompts with one secret")
 	}
-	if !memberName(c.Cluster, maxCluster) {
-		bad("cluster", "write one such as grapevine", "%q is not 1 to %d letters, digits, '.', '-' and '_'", c.Cluster, maxCluster)
-	}
-	if c.NodeName != "" && !memberName(c.NodeName, maxNodeName) {
-		bad("node_name", "write one such as router-1", "%q is not 1 to %d letters, digits, '.', '-' and '_', as a node in a fleet must be named", c.NodeName, maxNodeName)
-	}
-	if c.GossipBudget > 0 && c.GossipBudget < minGossipBudget {
-		bad("gossip_budget", "16MiB is the default", "%s/s is below %s/s, which loads and questions alone may need", c.GossipBudget, Bytes(minGossipBudget))
-	}
+	bad.when(!memberName(c.Cluster, maxCluster), "cluster", "write one such as grapevine", "%q is not 1 to %d letters, digits, '.', '-' and '_'", c.Cluster, maxCluster)
+	bad.when(c.NodeName != "" && !memberName(c.NodeName, maxNodeName), "node_name", "write one such as router-1", "%q is not 1 to %d letters, digits, '.', '-' and '_', as a node in a fleet must be named", c.NodeName, maxNodeName)
+	bad.when(c.GossipBudget > 0 && c.GossipBudget < minGossipBudget, "gossip_budget", "16MiB is the default", "%s/s is below %s/s, which loads and questions alone may need", c.GossipBudget, Bytes(minGossipBudget))
 	c.checkFleetKeys(bad)
 	c.checkBackendKeys(bad)
 	c.checkRaft(bad)
@@ -102,9 +93,7 @@ func (c *Config) checkAgreement(bad complain) {
 		bad("secret_file", "make one with openssl rand -hex 32 and give it as --secret-file",
 			"is missing: what data_dir keeps belongs to one secret, and a random one would not be there after a restart")
 	}
-	if c.Voters != 3 && c.Voters != 5 {
-		bad("voters", "3 is the default", "%d is not 3 or 5", c.Voters)
-	}
+	bad.when(c.Voters != 3 && c.Voters != 5, "voters", "3 is the default", "%d is not 3 or 5", c.Voters)
 }
 
 func (c *Config) checkRaft(bad complain) {
@@ -120,13 +109,10 @@ func (c *Config) checkRaft(bad complain) {
 		if _, err := splitAddress(addr, false); err != nil {
 			bad("founders", "write HOST:PORT as the other nodes reach it", "%q: %v", addr, err)
 		}
-		if slices.Contains(c.Founders[:i], addr) {
-			bad("founders", "list every node once", "%s is listed twice", addr)
-		}
+		bad.when(slices.Contains(c.Founders[:i], addr), "founders", "list every node once", "%s is listed twice", addr)
 	}
 }
 
-// checkFleetKeys rejects a gossip port that anyone could join through.
 func (c *Config) checkFleetKeys(bad complain) {
 	host, _ := splitAddress(c.GossipAddr(), true)
 	switch {
@@ -142,9 +128,7 @@ func (c *Config) checkFleetKeys(bad complain) {
 			given++
 		}
 	}
-	if given != 0 && given != 3 {
-		bad("gossip_cert", "give all three or none", "gossip_cert, gossip_cert_key and gossip_ca belong together")
-	}
+	bad.when(given != 0 && given != 3, "gossip_cert", "give all three or none", "gossip_cert, gossip_cert_key and gossip_ca belong together")
 }
 
 func (c *Config) checkBackendKeys(bad complain) {
@@ -198,15 +182,13 @@ func splitAddress(addr string, anyHost bool) (host string, err error) {
 	return host, nil
 }
 
-// memberName says whether a name is valid in a fleet: names appear in logs, metrics and
-// certificates.
+// memberName: names appear in logs, metrics and certificates.
 func memberName(name string, most int) bool {
 	return name != "" && len(name) <= most && !strings.ContainsFunc(name, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '-' || r == '_')
 	})
 }
 
-// loopback says whether only this machine reaches the host.
 func loopback(host string) bool {
 	return host == "localhost" || net.ParseIP(host).IsLoopback()
 }

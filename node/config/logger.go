@@ -9,7 +9,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// LogLevel is the least level that a logger writes. It is safe for concurrent use.
+// LogLevel is the least level that a logger writes; safe for concurrent use.
 type LogLevel struct{ least atomic.Int32 }
 
 // Sample implements zerolog.Sampler.
@@ -17,8 +17,8 @@ func (l *LogLevel) Sample(of zerolog.Level) bool { return of >= zerolog.Level(l.
 
 func (l *LogLevel) Set(least zerolog.Level) { l.least.Store(int32(least)) }
 
-// NewLogger builds the configured logger. terminal: w is a terminal, where "auto" means text
-// instead of JSON. The logger follows cfg.Level if set.
+// NewLogger builds the configured logger, which follows cfg.Level if set. On a terminal, "auto"
+// means text.
 func NewLogger(w io.Writer, terminal bool, cfg Config) (zerolog.Logger, error) {
 	level, err := ParseLevel(cfg.LogLevel)
 	if err != nil {

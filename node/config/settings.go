@@ -30,7 +30,6 @@ const (
 	ReloadKeys  = "api_key" // of backends: api_key and the content of api_key_file
 )
 
-// Settings lists all settings in the order of the help text.
 func Settings() []Setting {
 	t := reflect.TypeFor[Config]()
 	out := make([]Setting, 0, t.NumField())
@@ -49,7 +48,6 @@ func Settings() []Setting {
 	return out
 }
 
-// Default returns the default of every setting; it has no backends.
 func Default() Config {
 	var c Config
 	v := reflect.ValueOf(&c).Elem()
@@ -57,7 +55,6 @@ func Default() Config {
 		if s.Default == "" {
 			continue
 		}
-		// Defaults are written like YAML scalars.
 		if err := yaml.Unmarshal([]byte(quoteText(v.Field(s.field), s.Default)), v.Field(s.field).Addr().Interface()); err != nil {
 			panic(fmt.Sprintf("node: default of %s: %v", s.Key, err))
 		}
@@ -65,7 +62,6 @@ func Default() Config {
 	return c
 }
 
-// quoteText keeps YAML from reading ":8080" or "4s" as anything but a string.
 func quoteText(v reflect.Value, text string) string {
 	if v.Kind() == reflect.String {
 		return fmt.Sprintf("%q", text)
@@ -73,8 +69,7 @@ func quoteText(v reflect.Value, text string) string {
 	return text
 }
 
-// Overlay copies the settings with the given keys from another configuration; an unknown key
-// panics.
+// Overlay copies the settings with the given keys from another configuration.
 func (c *Config) Overlay(from Config, keys ...string) {
 	dst, src := reflect.ValueOf(c).Elem(), reflect.ValueOf(&from).Elem()
 	byKey := make(map[string]int)

@@ -20,7 +20,6 @@ type Source struct {
 	Rest  string // Entry without its first word
 }
 
-// ParseSource checks an entry of backends_from.
 func ParseSource(entry string) (Source, error) {
 	kind, rest, _ := strings.Cut(entry, ":")
 	s := Source{Entry: entry, Rest: rest}
@@ -41,8 +40,8 @@ func ParseSource(entry string) (Source, error) {
 	return s, nil
 }
 
-// ParseBackends reads one backend per line in the form of --backend, or YAML. One mistake
-// rejects it all.
+// ParseBackends reads one backend per line in the form of --backend, or YAML. One mistake rejects
+// all.
 func ParseBackends(name string, text []byte) (list []Backend, err error) {
 	var errs []error
 	place := func(line int, err error) {
@@ -106,7 +105,6 @@ func ParseBackends(name string, text []byte) (list []Backend, err error) {
 	return list, errors.Join(errs...)
 }
 
-// isYAML goes by the first line with content.
 func isYAML(text []byte) bool {
 	for line := range strings.Lines(string(text)) {
 		line = strings.TrimSpace(line)

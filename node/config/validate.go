@@ -16,23 +16,22 @@ import (
 // minSecret is 128 bits, if random, which resist a search.
 const minSecret = 16
 
-// MaxSecretFile bounds a file that holds one secret, in bytes.
 const MaxSecretFile = 4096
 
-// NoProbes as the probe path turns probes off: only requests judge engines.
+// NoProbes as the probe path turns probes off.
 const NoProbes = "-"
 
-// Validate returns all mistakes as joined *Error, located by file and lines of Load. It fills
-// in missing names and weights.
+// Validate returns all mistakes as joined *Error, located by file and lines of Load, and fills in
+// missing names and weights.
 func (c *Config) Validate(file string, lines map[string]int) error {
 	var errs []error
-	bad := func(key, remedy, format string, args ...any) {
+	bad := complain(func(key, remedy, format string, args ...any) {
 		e := &Error{Key: key, Reason: fmt.Sprintf(format, args...), Remedy: remedy}
 		if n, ok := lines[key]; ok {
 			e.File, e.Line = file, n
 		}
 		errs = append(errs, e)
-	}
+	})
 	c.checkServing(bad)
 	c.checkBackends(bad)
 	c.checkRouting(bad)
@@ -52,16 +51,16 @@ func (c *Config) Validate(file string, lines map[string]int) error {
 
 type complain func(key, remedy, format string, args ...any)
 
+func (bad complain) when(wrong bool, key, remedy, format string, args ...any) {
+	if wrong {
+		bad(key, remedy, format, args...)
+	}
+}
+
 func (c *Config) checkServing(bad complain) {
-	if c.Listen == "" {
-		bad("listen", "write :8080", "is empty")
-	}
-	if c.Admin == "" {
-		bad("admin", "write 127.0.0.1:8081", "is empty")
-	}
-	if (c.TLSCert == "") != (c.TLSKey == "") {
-		bad("tls_cert", "give both or neither", "tls_cert and tls_key belong together")
-	}
+	bad.when(c.Listen == "", "listen", "write :8080", "is empty")
+	bad.when(c.Admin == "", "admin", "write 127.0.0.1:8081", "is empty")
+	bad.when((c.TLSCert == "") != (c.TLSKey == ""), "tls_cert", "give both or neither", "tls_cert and tls_key belong together")
 	for _, p := range c.PassPaths {
 		if err := proxy.CheckPassPath(p); err != nil {
 			bad("pass_paths", "write paths such as /classify", "%v", err)
@@ -73,9 +72,7 @@ func (c *Config) checkServing(bad complain) {
 	if _, err := proxy.ParseTenant(c.Tenant); err != nil {
 		bad("tenant", "want none, credential or header:NAME, a header that is passed on to engines", "%q cannot be used", c.Tenant)
 	}
-	if !HeaderWord(c.NodeName) {
-		bad("node_name", "write one word of visible ASCII: it goes into a response header", "%q cannot be used", c.NodeName)
-	}
+	bad.when(!HeaderWord(c.NodeName), "node_name", "write one word of visible ASCII: it goes into a response header", "%q cannot be used", c.NodeName)
 }
 
 func (c *Config) checkBackends(bad complain) {
@@ -108,42 +105,22 @@ func (c *Config) checkBackends(bad complain) {
 		}
 		urls[url] = b.Name
 	}
-	if len(c.Backends) > raftstore.MaxBackends {
-		bad("backends", "split them over several fleets", "%d are more than %d", len(c.Backends), raftstore.MaxBackends)
-	}
+	bad.when(len(c.Backends) > raftstore.MaxBackends, "backends", "split them over several fleets", "%d are more than %d", len(c.Backends), raftstore.MaxBackends)
 }
 
 func (c *Config) checkRouting(bad complain) {
-	if !slices.Contains(policy.Strategies(), c.Strategy) {
-		bad("strategy", "known are "+strings.Join(policy.Strategies(), ", "), "%q is unknown", c.Strategy)
-	}
+	bad.when(!slices.Contains(policy.Strategies(), c.Strategy), "strategy", knownStrategies(), "%q is unknown", c.Strategy)
 	for i, r := range c.Rules {
-		if !slices.Contains(policy.Strategies(), r.Strategy) {
-			bad("rules", "known are "+strings.Join(policy.Strategies(), ", "), "rule %d: strategy %q is unknown", i, r.Strategy)
-		}
+		bad.when(!slices.Contains(policy.Strategies(), r.Strategy), "rules", knownStrategies(), "rule %d: strategy %q is unknown", i, r.Strategy)
 	}
-	if !Finite(c.WorkWeight) || c.WorkWeight <= 0 {
-		bad("work_weight", "100 is the default", "%v is not a number above 0", c.WorkWeight)
-	}
-	if !Finite(c.Epsilon) || c.Epsilon < 0 {
-		bad("epsilon", "0.25 is the default", "%v is not a number from 0 up", c.Epsilon)
-	}
-	if c.HashBlocks <= 0 {
-		bad("hash_blocks", "16 is the default", "%d is not positive", c.HashBlocks)
-	}
-	if c.BlockBytes < 64 || c.BlockBytes > 1<<16 {
-		bad("block_bytes", "512 is the default", "%d is not between 64 and 65536", c.BlockBytes)
-	}
-	if c.Secret != "" && c.SecretFile != "" {
-		bad("secret", "keep one", "secret and secret_file are both given")
-	}
-	if c.Secret != "" && len(c.Secret) < minSecret {
-		bad("secret", "generate one with: openssl rand -hex 32", "is shorter than %d bytes", minSecret)
-	}
+	bad.when(!Finite(c.WorkWeight) || c.WorkWeight <= 0, "work_weight", "100 is the default", "%v is not a number above 0", c.WorkWeight)
+	bad.when(!Finite(c.Epsilon) || c.Epsilon < 0, "epsilon", "0.25 is the default", "%v is not a number from 0 up", c.Epsilon)
+	bad.when(c.HashBlocks <= 0, "hash_blocks", "16 is the default", "%d is not positive", c.HashBlocks)
+	bad.when(c.BlockBytes < 64 || c.BlockBytes > 1<<16, "block_bytes", "512 is the default", "%d is not between 64 and 65536", c.BlockBytes)
+	bad.when(c.Secret != "" && c.SecretFile != "", "secret", "keep one", "secret and secret_file are both given")
+	bad.when(c.Secret != "" && len(c.Secret) < minSecret, "secret", "generate one with: openssl rand -hex 32", "is shorter than %d bytes", minSecret)
 	for name, w := range c.Weights {
-		if !Finite(w) || w < 0 {
-			bad("weights", "write {prefix: 2, load: 1}", "%s: %v is not a number from 0 up", name, w)
-		}
+		bad.when(!Finite(w) || w < 0, "weights", "write {prefix: 2, load: 1}", "%s: %v is not a number from 0 up", name, w)
 	}
 }
 
@@ -162,9 +139,7 @@ func (c *Config) checkAmounts(bad complain) {
 		{"read_timeout", c.ReadTimeout, 1}, {"keep_alive", c.KeepAlive, 1}, {"upstream_idle", c.UpstreamIdle, 1}, {"horizon", c.Horizon, 1},
 		{"warm_deadline", c.WarmDeadline, 1},
 	} {
-		if d.value < d.least {
-			bad(d.key, "write a duration such as 30s", "%v is too short", d.value)
-		}
+		bad.when(d.value < d.least, d.key, "write a duration such as 30s", "%v is too short", d.value)
 	}
 	for _, n := range []struct {
 		key   string
@@ -173,28 +148,17 @@ func (c *Config) checkAmounts(bad complain) {
 		{"max_body", int64(c.MaxBody)}, {"max_header", int64(c.MaxHeader)}, {"max_connections", int64(c.MaxConnections)},
 		{"max_attempts", int64(c.MaxAttempts)}, {"max_idle", int64(c.MaxIdle)}, {"tree_budget", int64(c.TreeBudget)}, {"gossip_budget", int64(c.GossipBudget)},
 	} {
-		if n.value <= 0 {
-			bad(n.key, "write 1 or more", "%d is not positive", n.value)
-		}
+		bad.when(n.value <= 0, n.key, "write 1 or more", "%d is not positive", n.value)
 	}
-	if c.ProbePath != NoProbes && (!strings.HasPrefix(c.ProbePath, "/") || strings.ContainsAny(c.ProbePath, " #")) {
-		bad("probe_path", "write /health, or - for no probes", "%q is no path", c.ProbePath)
-	}
-	if c.MaxHeader > 0 && c.MaxHeader < proxy.DefaultMaxHeader {
-		bad("max_header", "16KiB is the default", "%s is below 16KiB, which agents' headers need", c.MaxHeader)
-	}
-	if c.MaxBodyMemory < 0 || c.MaxBodyMemory > 0 && c.MaxBodyMemory/proxy.BodyMemoryShare < c.MaxBody {
-		bad("max_body_memory", "raise it or lower max_body, or write 0 for a quarter of the memory", "%s is below %d times max_body, %s", c.MaxBodyMemory, proxy.BodyMemoryShare, c.MaxBody)
-	}
-	if c.MaxBody > maxBodyLimit {
-		bad("max_body", "1GiB is the most", "%s is too large: a body is held in memory", c.MaxBody)
-	}
+	bad.when(c.ProbePath != NoProbes && (!strings.HasPrefix(c.ProbePath, "/") || strings.ContainsAny(c.ProbePath, " #")), "probe_path", "write /health, or - for no probes", "%q is no path", c.ProbePath)
+	bad.when(c.MaxHeader > 0 && c.MaxHeader < proxy.DefaultMaxHeader, "max_header", "16KiB is the default", "%s is below 16KiB, which agents' headers need", c.MaxHeader)
+	bad.when(c.MaxBodyMemory < 0 || c.MaxBodyMemory > 0 && c.MaxBodyMemory/proxy.BodyMemoryShare < c.MaxBody, "max_body_memory", "raise it or lower max_body, or write 0 for a quarter of the memory", "%s is below %d times max_body, %s", c.MaxBodyMemory, proxy.BodyMemoryShare, c.MaxBody)
+	bad.when(c.MaxBody > maxBodyLimit, "max_body", "1GiB is the most", "%s is too large: a body is held in memory", c.MaxBody)
 }
 
 // minProbeInterval keeps probes from loading the engines.
 const minProbeInterval = 10 * time.Millisecond
 
-// maxBodyLimit protects the machine's memory.
 const maxBodyLimit = 1 << 30
 
 func (c *Config) HashSecret() ([]byte, error) {

@@ -19,29 +19,25 @@ import (
 	"grapevine/raftstore"
 )
 
-// Values of the log field "event": unlike messages, they never change.
 const (
 	EventProbesFail = "engine_probes_fail"
 	EventProbesPass = "engine_probes_pass"
 )
 
 const (
-	// lookEvery is the polling interval for state that sends no signal, such as members.
+	// lookEvery is the polling interval for state that sends no signal.
 	lookEvery = 250 * time.Millisecond
-	// leastPause bounds the rounds, each over all engines, that events of a failing fleet start.
+	// leastPause bounds the rounds that events of a failing fleet start.
 	leastPause = 10 * time.Millisecond
 	maxProbes  = 128
-	// raiseQueue bounds the restarts that wait for a commit.
 	raiseQueue = 64
 )
 
-// Store is the fleet's agreed state.
 type Store interface {
 	Apply(ctx context.Context, c raftstore.Command) (raftstore.Result, error)
 	Leading() bool // the leader alone commits up and down
 }
 
-// CheckerConfig connects a Checker to the parts of its node.
 type CheckerConfig struct {
 	Self     string // name of the node
 	Path     string // config.NoProbes: requests alone judge engines
@@ -55,7 +51,7 @@ type CheckerConfig struct {
 }
 
 // Checker probes this node's share of the engines, tells the router which ones to avoid, and on the
-// leader commits the majority's reports. The Board decides. Safe for concurrent use.
+// leader commits what the Board proposes. Safe for concurrent use.
 type Checker struct {
 	cfg   CheckerConfig
 	board *Board
@@ -76,7 +72,6 @@ type Checker struct {
 	avoided map[prefixtree.Backend]bool // as reported to the router
 }
 
-// NewChecker returns a checker that probes nothing until Run.
 func NewChecker(cfg CheckerConfig) *Checker {
 	return &Checker{
 		cfg: cfg, every: min(lookEvery, cfg.Interval/2),
@@ -141,7 +136,6 @@ func (c *Checker) poke() {
 	}
 }
 
-// tellPeers sends this node's reports now.
 func (c *Checker) tellPeers() {
 	if c.cfg.Touch != nil {
 		c.cfg.Touch()
@@ -161,7 +155,6 @@ func agreedBackends(r *backends.Roster) []Backend {
 	return list
 }
 
-// look passes the state that sends no signal to the board.
 func (c *Checker) look(r *backends.Roster, at time.Time) {
 	if c.cfg.Peers != nil {
 		c.board.SetNodes(c.cfg.Peers(), at)
@@ -189,7 +182,6 @@ func (c *Checker) Adopted(r *backends.Roster) {
 	}
 }
 
-// avoid makes the router avoid the engines that the board names.
 func (c *Checker) avoid(r *backends.Roster, at time.Time) {
 	avoid := make(map[prefixtree.Backend]bool)
 	for _, key := range c.board.Avoid(nil, at) {
@@ -286,7 +278,7 @@ func (c *Checker) Failed(b prefixtree.Backend) {
 	}
 }
 
-// Received takes the reports of a peer, as AppendReports encodes them; none if section is empty.
+// Received takes the reports of a peer, as AppendReports encodes them; empty means none.
 func (c *Checker) Received(origin string, section []byte) error {
 	var reports []Report
 	if len(section) > 0 {
@@ -301,13 +293,12 @@ func (c *Checker) Received(origin string, section []byte) error {
 	return nil
 }
 
-// DropPeer forgets the reports of a peer that left.
 func (c *Checker) DropPeer(origin string) {
 	c.board.DropPeer(origin)
 	c.poke()
 }
 
-// Reports encodes this node's reports for Received; nil if there are none.
+// Reports encodes this node's reports; nil if there are none.
 func (c *Checker) Reports() []byte {
 	reports := c.board.Reports(nil, time.Now())
 	if len(reports) == 0 {
@@ -316,8 +307,8 @@ func (c *Checker) Reports() []byte {
 	return AppendReports(nil, reports)
 }
 
-// propose hands the leader's proposals to the writer. Without probes it proposes nothing: no node
-// could see an idle engine recover.
+// propose hands the leader's proposals to the writer; none without probes, as no node could see an
+// idle engine recover.
 func (c *Checker) propose(s Store, at time.Time) {
 	if c.cfg.Path == config.NoProbes || len(c.writing) > 0 || !s.Leading() {
 		return
@@ -353,7 +344,7 @@ func (c *Checker) commitProposal(ctx context.Context, s Store, p Proposal) {
 	if p.Down {
 		action, count = raftstore.MarkDown, &c.downs
 	}
-	// The version check lets a concurrent operator change win: see SetBackendState.
+	// The version check lets a concurrent operator change win.
 	if c.apply(ctx, s, raftstore.SetBackendState{
 		Names: p.Names, Action: action, Reason: p.Reason, By: raftstore.ByHealth, IfVersions: p.Versions,
 	}) {
@@ -362,8 +353,8 @@ func (c *Checker) commitProposal(ctx context.Context, s Store, p Proposal) {
 	}
 }
 
-// stillDown removes from p the engines that health no longer holds down, since a new generation
-// would needlessly clear their records. It reports whether any engine remains.
+// stillDown removes from p the engines that health no longer holds down, and reports whether any
+// remains.
 func (c *Checker) stillDown(p *Proposal) bool {
 	down := make(map[string]bool)
 	for _, e := range c.cfg.Backends.Roster().List {
@@ -391,13 +382,13 @@ func (c *Checker) apply(ctx context.Context, s Store, command raftstore.Command)
 	case errors.Is(err, raftstore.ErrConflict), ctx.Err() != nil:
 		return false
 	}
-	// The board proposes a state until it is agreed.
+	// The board proposes again.
 	c.failed.Add(1)
 	c.cfg.Log.Warn().Err(err).Msg("cannot commit a change of an engine's state; retrying")
 	return false
 }
 
-// Started receives each load report of an engine, which may show that it restarted.
+// Started receives each load report, which may show that the engine restarted.
 func (c *Checker) Started(e *backends.Engine, m *engine.Metrics) {
 	if m.Started <= 0 {
 		return

@@ -24,7 +24,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// rig is the checker of a node that runs nothing else.
 type rig struct {
 	*Checker
 	t      *testing.T
@@ -75,7 +74,7 @@ func newRig(t *testing.T, urls ...string) *rig {
 	return r
 }
 
-// adopt adopts a state of two engines, of which health took the first down if reason is given.
+// adopt adopts two engines, of which health took the first down if reason is given.
 func (r *rig) adopt(version uint64, name, url, reason string) *backends.Roster {
 	r.t.Helper()
 	s := &raftstore.State{Version: version}
@@ -141,7 +140,6 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// TestRemovedEngineIsForgotten: a removed engine's failures do not outlive it.
 func TestRemovedEngineIsForgotten(t *testing.T) {
 	r, at := newRig(t), time.Now()
 	before := r.adopt(1, "a", "http://a:1", Prefix+"refused")
@@ -163,7 +161,7 @@ func TestRemovedEngineIsForgotten(t *testing.T) {
 	}
 }
 
-// TestLateAnswerOfARemovedEngine: late metrics of a removed engine do not affect its successor.
+// TestLateAnswerOfARemovedEngine: late metrics do not affect its successor.
 func TestLateAnswerOfARemovedEngine(t *testing.T) {
 	e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, "process_start_time_seconds 1700000000\nvllm:num_requests_running 7\n")
@@ -184,7 +182,6 @@ func TestLateAnswerOfARemovedEngine(t *testing.T) {
 	}
 }
 
-// TestReturnedEngineIsAskedAtOnce: an engine that answers again may be a new process.
 func TestReturnedEngineIsAskedAtOnce(t *testing.T) {
 	var sick atomic.Bool
 	var scraped atomic.Int64
@@ -212,7 +209,7 @@ func TestReturnedEngineIsAskedAtOnce(t *testing.T) {
 	}
 }
 
-// TestRoundsAreBounded: the checker runs at most a hundred rounds a second.
+// TestRoundsAreBounded: at most a hundred a second.
 func TestRoundsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r, store := newRig(t), &fakeStore{} // each round calls Leading
@@ -262,7 +259,6 @@ func TestOnlyTheLeaderCommits(t *testing.T) {
 	}
 }
 
-// TestOperatorsMarkStays: health raises no engine that an operator marked down meanwhile.
 func TestOperatorsMarkStays(t *testing.T) {
 	r, store := newRig(t), &fakeStore{leads: true}
 	r.adopt(1, "a", "http://a:1", "the rack is being moved")

@@ -17,13 +17,10 @@ import (
 //	4      start of the engine's process, Unix seconds
 const entryBytes = 14
 
-// MaxReports bounds the entries of one section.
 const MaxReports = 4096
 
-// ErrReports is wrapped by the errors of ParseReports.
 var ErrReports = errors.New("malformed reports")
 
-// AppendReports appends a section of at most MaxReports reports.
 func AppendReports(dst []byte, reports []Report) []byte {
 	dst = append(dst, entryBytes)
 	for i := range reports[:min(len(reports), MaxReports)] {
@@ -42,7 +39,6 @@ func AppendReports(dst []byte, reports []Report) []byte {
 	return dst
 }
 
-// ParseReports appends the reports of a section to dst.
 func ParseReports(dst []Report, section []byte) ([]Report, error) {
 	if len(section) == 0 || section[0] < entryBytes || (len(section)-1)%int(section[0]) != 0 {
 		return dst, fmt.Errorf("%w: %d bytes", ErrReports, len(section))

@@ -1,5 +1,5 @@
-// Package health judges engines from the probes and requests of several nodes: which engines a node
-// probes and avoids, what it reports, and what the fleet commits. It is pure: time is a parameter.
+// Package health judges engines from the probes and requests of several nodes. It is pure: time is
+// a parameter.
 package health
 
 import (
@@ -8,7 +8,6 @@ import (
 	"time"
 )
 
-// Reason is the kind of failure of an engine.
 type Reason uint8
 
 // A 4xx answer is no failure: it proves that the engine is alive.
@@ -25,7 +24,6 @@ const (
 
 var reasonNames = [reasons]string{"none", "refused", "connect", "timeout", "reset", "5xx", "tls"}
 
-// String returns the reason as shown in metrics and logs.
 func (r Reason) String() string {
 	if r < reasons {
 		return reasonNames[r]
@@ -36,12 +34,12 @@ func (r Reason) String() string {
 const (
 	// Reporters is the number of nodes that probe an engine: two of three outvote a broken network.
 	Reporters = 3
-	// failsToBad failed probes in a row make an engine failing; one may be an accident.
+	// failsToBad: one failed probe may be an accident.
 	failsToBad = 2
 	// timeoutsToBad is for probes that connect and get no answer, as in a long prefill: ten seconds
-	// with a timeout of 1.5 s, since taking the engine away costs its cache.
+	// with a timeout of 1.5 s.
 	timeoutsToBad = 6
-	// goodsToOK good probes end a failure: a starting engine often answers once and crashes again.
+	// goodsToOK: a starting engine often answers once and crashes again.
 	goodsToOK = 3
 	// suspicionLasts is how long a failed request makes reporters probe at once.
 	suspicionLasts = 2 * time.Second
@@ -49,21 +47,20 @@ const (
 	retryAfter = 150 * time.Millisecond
 	// confirmAfter is the pause between the good probes that end a failure.
 	confirmAfter = 250 * time.Millisecond
-	// For quickFor an engine that fails is probed four times as often, as it may be restarting, but
-	// quickShare per failing engine bounds that to 250 probes a second.
+	// For quickFor a failing engine is probed four times as often; quickShare bounds all such
+	// probes to 250/s.
 	quickFor   = 30 * time.Second
 	quickShare = 4 * time.Millisecond
-	// ejectShare: peers' failed requests make a node avoid at most one engine in ejectShare, or one
-	// in a small fleet.
+	// ejectShare: peers' failed requests make a node avoid at most one engine in ejectShare, but at
+	// least one.
 	ejectShare = 5
-	// grace is how long one peer's report suffices: all reporters can probe the engine meanwhile.
+	// grace is how long one peer's report suffices: all reporters can probe meanwhile.
 	grace = 2500 * time.Millisecond
 )
 
 // Prefix begins the reason of every state change that health makes.
 const Prefix = "health: "
 
-// Backend is one engine as the fleet agreed on it.
 type Backend struct {
 	Key        uint32 // of its name; identifies the engine between nodes
 	Name       string
@@ -74,7 +71,6 @@ type Backend struct {
 	Reason     string
 }
 
-// Report is one node's statement about one engine.
 type Report struct {
 	Backend uint32
 	OK      bool // the node probes the engine, and it answers
@@ -86,7 +82,6 @@ type Report struct {
 	Started uint32 // Unix seconds; when the engine's process started; 0 unknown
 }
 
-// Config configures a Board.
 type Config struct {
 	Self     string
 	Interval time.Duration // between two probes of a healthy engine
@@ -95,7 +90,7 @@ type Config struct {
 	Jitter func() float64
 }
 
-// Board is one node's view of all engines. It is safe for concurrent use.
+// Board is one node's view of all engines. Safe for concurrent use.
 type Board struct {
 	cfg Config
 
@@ -123,7 +118,6 @@ type peerReport struct {
 	failingAt time.Time // when Failing arrived; zero while not failing
 }
 
-// New returns an empty board.
 func New(cfg Config) *Board {
 	if cfg.Jitter == nil {
 		cfg.Jitter = func() float64 { return 0.5 }
@@ -131,7 +125,6 @@ func New(cfg Config) *Board {
 	return &Board{cfg: cfg, engines: make(map[uint32]*watched), nodes: []string{cfg.Self}, said: make(map[string][]Report)}
 }
 
-// SetBackends replaces the list of engines.
 func (b *Board) SetBackends(list []Backend, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -188,8 +181,8 @@ func (b *Board) SetNodes(others []string, now time.Time) {
 	}
 }
 
-// SetPeer replaces a peer's reports and keeps the slice. urgent means that probes are due or the
-// set of avoided engines may have changed.
+// SetPeer replaces a peer's reports and keeps the slice. urgent: probes are due, or other engines
+// are avoided.
 func (b *Board) SetPeer(origin string, reports []Report, now time.Time) (urgent bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -210,7 +203,7 @@ func (b *Board) SetPeer(origin string, reports []Report, now time.Time) (urgent 
 	return urgent
 }
 
-// hear stores a peer's report, or removes it if ok is false. It returns whether Failing changed.
+// hear stores a peer's report, or removes it if ok is false, and returns whether Failing changed.
 func (e *watched) hear(origin string, r Report, ok bool, now time.Time) bool {
 	at := -1
 	for i := range e.peers {
@@ -242,7 +235,6 @@ func (e *watched) hear(origin string, r Report, ok bool, now time.Time) bool {
 	return was != r.Failing
 }
 
-// DropPeer forgets the reports of a peer that left.
 func (b *Board) DropPeer(origin string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -264,7 +256,6 @@ type Verdict struct {
 	Bad       int // reporters that find it failing
 }
 
-// Verdict returns the state of an engine; false if the engine is unknown.
 func (b *Board) Verdict(key uint32, now time.Time) (Verdict, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

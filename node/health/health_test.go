@@ -28,7 +28,6 @@ func seedOf(t *testing.T) uint64 {
 	return seed
 }
 
-// dies makes every probe of the engine fail from now on.
 func (w *world) dies(key uint32, why Reason, took time.Duration) {
 	answer := w.answer
 	w.answer = func(node int, k uint32, at time.Time) (Reason, time.Duration) {
@@ -39,8 +38,8 @@ func (w *world) dies(key uint32, why Reason, took time.Duration) {
 	}
 }
 
-// TestDeadEngine: every node avoids a killed engine within a second, it is committed as down within
-// five, and returns seconds after it answers again.
+// TestDeadEngine: every node avoids a killed engine within a second, the fleet commits it as down
+// within five, and it returns seconds after it answers again.
 func TestDeadEngine(t *testing.T) {
 	for _, nodes := range []int{1, 2, 3, 8, 40} {
 		w := newWorld(t, nodes, 16, seedOf(t))
@@ -104,8 +103,7 @@ func TestHungEngine(t *testing.T) {
 	}
 }
 
-// TestPausedEngine: an engine that is silent for seconds stays up; one that is unreachable goes
-// down.
+// TestPausedEngine: an engine that is silent for seconds stays up; an unreachable one goes down.
 func TestPausedEngine(t *testing.T) {
 	for why, down := range map[Reason]bool{Timeout: false, Connect: true} {
 		w := newWorld(t, 3, 4, seedOf(t))
@@ -139,8 +137,7 @@ func TestBusyEngine(t *testing.T) {
 	}
 }
 
-// TestPartitionedNode: peers avoid what only one node cannot reach for at most a moment, and never
-// commit it.
+// TestPartitionedNode: peers briefly avoid, and never commit, what only one node cannot reach.
 func TestPartitionedNode(t *testing.T) {
 	w := newWorld(t, 5, 8, seedOf(t))
 	w.run(5 * time.Second)
@@ -234,8 +231,7 @@ func TestRequestsOfOthersAreBounded(t *testing.T) {
 	}
 }
 
-// TestWhoSeesAFailureProbes: a node whose request failed probes once at once, even if it is no
-// reporter.
+// TestWhoSeesAFailureProbes: even if it is no reporter.
 func TestWhoSeesAFailureProbes(t *testing.T) {
 	w := newWorld(t, 8, 1, seedOf(t))
 	w.run(5 * time.Second)
@@ -480,7 +476,6 @@ func TestCodec(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Fatalf("%+v, %v", got, err)
 	}
-	// A newer node's entries have two more bytes.
 	longer := []byte{entryBytes + 2}
 	for i := 1; i < len(blob); i += entryBytes {
 		longer = append(append(longer, blob[i:i+entryBytes]...), 0xaa, 0xbb)

@@ -57,14 +57,13 @@ func (e *watched) hurry(now time.Time) bool {
 	return true
 }
 
-// Probe is one probe to send.
 type Probe struct {
 	Backend uint32
 	Began   time.Time
 }
 
-// Due appends the probes to send and returns when to call again at the latest. Each probe must be
-// passed to Probed.
+// Due appends the probes to send, each to be passed to Probed, and returns when to call again at
+// the latest.
 func (b *Board) Due(dst []Probe, now time.Time) (probes []Probe, next time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -88,8 +87,8 @@ func (b *Board) Due(dst []Probe, now time.Time) (probes []Probe, next time.Time)
 	return dst, next
 }
 
-// Probed records the outcome of a probe; NoReason is success. changed means that this node's report
-// changed, back that the engine answers again.
+// Probed records a probe; NoReason is success. changed: this node's report changed; back: the
+// engine answers again.
 func (b *Board) Probed(p Probe, why Reason, now time.Time) (changed, back bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -139,8 +138,7 @@ func (b *Board) Probed(p Probe, why Reason, now time.Time) (changed, back bool) 
 	return changed, back
 }
 
-// failed marks the engine as failing and returns the pause; others is the number of failing
-// engines.
+// failed returns the pause; others is the number of failing engines.
 func (o *own) failed(pause time.Duration, others int, now time.Time) time.Duration {
 	if !o.bad {
 		o.bad, o.badAt = true, now
@@ -159,8 +157,8 @@ func (o *own) settle(was bool, now time.Time) bool {
 	return true
 }
 
-// Failed records a failed request of this node. urgent means that this node should report or probe
-// now, even if it is no reporter.
+// Failed records a failed request of this node. urgent: report or probe now, even if this node is
+// no reporter.
 func (b *Board) Failed(key uint32, now time.Time) (urgent bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -176,7 +174,7 @@ func (b *Board) Failed(key uint32, now time.Time) (urgent bool) {
 	return urgent
 }
 
-// Ejected records whether and why the policy ejects the engine. changed means that this node's
+// Ejected records whether and why the policy ejects the engine, and returns whether this node's
 // report changed.
 func (b *Board) Ejected(key uint32, ejected bool, why Reason, now time.Time) (changed bool) {
 	b.mu.Lock()
@@ -190,7 +188,6 @@ func (b *Board) Ejected(key uint32, ejected bool, why Reason, now time.Time) (ch
 	return e.own.settle(was, now)
 }
 
-// Answered records when the engine last answered a request of this node.
 func (b *Board) Answered(key uint32, at time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -18,8 +18,7 @@ func (b *Board) changed(others []string) bool {
 	return true
 }
 
-// assign picks the reporters by rendezvous order, so nodes agree and a new node moves only its
-// share.
+// assign uses rendezvous order: nodes agree, and a new node moves only its share.
 func (b *Board) assign(e *watched) {
 	e.reporters = reportersOf(e.Key, b.nodes)
 	e.mine = slices.Contains(e.reporters, b.cfg.Self)

@@ -8,8 +8,8 @@ import (
 const (
 	// sameProcess covers the start times of several front ends of one engine.
 	sameProcess = time.Second
-	// firstPause is the pause between generations that only empty caches show, doubling to
-	// lastPause: an engine without a prefix cache always looks restarted.
+	// firstPause doubles to lastPause between generations that only empty caches show: an engine
+	// without a prefix cache always looks restarted.
 	firstPause = time.Minute
 	lastPause  = time.Hour
 )
@@ -28,9 +28,8 @@ func (r *restart) seconds() uint32 {
 	return uint32(max(r.started.Unix(), 0))
 }
 
-// Started records when an engine's process began and the generation at that time. again means that
-// it is a new process, and that ended is the generation of the old one. Earlier times are of other
-// front ends.
+// Started records when an engine's process began. again: it is a new process, and ended is the
+// generation of the old one. Earlier times are of other front ends.
 func (b *Board) Started(key uint32, started time.Time, generation uint32) (ended uint32, again bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -51,8 +50,8 @@ func (b *Board) Started(key uint32, started time.Time, generation uint32) (ended
 	return ended, true
 }
 
-// Forgot records an answer that showed an empty cache. again means that the generation ended has to
-// be raised; it is false if metrics report the start of the process or the pause has not passed.
+// Forgot records an answer that showed an empty cache. again: the generation ended has to be
+// raised; false if metrics report the process's start or the pause has not passed.
 func (b *Board) Forgot(key uint32, now time.Time) (ended uint32, again bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -10,16 +10,14 @@ import (
 
 var start = time.Unix(1_800_000_000, 0)
 
-// world is a fleet of boards in virtual time. The test decides the engines' answers; reports arrive
-// after a delay.
+// world is a fleet of boards in virtual time; reports arrive after a delay.
 type world struct {
-	t      *testing.T
-	now    time.Time
-	delay  time.Duration
-	boards []*Board
-	told   []string
-	events []event
-	// answer returns the outcome and the duration of a probe.
+	t        *testing.T
+	now      time.Time
+	delay    time.Duration
+	boards   []*Board
+	told     []string
+	events   []event
 	answer   func(node int, key uint32, at time.Time) (Reason, time.Duration)
 	cut      map[int]bool
 	backends []Backend

@@ -8,7 +8,6 @@ import (
 	"grapevine/proxy/engine"
 )
 
-// Verdict returns an engine's health as this node knows it; false if the engine is unknown.
 func (c *Checker) Verdict(e *backends.Engine) (Verdict, bool) {
 	return c.board.Verdict(e.Key, time.Now())
 }
@@ -17,7 +16,6 @@ var ailmentNames = [...]string{
 	engine.Alive: "ok", engine.Refused: "refused", engine.NoRoute: "connect", engine.Silent: "timeout", engine.Broken: "reset", engine.Sick: "5xx", engine.Untrusted: "tls",
 }
 
-// Collect reports the checker's figures.
 func (c *Checker) Collect(s metrics.Scrape) {
 	failing := s.Gauge("backend_failing", "1 while this node's own probes or requests find the backend failing.", "backend")
 	avoided := s.Gauge("backend_reported", "1 while this node avoids the backend because of probes or of peers' reports.", "backend")

@@ -15,8 +15,7 @@ type count struct {
 
 func (c *count) majority(reporters int) bool { return 2*c.heard > reporters }
 
-// count counts the reporters' votes. One that only saw requests fail abstains: they may be at
-// fault.
+// count lets a reporter that only saw requests fail abstain: the requests may be at fault.
 func (b *Board) count(e *watched, now time.Time) (c count) {
 	var why [reasons]int
 	vote := func(ok, failing, passive bool, reason Reason) {
@@ -53,8 +52,8 @@ func (b *Board) count(e *watched, now time.Time) (c count) {
 	return c
 }
 
-// Avoid appends the engines to avoid. With failed requests as the only evidence it names at most
-// one engine in ejectShare, counting those that the policy ejected.
+// Avoid appends the engines to avoid, on failed requests alone at most one engine in ejectShare,
+// the policy's ejections included.
 func (b *Board) Avoid(dst []uint32, now time.Time) []uint32 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -75,10 +74,9 @@ func (b *Board) Avoid(dst []uint32, now time.Time) []uint32 {
 	return append(dst, doubtful[:max(min(room, len(doubtful)), 0)]...)
 }
 
-// avoid judges one engine; byRequests: failed requests are the only evidence. Own failed requests
-// do not count, since the policy ejects for them. A peer's report counts for the grace period, then
-// unless outvoted, so a node with a broken network costs no engine. An answered own request, not a
-// probe, refutes a report of failed requests.
+// avoid judges one engine; byRequests: failed requests are the only evidence. Own ones do not
+// count, since the policy ejects for them. A peer's report counts for the grace period, then unless
+// outvoted. An answered own request, not a probe, refutes a report of failed requests.
 func (b *Board) avoid(e *watched, now time.Time) (avoid, byRequests bool) {
 	if e.own.bad || e.Down && e.Ours {
 		return true, false // agreed by the fleet until it is up again
@@ -94,7 +92,7 @@ func (b *Board) avoid(e *watched, now time.Time) (avoid, byRequests bool) {
 		case p.Passive:
 			passive = passive || !e.own.answeredAt.After(p.failingAt)
 		case e.mine && e.own.fails == 0 && e.own.began.After(p.failingAt) && e.own.probed.After(e.own.began):
-			// This node has probed since then, successfully.
+			// This node's probes have succeeded since.
 		default:
 			probed++
 			if p.failingAt.After(newest) {
@@ -108,7 +106,6 @@ func (b *Board) avoid(e *watched, now time.Time) (avoid, byRequests bool) {
 	return passive, passive
 }
 
-// Proposal is a state change for the fleet to commit.
 type Proposal struct {
 	Down  bool // else up
 	Names []string
@@ -119,7 +116,6 @@ type Proposal struct {
 	Renew []Generation
 }
 
-// Generation identifies one generation of one engine.
 type Generation struct {
 	Name string
 	From uint32
@@ -128,15 +124,15 @@ type Generation struct {
 const (
 	// upAfter is how long most reporters must have found the engine healthy.
 	upAfter = 500 * time.Millisecond
-	// An engine that goes down within relapseWithin of its return relapses. After more than
-	// forgiven relapses, which allow repairs, it stays down for firstHold, doubling to lastHold.
+	// A relapse is a failure within relapseWithin of a return. After more than forgiven relapses an
+	// engine stays down for firstHold, doubling to lastHold.
 	relapseWithin = 5 * time.Minute
 	forgiven      = 2
 	firstHold     = 30 * time.Second
 	lastHold      = 10 * time.Minute
 	// patience is how long a proposal may take before it is repeated.
 	patience = 3 * time.Second
-	// writeEvery and writeBurst bound proposals, so that health does not fill the raft log.
+	// writeEvery and writeBurst keep health from filling the raft log.
 	writeEvery = time.Second
 	writeBurst = 3
 )
@@ -190,8 +186,8 @@ func (p *pacer) take(now time.Time) bool {
 	return true
 }
 
-// Proposals returns the uncommitted decisions of most reporters, for the leader. It takes at most
-// half of the engines down: beyond that the network is the likelier cause.
+// Proposals returns the uncommitted decisions of most reporters, for the leader. It takes down at
+// most half of the engines: beyond that the network is the likelier cause.
 func (b *Board) Proposals(now time.Time) []Proposal {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -227,7 +223,7 @@ func (b *Board) Proposals(now time.Time) []Proposal {
 		case e.Down && e.Ours && e.written.mayRise(now):
 			up.Names = append(up.Names, e.Name)
 			if e.gone() {
-				// Another node may have noticed the restart and ended this generation.
+				// Another node may have ended this generation.
 				up.Renew = append(up.Renew, Generation{e.Name, cmp.Or(e.written.generation, e.Generation)})
 			}
 		}
@@ -265,7 +261,6 @@ func (b *Board) paced(list []Proposal, now time.Time) []Proposal {
 	return list
 }
 
-// sorted makes every leader's proposals equal.
 func (b *Board) sorted() []*watched {
 	out := make([]*watched, 0, len(b.engines))
 	for _, e := range b.engines {

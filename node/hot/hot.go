@@ -1,6 +1,5 @@
-// Package hot decides which prompt prefixes a fleet keeps on several backends, and on how many. One
-// node decides from all nodes' work; every node derives the backends from the anchor. Time is a
-// parameter.
+// Package hot decides which prompt prefixes a fleet keeps on how many backends. Every node derives
+// the backends from the anchor. Time is a parameter.
 package hot
 
 import (
@@ -17,7 +16,6 @@ type Pool struct {
 	KVTokens int64 // total KV capacity; 0: unknown
 }
 
-// Prefix is an agreed hot prefix.
 type Prefix struct {
 	policy.HotPrefix
 	Since   prefixtree.Time
@@ -25,7 +23,6 @@ type Prefix struct {
 	Expires prefixtree.Time
 }
 
-// Change is a proposed change to one prefix.
 type Change struct {
 	policy.HotPrefix
 	Remove  bool
@@ -33,7 +30,7 @@ type Change struct {
 	Why     string
 }
 
-// Sum is the work of several nodes. The zero value is empty.
+// Sum is the work of several nodes.
 type Sum map[Key]Total
 
 // Total is the summed work of a prefix or pool.
@@ -48,8 +45,8 @@ type Key struct {
 	Anchor prefixtree.Hash
 }
 
-// Add adds one node's report, which lists each prefix once. A node's prefixes count at most its
-// total work in the pool: rates of new prefixes are too high, and this bounds a faulty node.
+// Add adds one node's report. Its prefixes count at most its total work in the pool: rates of new
+// prefixes are too high, and this bounds a faulty node.
 func (s Sum) Add(works []policy.Work) {
 	rest := make(map[uint64]policy.Work)
 	for _, w := range works {

@@ -82,7 +82,6 @@ func TestMoreWorkIsNoFewerReplicas(t *testing.T) {
 	}
 }
 
-// fleet is a leader and the store, for one pool and one prefix.
 type fleet struct {
 	t       *testing.T
 	sizer   *Sizer
@@ -176,7 +175,6 @@ func TestSetHasItsSizeInTime(t *testing.T) {
 	}
 }
 
-// Under a noisy load a set changes at most once a minute.
 func TestSetDoesNotFlap(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seedOf(t), 2))
 	for _, scatter := range []float64{0.1, 0.3} {
@@ -198,7 +196,6 @@ func TestSetDoesNotFlap(t *testing.T) {
 	}
 }
 
-// A rare prefix changes its set only every few minutes.
 func TestFewRequestsMoveLittle(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(seedOf(t), 3))
 	changes := 0
@@ -242,7 +239,6 @@ func TestNewLeader(t *testing.T) {
 	}
 }
 
-// Neither a slow leader clock nor a clock that is set back freezes a set.
 func TestClocksDiffer(t *testing.T) {
 	for _, sameLeader := range []bool{false, true} {
 		f := newFleet(t)
@@ -263,7 +259,6 @@ func TestClocksDiffer(t *testing.T) {
 	}
 }
 
-// The pool with most of a prefix's requests decides.
 func TestPrefixOfTwoPools(t *testing.T) {
 	var z Sizer
 	var agreed []Prefix
@@ -285,7 +280,6 @@ func TestPrefixOfTwoPools(t *testing.T) {
 	}
 }
 
-// A prefix without new conversations gets no set.
 func TestConversationsAreNotHot(t *testing.T) {
 	for _, fresh := range []float64{0, enterFresh / 2, enterFresh} {
 		var z Sizer
@@ -374,7 +368,6 @@ func (c *crowd) find(a prefixtree.Hash) int {
 	return slices.IndexFunc(c.agreed, func(p Prefix) bool { return p.Anchor == a })
 }
 
-// When all places are taken, a clearly hotter prefix replaces the coolest.
 func TestHotterPrefixTakesAPlace(t *testing.T) {
 	for lead := range renewal/Every + 1 { // whatever else is due in that round
 		c := &crowd{t: t, now: t0}

@@ -17,10 +17,8 @@ import (
 	"grapevine/raftstore"
 )
 
-// MaxPools bounds the pools whose work a node reports.
 const MaxPools = 4
 
-// Config connects a Replicator to the parts of its node.
 type Config struct {
 	Router *policy.Router
 	Peers  func(Sum) // adds the work that peers report; nil: the node is alone
@@ -28,7 +26,6 @@ type Config struct {
 	Log    zerolog.Logger
 }
 
-// Store is the fleet's agreed state.
 type Store interface {
 	State() *raftstore.State
 	Apply(ctx context.Context, c raftstore.Command) (raftstore.Result, error)
@@ -50,7 +47,6 @@ type Replicator struct {
 	version uint64 // of inForce's state
 }
 
-// New returns a replicator without hot prefixes. Run makes it decide.
 func New(cfg Config) *Replicator {
 	h := &Replicator{cfg: cfg}
 	if cfg.WarmUp != nil {
@@ -59,7 +55,6 @@ func New(cfg Config) *Replicator {
 	return h
 }
 
-// Run decides at interval Every until ctx ends.
 func (h *Replicator) Run(ctx context.Context, s Store) {
 	every := time.NewTicker(Every * time.Millisecond)
 	defer every.Stop()
@@ -81,7 +76,7 @@ func (h *Replicator) Observe(r *proxy.Record) {
 }
 
 // Adopt applies the unexpired prefixes, or none if the fleet has switched them off. It ignores
-// older states, since concurrent callers may have newer ones.
+// older states.
 func (h *Replicator) Adopt(s *raftstore.State, at time.Time) {
 	var list []policy.HotPrefix
 	for _, p := range agreedPrefixes(s) {
@@ -117,7 +112,6 @@ func agreedPrefixes(s *raftstore.State) []Prefix {
 	return list
 }
 
-// work sums the reported work of all nodes.
 func (h *Replicator) work(at time.Time) Sum {
 	sum := Sum{}
 	sum.Add(h.cfg.Router.OwnWork(MaxPools, millis(at)))
@@ -135,7 +129,6 @@ func (h *Replicator) pools() []Pool {
 	return list
 }
 
-// look adopts the agreed prefixes and, on the leader, commits changes.
 func (h *Replicator) look(ctx context.Context, s Store, at time.Time) {
 	state := s.State()
 	h.Adopt(state, at)
@@ -172,7 +165,6 @@ func (h *Replicator) decide(leads bool, state *raftstore.State, at time.Time) []
 	return h.sizer.Decide(millis(at), h.pools(), h.work(at), agreedPrefixes(state))
 }
 
-// tell logs and counts committed changes, and warms new holders.
 func (h *Replicator) tell(ctx context.Context, before *raftstore.State, changes []Change) {
 	ctx, cancel := context.WithTimeout(ctx, warmLimit) // for all changes: prefixes must not expire meanwhile
 	defer cancel()
@@ -206,8 +198,7 @@ func (h *Replicator) joining(now, before policy.HotPrefix) []string {
 	return slices.DeleteFunc(h.cfg.Router.HotSet(pool, now), func(name string) bool { return slices.Contains(held, name) })
 }
 
-// BeforeDrain warms the backends that take over hot prefixes from named ones. It takes at most
-// warmLimit.
+// BeforeDrain warms, within warmLimit, the backends that take over hot prefixes from named ones.
 func (h *Replicator) BeforeDrain(ctx context.Context, names []string) {
 	if h.warmer == nil {
 		return // the drain moves them: drained backends are not eligible
@@ -231,7 +222,7 @@ func (h *Replicator) BeforeDrain(ctx context.Context, names []string) {
 	}
 }
 
-// poolOf is the pool with most requests for a prefix; false if none are reported.
+// poolOf is the pool with most requests for a prefix.
 func poolOf(anchor prefixtree.Hash, sum Sum) (pool uint64, ok bool) {
 	most := -1.0
 	for k, w := range sum {
@@ -249,7 +240,6 @@ type Set struct {
 	Backends []string // in order of preference; nil with a zero Need
 }
 
-// Sets describes the agreed prefixes of a state, in their order.
 func (h *Replicator) Sets(s *raftstore.State, at time.Time) []Set {
 	sum, sizes := h.work(at), make(map[uint64]int)
 	for _, p := range h.pools() {
@@ -266,7 +256,6 @@ func (h *Replicator) Sets(s *raftstore.State, at time.Time) []Set {
 	return list
 }
 
-// Collect reports the replicator's figures.
 func (h *Replicator) Collect(s metrics.Scrape) {
 	h.mu.Lock()
 	replicas, prefixes := 0, len(h.inForce)

@@ -17,7 +17,6 @@ import (
 	"grapevine/raftstore"
 )
 
-// store is a Store of hot prefixes alone, leading or following.
 type store struct {
 	mu      sync.Mutex
 	state   raftstore.State
@@ -61,7 +60,6 @@ func (s *store) Apply(_ context.Context, c raftstore.Command) (raftstore.Result,
 	return raftstore.Result{Changed: true}, nil
 }
 
-// rig is one node's replicator on eight engines with a manual clock.
 type rig struct {
 	t      *testing.T
 	router *policy.Router
@@ -107,8 +105,7 @@ func hotChain(own int) []prefixtree.Hash {
 	return append(slices.Clone(chain(1, 32)), chain(1000+own, 8)...)
 }
 
-// run serves 20 requests a second, hot of each ten with the hot prefix, and looks every five
-// seconds.
+// run serves 20 requests a second, hot of each ten with the hot prefix.
 func (r *rig) run(seconds, hot int) {
 	for range seconds * 20 {
 		r.at = r.at.Add(50 * time.Millisecond)
@@ -140,7 +137,6 @@ func (r *rig) decision() *policy.Decision {
 	return d
 }
 
-// TestHotPrefixComesAndGoes: a prefix gets stable holders while a fifth of all requests have it.
 func TestHotPrefixComesAndGoes(t *testing.T) {
 	r := newRig(t)
 	r.run(30, 2)
@@ -191,7 +187,6 @@ func TestHotPrefixIsSwitchedOff(t *testing.T) {
 	}
 }
 
-// TestHotPrefixesOfOlderStates: a late caller does not restore an older state.
 func TestHotPrefixesOfOlderStates(t *testing.T) {
 	r := newRig(t)
 	on, off := r.store.State(), r.store.State()
@@ -209,7 +204,6 @@ func TestHotPrefixesOfOlderStates(t *testing.T) {
 	}
 }
 
-// TestOnlyTheLeaderDecides: followers adopt; failed commands are counted and retried.
 func TestOnlyTheLeaderDecides(t *testing.T) {
 	r := newRig(t)
 	r.store.follows = true
@@ -229,7 +223,6 @@ func TestOnlyTheLeaderDecides(t *testing.T) {
 	}
 }
 
-// TestLeaderCountsPeersWork: the leader decides by the work that peers report.
 func TestLeaderCountsPeersWork(t *testing.T) {
 	seer, leader := newRig(t), newRig(t)
 	seer.store.follows = true
@@ -251,7 +244,6 @@ func TestLeaderCountsPeersWork(t *testing.T) {
 	}
 }
 
-// TestEveryOneDrainedHasAnHeir: drained holders are replaced by warmed backends.
 func TestEveryOneDrainedHasAnHeir(t *testing.T) {
 	r := newRig(t)
 	r.run(35, 2)

@@ -9,7 +9,7 @@ import (
 
 // proxy/policy/DESIGN.md, "Hot prefixes", explains these rules.
 const (
-	// fill is how busy a replica may be in total.
+	// fill is how busy a replica may be.
 	fill = 0.8
 	// leastRoom is the least part of each backend available to the prefix.
 	leastRoom = 0.1
@@ -24,11 +24,10 @@ const (
 	// Requests/s of new conversations to turn and stay hot: one in the last seconds, and one in
 	// several minutes.
 	enterFresh, stayFresh = 0.05, 0.002
-	// leastTokens is the least length worth a set; shorter prefixes are cheap to compute.
+	// leastTokens: shorter prefixes are cheap to compute.
 	leastTokens = 2048
 )
 
-// Need is the number of backends that a prefix needs, and the reasons.
 type Need struct {
 	Replicas int
 	Work     float64 // backends that its work keeps busy
@@ -48,7 +47,7 @@ func (n *Need) Why() string {
 
 // Size returns the need of a prefix with work w in a pool with work all. free is the KV tokens that
 // it may claim, negative if unknown. Work alone underestimates, since concurrency limits are
-// unknown; the share of requests does not, and comfort leaves a choice.
+// unknown; the share of requests does not.
 func Size(w, all policy.Work, backends int, free float64) Need {
 	b := float64(backends)
 	busy := max(all.Prefill, w.Prefill) / b

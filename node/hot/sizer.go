@@ -16,25 +16,23 @@ const (
 	// dwell is the least time between two changes of a set, unless it must double.
 	dwell = 60_000
 	// A change also waits for evidence requests, because the share of few is chance, but at most
-	// longest, and a set's end at most longestCold, less than the lifetime left at renewal.
+	// longest; a set's end at most longestCold, less than the lifetime left at renewal.
 	evidence             = 100
 	longest, longestCold = 600_000, 150_000
-	// lifetime is how long a set lasts without renewal; renewal is its interval.
-	lifetime, renewal = 300_000, 120_000
+	lifetime, renewal    = 300_000, 120_000
 	// smooth is the number of decisions over which a prefix's rate is averaged.
 	smooth = 20
 	// again is how long an ended set is not created again.
 	again = 60_000
 	// Decisions in a row that must find a prefix hot, or needing more.
 	looksNew, looksMore = 2, 2
-	// MaxPrefixes bounds the agreed prefixes.
-	MaxPrefixes = 64
+	MaxPrefixes         = 64
 	// displaceBy is how many times hotter than the coolest set a prefix must be to replace it.
 	displaceBy = 2
 )
 
-// Sizer decides which prefixes get sets. It remembers recent needs, so a new leader waits before it
-// shrinks a set. Not safe for concurrent use.
+// Sizer decides which prefixes get sets. A new leader waits before it shrinks one, to learn recent
+// needs. Not safe for concurrent use.
 type Sizer struct {
 	// Fixed, if positive, is the size of every set, for experiments.
 	Fixed int
@@ -43,7 +41,7 @@ type Sizer struct {
 	gone map[Key]prefixtree.Time
 }
 
-// past is the needs of a prefix at recent decisions, oldest first.
+// past is a prefix at recent decisions, oldest first.
 type past struct {
 	needs []int
 	heats []float64 // see Need.heat
@@ -53,7 +51,7 @@ type past struct {
 	rate  float64
 }
 
-// Decide returns the changes to the agreed sets, at most one per prefix. Call it at interval Every.
+// Decide returns at most one change per prefix. Call it at interval Every.
 func (z *Sizer) Decide(now prefixtree.Time, pools []Pool, sum Sum, agreed []Prefix) []Change {
 	if z.seen == nil {
 		z.seen, z.gone = map[Key]*past{}, map[Key]prefixtree.Time{}
@@ -175,8 +173,8 @@ func (r *round) displace() {
 
 func (h *past) known(now prefixtree.Time) bool { return h != nil && now-h.since >= h.pause() }
 
-// owners returns the pool with most of each prefix's requests: while backends change their models,
-// nodes may count one model in different pools.
+// owners returns the pool with most of each prefix's requests: nodes may count a model in different
+// pools while backends change.
 func owners(pools []Pool, sum Sum) map[prefixtree.Hash]uint64 {
 	owner := make(map[prefixtree.Hash]uint64)
 	for k, w := range sum {
@@ -289,7 +287,6 @@ func (h *past) add(need int, heat float64, now, pause prefixtree.Time) {
 	}
 }
 
-// see keeps the last rate of a prefix that cools, for pause.
 func (h *past) see(rate float64, warm bool) {
 	switch {
 	case h.rate == 0:

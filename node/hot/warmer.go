@@ -23,20 +23,18 @@ const (
 	keptPrompts = 8
 	keptBytes   = 1 << 20
 	keptFor     = time.Minute
-	// warmLimit bounds one warm-up of all backends.
-	warmLimit = 5 * time.Second
+	warmLimit   = 5 * time.Second
 )
 
-// WarmUp is what warming needs from the node.
 type WarmUp struct {
-	// Post sends a JSON body to a backend and returns its number. It fails unless the answer is 200.
+	// Post fails unless the answer is 200; it returns the backend's number.
 	Post     func(ctx context.Context, backend, path string, body []byte) (prefixtree.Backend, error)
 	Describe func(path string, body []byte, q *policy.Request) error // hashes a prompt
 	Index    policy.Index                                            // learns what the engines hold afterwards
 }
 
-// warmer makes engines compute hot prefixes beforehand, from stored prompts. It is safe for
-// concurrent use.
+// warmer makes engines compute hot prefixes beforehand, from stored prompts. Safe for concurrent
+// use.
 type warmer struct {
 	WarmUp
 	log zerolog.Logger
@@ -76,7 +74,6 @@ func (w *warmer) observe(r *proxy.Record) {
 	}
 }
 
-// warm returns when all backends have computed the prefix or failed, within warmLimit.
 func (w *warmer) warm(ctx context.Context, anchor prefixtree.Hash, backends []string) {
 	if len(backends) == 0 {
 		return
@@ -123,7 +120,7 @@ func (w *warmer) warmOne(ctx context.Context, anchor prefixtree.Hash, k *keptPro
 	return nil
 }
 
-// forOneToken asks for one token, unstreamed and unstored, since no client sent this request.
+// forOneToken also asks for no stream and no storage, since no client sent this request.
 func forOneToken(body []byte) ([]byte, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(body, &fields); err != nil {

@@ -1,5 +1,4 @@
-// Package metrics is a node's Prometheus registry. It counts requests itself; other parts report
-// their figures at each scrape.
+// Package metrics is a node's Prometheus registry. Other parts report their figures at each scrape.
 package metrics
 
 import (
@@ -21,9 +20,9 @@ import (
 
 const prefix = "grapevine_"
 
-// Metrics is one node's registry. Counters, histograms and loads add up over nodes. A model or path
-// that a client writes becomes a label only if an engine listed it. Series are looked up once,
-// because a lookup costs more than routing a request. Safe for concurrent use.
+// Metrics is one node's registry. Series are looked up once, because a lookup costs more than
+// routing a request. A client's model becomes a label only if an engine listed it. Safe for
+// concurrent use.
 type Metrics struct {
 	Registry     *prometheus.Registry
 	Certificates *prometheus.GaugeVec // expiry in Unix seconds, by setting
@@ -58,7 +57,7 @@ type modelTokens struct{ prompt, cached, output prometheus.Counter }
 
 const otherModel = "other"
 
-// maxModelLabels bounds the label model, because adapters come and go by the thousand.
+// maxModelLabels: adapters come and go by the thousand.
 const maxModelLabels = 200
 
 // First tokens take from 10 ms (cached) to minutes (queued), the router itself microseconds.
@@ -69,7 +68,7 @@ var (
 	predictionBuckets = []float64{0, 32, 128, 512, 2048, 8192, 32768, 131072}
 )
 
-// New returns the registry of a node of this version. It calls collect at each scrape.
+// New calls collect at each scrape.
 func New(version string, collect func(Scrape)) *Metrics {
 	m := &Metrics{Registry: prometheus.NewRegistry()}
 	m.Registry.MustRegister(collector(collect))
@@ -133,15 +132,13 @@ func (m *Metrics) requestSeries(reg prometheus.Registerer) {
 	}
 }
 
-// maxBackendLabels bounds the label backend; removed backends keep their series.
+// maxBackendLabels: removed backends keep their series.
 const maxBackendLabels = 2 * raftstore.MaxBackends
 
-// AddBackends makes names values of the label backend.
 func (m *Metrics) AddBackends(names []string) {
 	addLabels(m, &m.backends, names, maxBackendLabels, m.newBackend)
 }
 
-// AddModels makes names values of the label model.
 func (m *Metrics) AddModels(names []string) {
 	addLabels(m, &m.models, names, maxModelLabels, m.newModel)
 }
@@ -175,7 +172,7 @@ func (m *Metrics) newModel(name string) *modelTokens {
 	}
 }
 
-// Observe counts a finished request, in its goroutine; r is valid during the call only.
+// Observe counts a finished request; r is valid during the call only.
 func (m *Metrics) Observe(r *proxy.Record) {
 	m.request(r.Kind, r.Status).Inc()
 	m.kinds[r.Kind].duration.Observe(r.Total.Seconds())

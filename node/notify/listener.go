@@ -10,8 +10,7 @@ import (
 const firstPassed = 3
 
 // Listener returns the socket that the service manager passed (LISTEN_FDS), or nil. The manager
-// keeps it open across restarts, so no client is refused. Call it once, before opening files; the
-// caller closes it.
+// keeps it open across restarts. Call it once, before opening files; the caller closes it.
 func Listener(getenv func(string) string) (net.Listener, error) {
 	n := getenv("LISTEN_FDS")
 	if n == "" || getenv("LISTEN_PID") == "" || !forThisProcess(getenv("LISTEN_PID")) {

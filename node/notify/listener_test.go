@@ -7,7 +7,6 @@ import (
 	"testing"
 )
 
-// The program's own tests cover a socket that is passed.
 func TestNoListenerPassed(t *testing.T) {
 	self := strconv.Itoa(os.Getpid())
 	for name, tc := range map[string]struct{ pid, n, err string }{

@@ -1,5 +1,5 @@
-// Package notify speaks sd_notify(3) with the service manager: one datagram of NAME=VALUE lines per
-// message, to the socket in NOTIFY_SOCKET.
+// Package notify speaks sd_notify(3): one datagram of NAME=VALUE lines per message, to the socket
+// in NOTIFY_SOCKET.
 package notify
 
 import (
@@ -20,7 +20,7 @@ const (
 	alive     = "WATCHDOG=1"
 )
 
-// Status returns a STATUS line. Line breaks become spaces, or they would begin another line.
+// Status replaces line breaks, which would begin another line.
 func Status(text string) string {
 	return "STATUS=" + strings.Map(func(r rune) rune {
 		if r == '\n' || r == '\r' {
@@ -35,10 +35,10 @@ func Extend(d time.Duration) string {
 	return "EXTEND_TIMEOUT_USEC=" + strconv.FormatInt(d.Microseconds(), 10)
 }
 
-// sendTimeout bounds a message: a stop must not wait for a manager that does not read.
+// sendTimeout: a stop must not wait for a manager that does not read.
 const sendTimeout = 5 * time.Second
 
-// Manager is the service manager; nil does nothing. It is safe for concurrent use.
+// Manager is the service manager; nil does nothing. Safe for concurrent use.
 type Manager struct {
 	addr     net.UnixAddr
 	watchdog time.Duration
@@ -47,8 +47,8 @@ type Manager struct {
 	conn *net.UnixConn // kept open for a process out of descriptors; nil: dial first
 }
 
-// FromEnvironment returns the manager, nil if there is none. Malformed variables are an error,
-// since a manager without messages kills the process.
+// FromEnvironment returns nil if there is no manager. Malformed variables are an error, since a
+// manager without messages kills the process.
 func FromEnvironment(getenv func(string) string) (*Manager, error) {
 	path := getenv("NOTIFY_SOCKET")
 	if path == "" {
@@ -130,7 +130,6 @@ func (m *Manager) closeLocked() {
 	}
 }
 
-// Close closes the socket. A later Send opens it again.
 func (m *Manager) Close() {
 	if m == nil {
 		return

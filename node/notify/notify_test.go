@@ -143,7 +143,6 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-// TestManagerRestarts: Send finds a socket that was created anew, and fails without one.
 func TestManagerRestarts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	first := listen(t, path)
@@ -171,7 +170,6 @@ type patient struct {
 func (p *patient) Working(ctx context.Context) error { return p.working(ctx) }
 func (p *patient) Summary() string                   { return "well" }
 
-// watched runs Watch until stop is called; stop waits for its end. Failures go to the channel.
 func watched(t *testing.T, m *Manager, p Patient) (failures chan error, stop func()) {
 	t.Helper()
 	failures = make(chan error, 100)

@@ -6,12 +6,11 @@ import (
 	"time"
 )
 
-// errNoAnswer: a check still runs when the next is due.
 var errNoAnswer = errors.New("whether this node works cannot be found out: something it needs is held")
 
 const statusInterval = 10 * time.Second
 
-// Interval is the pause between checks: one may fail or be slow before the watchdog acts.
+// Interval lets one check fail or be slow before the watchdog acts.
 func (m *Manager) Interval() time.Duration {
 	if w := m.Watchdog(); w > 0 {
 		return w / 3
@@ -19,15 +18,14 @@ func (m *Manager) Interval() time.Duration {
 	return statusInterval
 }
 
-// Patient is what Watch checks. Its methods are called one at a time.
 type Patient interface {
 	// Working returns what does not work. Not returning counts as a failure.
 	Working(ctx context.Context) error
 	Summary() string
 }
 
-// Watch sends a sign of life and a status each time p works, until ctx ends. Failed receives
-// failures and send errors and must not block. Only a check that hangs may outlive Watch.
+// Watch sends a sign of life and a status each time p works, until ctx ends. failed receives errors
+// and must not block. Only a check that hangs may outlive Watch.
 func (m *Manager) Watch(ctx context.Context, p Patient, failed func(error)) {
 	if m == nil {
 		return

@@ -27,10 +27,11 @@ type Names interface {
 // Knowledge is one node's side of the exchange. Its methods have the contracts of gossip.Knowledge;
 // now is this node's clock. Safe for concurrent use; it does not block.
 type Knowledge struct {
-	Placements *Placements
-	router     *policy.Router
-	names      Names
-	peers      peers
+	tree   *prefixtree.Tree
+	outbox *prefixtree.Outbox
+	router *policy.Router
+	names  Names
+	peers  peers
 
 	unknown atomic.Uint64
 	late    atomic.Uint64
@@ -42,32 +43,35 @@ type Knowledge struct {
 	popularity sentPopularity
 }
 
-// New returns the Knowledge of a node whose router uses the placements.
-func New(placements *Placements, router *policy.Router, names Names) *Knowledge {
-	k := &Knowledge{Placements: placements, router: router, names: names, sent: make(map[uint32]Claim)}
+// New returns the Knowledge of a node whose router uses the tree, which publishes to the outbox.
+func New(tree *prefixtree.Tree, outbox *prefixtree.Outbox, router *policy.Router, names Names) *Knowledge {
+	k := &Knowledge{tree: tree, outbox: outbox, router: router, names: names, sent: make(map[uint32]Claim)}
 	k.peers.learn = k.learn
 	return k
 }
 
 // Drain appends queued changes of the tree and returns their number.
 func (k *Knowledge) Drain(dst []byte, limit int) (payload []byte, records int) {
-	return k.Placements.outbox.Drain(dst, limit, k.names)
+	return k.outbox.Drain(dst, limit, k.names)
 }
 
 // Apply merges a peer's batch or a page of its snapshot.
 func (k *Knowledge) Apply(payload []byte, shift time.Duration, now prefixtree.Time) (prefixtree.Applied, error) {
-	applied, err := k.Placements.apply(payload, k.names, shift, now)
+	applied, err := k.tree.ApplyDelta(payload, k.names, shift, now)
 	k.late.Add(uint64(applied.Late))
 	return applied, err
 }
 
 // Snapshot yields all placements, newest first.
 func (k *Knowledge) Snapshot(limit int, now prefixtree.Time, yield func(page []byte, records int) bool) {
-	k.Placements.Snapshot(now, k.names, limit, yield)
+	k.tree.Snapshot(now, k.names, limit, yield)
 }
 
+// SnapshotSize estimates the number of facts of a snapshot.
+func (k *Knowledge) SnapshotSize(now prefixtree.Time) int { return k.tree.Anchors(now) }
+
 // Forget drops the queued changes of a backend.
-func (k *Knowledge) Forget(b prefixtree.Backend) { k.Placements.outbox.Forget(b) }
+func (k *Knowledge) Forget(b prefixtree.Backend) { k.outbox.Forget(b) }
 
 // Loads appends this node's outstanding work.
 func (k *Knowledge) Loads(dst []wire.Load, now prefixtree.Time) []wire.Load {
@@ -112,7 +116,7 @@ func (k *Knowledge) State(dst []byte, now prefixtree.Time) []byte {
 	k.claims = k.claims[:0]
 	k.names.Listed(func(b prefixtree.Backend, key uint32) {
 		c := Claim{Key: key}
-		c.LRUDistance.Mean, c.LRUDistance.Weight = k.Placements.LRUDistance(b)
+		c.LRUDistance.Mean, c.LRUDistance.Weight = k.tree.LRUDistance(b)
 		c.Rate.Mean, c.Rate.Weight = k.router.OwnRate(b)
 		if before := k.sent[key]; before.near(c) {
 			c = before
@@ -154,7 +158,7 @@ func (k *Knowledge) learn(key uint32, lruDistance, rate Measure) {
 		k.unknown.Add(1)
 		return
 	}
-	k.Placements.SetPeerLRUDistance(b, lruDistance.Mean, lruDistance.Weight)
+	k.tree.SetPeerLRUDistance(b, lruDistance.Mean, lruDistance.Weight)
 	k.router.SetPeerRate(b, rate.Mean, rate.Weight)
 }
 
@@ -166,15 +170,7 @@ type Stats struct {
 	Late    uint64            // peers' records of an old generation, or too old
 }
 
-var kinds = [...]string{
-	prefixtree.Add: "add", prefixtree.Touch: "touch", prefixtree.Drop: "drop", prefixtree.Revert: "revert", prefixtree.Fence: "fence",
-}
-
 // Stats returns the figures.
 func (k *Knowledge) Stats() Stats {
-	s := Stats{Outbox: k.Placements.outbox.Stats(), Queued: make(map[string]uint64, len(kinds)), Unknown: k.unknown.Load(), Late: k.late.Load()}
-	for kind, name := range kinds {
-		s.Queued[name] = k.Placements.queued[kind].Load()
-	}
-	return s
+	return Stats{Outbox: k.outbox.Stats(), Queued: k.outbox.Added(), Unknown: k.unknown.Load(), Late: k.late.Load()}
 }

@@ -25,7 +25,8 @@ type knower struct {
 
 func newKnower(tb testing.TB, engines ...string) *knower {
 	tb.Helper()
-	tree, err := prefixtree.New(prefixtree.Config{})
+	outbox := prefixtree.NewOutbox(0)
+	tree, err := prefixtree.New(prefixtree.Config{Changed: outbox.Add})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -35,8 +36,7 @@ func newKnower(tb testing.TB, engines ...string) *knower {
 	for i, name := range engines {
 		list = append(list, policy.Backend{ID: ids[i], Name: name, Weight: 1})
 	}
-	placements := NewPlacements(tree)
-	router, err := policy.NewRouter(policy.Config{Seed: 1}, placements)
+	router, err := policy.NewRouter(policy.Config{Seed: 1}, tree)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -45,7 +45,15 @@ func newKnower(tb testing.TB, engines ...string) *knower {
 		tb.Fatal(err)
 	}
 	router.SetView(view)
-	return &knower{Knowledge: New(placements, router, names), names: names, at: now()}
+	return &knower{Knowledge: New(tree, outbox, router, names), names: names, at: now()}
+}
+
+// facts returns the number and digest of the tree's facts.
+func (k *knower) facts(at prefixtree.Time) (count, xor uint64) {
+	for _, s := range k.tree.FactDigests(at, k.names) {
+		count, xor = count+s.Count, xor^s.XOR
+	}
+	return count, xor
 }
 
 func now() prefixtree.Time { return prefixtree.Time(time.Now().UnixMilli()) }
@@ -144,7 +152,7 @@ func TestSnapshotTellsEverything(t *testing.T) {
 		return true
 	})
 	for name, k := range map[string]*knower{"first": one, "joiner": two} {
-		if size := k.Placements.Anchors(now()); size != total || size < 50*20 {
+		if size := k.tree.Anchors(now()); size != total || size < 50*20 {
 			t.Errorf("the %s announces %d facts, a snapshot has %d", name, size, total)
 		}
 	}
@@ -159,8 +167,8 @@ func TestSnapshotTellsEverything(t *testing.T) {
 func TestSnapshotAnswered(t *testing.T) {
 	one, two := newKnower(t, "a", "b"), newKnower(t, "b", "a")
 	prompt := chain(1, 23)
-	two.Placements.Record(1, prompt[:18], two.at-60_000, nil) // makes block 18 an anchor
-	one.Placements.Record(0, prompt, one.at, nil)             // has it later, between anchors
+	two.tree.Record(1, prompt[:18], two.at-60_000, nil) // makes block 18 an anchor
+	one.tree.Record(0, prompt, one.at, nil)             // has it later, between anchors
 	tell(t, one, two)
 	two.Snapshot(4096, two.at, func(page []byte, _ int) bool {
 		if _, err := one.Apply(page, 0, now()); err != nil {
@@ -171,8 +179,8 @@ func TestSnapshotAnswered(t *testing.T) {
 	if records, news := tell(t, one, two); records != 1 || news != 1 {
 		t.Errorf("%d records, %d news", records, news)
 	}
-	count, xor := one.Placements.FactDigest(one.at, 0, maxFactTime, one.names)
-	if n, x := two.Placements.FactDigest(two.at, 0, maxFactTime, two.names); n != count || x != xor || n != 19 {
+	count, xor := one.facts(one.at)
+	if n, x := two.facts(two.at); n != count || x != xor || n != 19 {
 		t.Errorf("the trees hold %d and %d facts, or disagree on their times", count, n)
 	}
 }
@@ -275,7 +283,7 @@ func TestStateStaysUntilItMatters(t *testing.T) {
 // TestWhatComesTooLateIsCounted: records that are hours old have no effect, but are counted.
 func TestWhatComesTooLateIsCounted(t *testing.T) {
 	one, two := newKnower(t, "a"), newKnower(t, "a")
-	one.Placements.Record(0, chain(1, 10), one.at-prefixtree.Time(time.Hour/time.Millisecond), nil)
+	one.tree.Record(0, chain(1, 10), one.at-prefixtree.Time(time.Hour/time.Millisecond), nil)
 	if records, news := tell(t, one, two); records != 10 || news != 0 || two.Stats().Late != 10 {
 		t.Errorf("%d records, %d news, %d late", records, news, two.Stats().Late)
 	}
@@ -293,7 +301,11 @@ func BenchmarkRequest(b *testing.B) {
 		b.Run(fmt.Sprintf("fleet=%v", fleet), func(b *testing.B) {
 			k := newKnower(b, "a", "b", "c", "d")
 			if !fleet {
-				router, err := policy.NewRouter(policy.Config{Seed: 1}, k.Placements.Tree)
+				tree, err := prefixtree.New(prefixtree.Config{})
+				if err != nil {
+					b.Fatal(err)
+				}
+				router, err := policy.NewRouter(policy.Config{Seed: 1}, tree)
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -378,7 +390,7 @@ func TestKnowledgeIsConcurrent(t *testing.T) {
 					}
 					return true
 				})
-				k.Placements.Anchors(now())
+				k.tree.Anchors(now())
 			}
 		})
 	}
@@ -392,8 +404,8 @@ func TestKnowledgeIsConcurrent(t *testing.T) {
 		tell(t, nodes[0], nodes[1])
 	}
 	at := now() + 100
-	count, xor := nodes[0].Placements.FactDigest(at, 0, maxFactTime, nodes[0].names)
-	if n, x := nodes[1].Placements.FactDigest(at, 0, maxFactTime, nodes[1].names); n != count || x != xor || n < 1000 {
+	count, xor := nodes[0].facts(at)
+	if n, x := nodes[1].facts(at); n != count || x != xor || n < 1000 {
 		t.Errorf("one knows %d facts, the other %d, or other times", count, n)
 	}
 	for _, k := range nodes {
@@ -407,8 +419,8 @@ const maxFactTime = prefixtree.Time(math.MaxInt64)
 
 func sameFacts(a, b *knower) (count uint64, same bool) {
 	at := max(a.at, b.at)
-	count, xor := a.Placements.FactDigest(at, 0, maxFactTime, a.names)
-	n, x := b.Placements.FactDigest(at, 0, maxFactTime, b.names)
+	count, xor := a.facts(at)
+	n, x := b.facts(at)
 	return count, n == count && x == xor
 }
 
@@ -416,14 +428,14 @@ func TestAllNewsTravels(t *testing.T) {
 	t.Parallel()
 	one, two := newKnower(t, "a"), newKnower(t, "a")
 	one.at -= 5 * 60_000 // facts ahead of the clock count as now
-	check := func(what string, want uint64, kind prefixtree.Kind) {
+	check := func(what string, want uint64, kind string) {
 		t.Helper()
 		tell(t, one, two)
 		two.at = one.at
 		if n, same := sameFacts(one, two); n != want || !same {
 			t.Errorf("after %s there are %d facts, want %d; the other node knows the same: %v", what, n, want, same)
 		}
-		if one.Stats().Queued[kinds[kind]] == 0 {
+		if one.Stats().Queued[kind] == 0 {
 			t.Errorf("%s has posted nothing of its kind", what)
 		}
 	}
@@ -438,21 +450,21 @@ func TestAllNewsTravels(t *testing.T) {
 		return a
 	}
 	a := begin()
-	check("a placement", 16, prefixtree.Add)
+	check("a placement", 16, "add")
 	one.at += 60_000
 	a.End(policy.Outcome{PromptTokens: 2048, CachedTokens: 0, OutputTokens: 5}, one.at)
-	check("a long request", 16, prefixtree.Touch)
+	check("a long request", 16, "touch")
 
 	other := prompt
 	prompt = chain(2, 12)
 	a = begin()
-	check("another placement", 28, prefixtree.Add)
+	check("another placement", 28, "add")
 	a.End(policy.Outcome{Failed: policy.Reset, PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}, one.at)
-	check("its failure", 16, prefixtree.Revert)
+	check("its failure", 16, "revert")
 
 	prompt = chain(3, 8)
 	begin().End(policy.Outcome{PromptTokens: 1024, CachedTokens: 0, OutputTokens: 5}, one.at)
-	check("a prompt that the engine will lose", 24, prefixtree.Add)
+	check("a prompt that the engine will lose", 24, "add")
 	prompt = other
 	for range 3 { // none of the expected blocks is cached
 		one.at += 20_000
@@ -460,7 +472,7 @@ func TestAllNewsTravels(t *testing.T) {
 		one.at += 1000
 		a.End(policy.Outcome{PromptTokens: 2048, CachedTokens: 0, OutputTokens: 5}, one.at)
 	}
-	check("a restart of the engine", 16, prefixtree.Fence)
+	check("a restart of the engine", 16, "fence")
 }
 
 func TestLearnedElsewhere(t *testing.T) {
@@ -468,13 +480,13 @@ func TestLearnedElsewhere(t *testing.T) {
 	for seed := range 200 {
 		k.serve(t, new(policy.Attempt), chain(seed, 20), -1)
 	}
-	before := k.Placements.Horizon(0)
+	before := k.tree.Horizon(0)
 	k.receive(t, "one", appendClaims([]byte{version}, []Claim{{Key: prefixtree.BackendKey("a"), LRUDistance: Measure{400, 10}}}))
-	if got := k.Placements.Horizon(0); got >= before/2 {
+	if got := k.tree.Horizon(0); got >= before/2 {
 		t.Errorf("a horizon of %v, %v before, after others have seen a cache of a tenth", got, before)
 	}
 	k.DropPeer("one")
-	if got := k.Placements.Horizon(0); got != before {
+	if got := k.tree.Horizon(0); got != before {
 		t.Errorf("a horizon of %v, %v before those who told otherwise were there", got, before)
 	}
 	if blind := k.router.Stats().Blind; blind != 0 {
@@ -484,15 +496,5 @@ func TestLearnedElsewhere(t *testing.T) {
 	k.serve(t, new(policy.Attempt), chain(1, 20), -1)
 	if blind := k.router.Stats().Blind; blind != 1 {
 		t.Errorf("%d decisions were blind, of one beside nodes that tell nothing", blind)
-	}
-}
-
-func TestLongBuffersAreNotKept(t *testing.T) {
-	k := newKnower(t, "a")
-	k.Placements.Record(0, chain(1, 3*maxKeptFacts*4), k.at, nil)
-	for range 10 {
-		if b := k.Placements.buffer(); cap(*b) > maxKeptFacts {
-			t.Fatalf("a buffer for %d facts is kept", cap(*b))
-		}
 	}
 }

@@ -14,20 +14,17 @@ import (
 )
 
 const (
-	// fileEvery is how often a file is checked, by one stat.
-	fileEvery = time.Second
-	// resolveWait bounds one attempt to resolve.
+	fileEvery   = time.Second
 	dnsEvery    = 5 * time.Second
 	resolveWait = 4 * time.Second
-	// dnsPatience is how long an address must be missing, since large answers are partial and DNS
-	// caches disagree.
+	// dnsPatience is how long an address must be missing: large answers are partial and DNS caches
+	// disagree.
 	dnsPatience   = 30 * time.Second
 	maxSourceFile = 1 << 20
 	// errSilence is the pause between log lines about a failing source.
 	errSilence = time.Minute
 )
 
-// source reads one entry of backends_from.
 type source struct {
 	config.Source
 	stamp discovery.Stamp
@@ -46,8 +43,7 @@ func newSource(entry string) (*source, error) {
 	return s, nil
 }
 
-// read polls the source. unchanged: the last answer stands. An empty answer is an error: a
-// half-written file must not empty the fleet.
+// read treats an empty answer as an error: a half-written file must not empty the fleet.
 func (s *source) read(ctx context.Context) (list []config.Backend, unchanged bool, err error) {
 	if s.Kind == raftstore.File {
 		list, unchanged, err = s.readFile()
@@ -61,7 +57,6 @@ func (s *source) read(ctx context.Context) (list []config.Backend, unchanged boo
 	return list, unchanged, err
 }
 
-// resolve returns a backend for every address, or an error if a target does not resolve.
 func (s *source) resolve(ctx context.Context) (list []config.Backend, err error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveWait)
 	defer cancel()

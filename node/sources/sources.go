@@ -1,5 +1,5 @@
-// Package sources follows the lists of engines that backends_from names: files and DNS. Every node
-// reads them; the leader applies them to the agreed state.
+// Package sources follows the lists of engines that backends_from names. Every node reads them; the
+// leader applies them to the agreed state.
 package sources
 
 import (
@@ -22,15 +22,13 @@ import (
 const (
 	// Prefix begins the reason of every state change that sources make.
 	Prefix = "source: "
-	// goneWait is how long requests on a dropped backend may take before it is removed anyway.
-	goneWait = 10 * time.Minute
-	// applyEvery is the interval at which the leader applies the sources.
+	// goneWait bounds the wait for requests on a dropped backend.
+	goneWait   = 10 * time.Minute
 	applyEvery = time.Second
 	// refusalLasts is how long a refused backend is not proposed again.
 	refusalLasts = time.Minute
 )
 
-// Store is the fleet's agreed state.
 type Store interface {
 	State() *raftstore.State
 	Apply(ctx context.Context, c raftstore.Command) (raftstore.Result, error)
@@ -60,7 +58,6 @@ type answer struct {
 	logged  time.Time
 }
 
-// Status is the state of one source of backends.
 type Status struct {
 	Source   string    // as configured
 	Backends int       // of the last good answer
@@ -111,7 +108,6 @@ func (s *Sources) follow(ctx context.Context, i int) {
 	}
 }
 
-// take stores an answer; after a failure the last good one stays.
 func (s *Sources) take(i int, list []config.Backend, unchanged bool, err error, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,7 +142,7 @@ func (s *Sources) take(i int, list []config.Backend, unchanged bool, err error, 
 	s.findClashesLocked()
 }
 
-// findClashesLocked finds contradictions between sources; the first source wins.
+// findClashesLocked: the first source wins.
 func (s *Sources) findClashesLocked() {
 	names, urls := make(map[string]int), make(map[string]string)
 	for i := range s.answers {
@@ -228,7 +224,7 @@ func (s *Sources) applyOnce(ctx context.Context, store Store, at time.Time) {
 	}
 }
 
-// refusedByFleet says whether the fleet rejected only this command, so that the next may succeed.
+// refusedByFleet says whether the fleet rejected only this command.
 func refusedByFleet(err error) bool {
 	for _, refusal := range []error{raftstore.ErrInvalid, raftstore.ErrExists, raftstore.ErrNotFound, raftstore.ErrConflict, raftstore.ErrTooMany} {
 		if errors.Is(err, refusal) {
@@ -238,7 +234,7 @@ func refusedByFleet(err error) bool {
 	return false
 }
 
-// write applies a command; new backends that are rejected together are tried one by one.
+// write tries new backends that are rejected together one by one.
 func (s *Sources) write(ctx context.Context, store Store, c raftstore.Command, at time.Time) error {
 	_, err := store.Apply(ctx, c)
 	if err == nil || !refusedByFleet(err) {
@@ -400,7 +396,6 @@ func (s *Sources) missing(b *raftstore.Backend) (since time.Time, gone bool) {
 	return since, kinds > 0
 }
 
-// Status returns the state of each source, as configured in order.
 func (s *Sources) Status() []Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -415,7 +410,6 @@ func (s *Sources) Status() []Status {
 	return out
 }
 
-// Collect reports the figures of the sources.
 func (s *Sources) Collect(m metrics.Scrape) {
 	listed := m.Gauge("source_backends", "Backends in the last answer of a source.", "source")
 	failing := m.Gauge("source_failing", "1 while a source of backends fails or contradicts another; its last answer stays in force.", "source")

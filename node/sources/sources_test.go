@@ -260,7 +260,6 @@ func TestWhoDrainedIt(t *testing.T) {
 	}
 }
 
-// TestSourceOutlivesSkew: drained backends are removed by the clock of the node that removes them.
 func TestSourceOutlivesSkew(t *testing.T) {
 	for _, skew := range []time.Duration{-time.Hour, 0, time.Hour} {
 		s, err := New([]string{"file:/x"}, func(string) bool { return false }, zerolog.Nop())
@@ -294,7 +293,7 @@ func TestSourceOutlivesSkew(t *testing.T) {
 	}
 }
 
-// fakeStore applies commands to a ledger, and refuses those about some names.
+// fakeStore refuses commands about some names.
 type fakeStore struct {
 	*ledgerOf
 	err      error
@@ -411,7 +410,6 @@ func TestFileIsFollowed(t *testing.T) {
 	})
 }
 
-// TestEmptySourceStaysWrong: an empty file is an error at every read.
 func TestEmptySourceStaysWrong(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "backends")

@@ -7,7 +7,7 @@ var (
 	doneData  = []byte("[DONE]")
 )
 
-// look reads one event and reports whether it carries only usage.
+// look reads an event and reports whether it carries only usage.
 func (s *Stream) look(event []byte, seen *Seen) (usageOnly bool) {
 	data := s.dataOf(event)
 	if len(data) == 0 {
@@ -23,7 +23,6 @@ func (s *Stream) look(event []byte, seen *Seen) (usageOnly bool) {
 	return s.read(data, seen)
 }
 
-// dataOf returns the event's data, in s.data if it has several lines.
 func (s *Stream) dataOf(event []byte) (data []byte) {
 	lines := 0
 	for line := range bytes.Lines(event) {
@@ -45,8 +44,8 @@ func (s *Stream) dataOf(event []byte) (data []byte) {
 	return data
 }
 
-// mayMatter reports whether an event after the first token can matter. The patterns begin with
-// letters that are rarer than quotes, which makes the search faster.
+// mayMatter searches for patterns that begin with letters, which are rarer than quotes and so found
+// faster.
 func (s *Stream) mayMatter(data []byte) bool {
 	if bytes.Contains(data, []byte(`usage"`)) {
 		return true
@@ -109,9 +108,7 @@ func kindTells(kind []byte) (first, done bool) {
 	switch string(kind) {
 	case `"content_block_delta"`, `"message_delta"`:
 		return true, false
-	case `"message_stop"`:
-		return true, true
-	case `"response.completed"`, `"response.incomplete"`:
+	case `"message_stop"`, `"response.completed"`, `"response.incomplete"`:
 		return true, true
 	case `"response.failed"`:
 		return false, true
@@ -141,19 +138,13 @@ func choicesTell(choices []byte) bool {
 }
 
 func isBlank(value []byte) bool {
-	if isEmptyArray(value) {
-		return true
-	}
 	switch string(value) {
 	case "null", `""`, "{}":
 		return true
 	}
-	return false
+	return isEmptyArray(value)
 }
 
 func isEmptyArray(value []byte) bool {
-	if len(value) < 2 || value[0] != '[' {
-		return false
-	}
-	return value[skipSpace(value, 1)] == ']'
+	return len(value) >= 2 && value[0] == '[' && value[skipSpace(value, 1)] == ']'
 }

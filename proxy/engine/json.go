@@ -6,11 +6,9 @@ import (
 	"strings"
 )
 
-// This JSON reader trusts its input and checks only its bounds. It does not decode escaped names;
-// engines send none.
+// This JSON reader trusts its input and checks only its bounds. Engines send no escaped names.
 
-// membersOf yields the names, without quotes, and values of an object's members up to a syntax
-// error. Other values have none.
+// membersOf yields names, without quotes, and values of an object up to a syntax error.
 func membersOf(object []byte) iter.Seq2[[]byte, []byte] {
 	return func(yield func(name, value []byte) bool) {
 		at := opened(object, '{')
@@ -23,7 +21,7 @@ func membersOf(object []byte) iter.Seq2[[]byte, []byte] {
 	}
 }
 
-// elementsOf yields the values in an array up to a syntax error. Other values have none.
+// elementsOf yields the values of an array up to a syntax error.
 func elementsOf(array []byte) iter.Seq[[]byte] {
 	return func(yield func(value []byte) bool) {
 		at := opened(array, '[')
@@ -36,7 +34,7 @@ func elementsOf(array []byte) iter.Seq[[]byte] {
 	}
 }
 
-// opened returns the index behind the bracket that begins b, or -1.
+// The functions below return the index behind what they read, or -1.
 func opened(b []byte, bracket byte) int {
 	at := skipSpace(b, 0)
 	if at >= len(b) || b[at] != bracket {
@@ -45,7 +43,7 @@ func opened(b []byte, bracket byte) int {
 	return at + 1
 }
 
-// member reads the member at or behind a comma at b[at], and returns the index behind it, or -1.
+// member reads the member at or behind a comma at b[at].
 func member(b []byte, at int) (name, value []byte, end int) {
 	at = skipComma(b, at)
 	if at >= len(b) || b[at] != '"' {
@@ -81,7 +79,6 @@ func skipSpace(b []byte, i int) int {
 	return i
 }
 
-// skipString returns the index behind the string at i, or -1.
 func skipString(b []byte, i int) int {
 	i++
 	for i <= len(b) {
@@ -105,7 +102,6 @@ func escaped(b []byte, i int) bool {
 	return (i-n)&1 == 1
 }
 
-// skipValue returns the index behind the value at i, or -1.
 func skipValue(b []byte, i int) int {
 	if i >= len(b) {
 		return -1
@@ -147,8 +143,8 @@ func ends(c byte) bool { return strings.IndexByte(",:}] \n\r\t", c) >= 0 }
 const maxCandidates = 64
 
 // lastMember returns the object that is the last member of this quoted name in the outermost
-// object, or nil. An unescaped quoted name is a whole string, and belongs to the outermost object
-// if its object ends where the body ends.
+// object, or nil: an unescaped quoted name is a whole string, and is outermost if its object ends
+// where the body ends.
 func lastMember(body []byte, quoted string) []byte {
 	end := len(body)
 	for range maxCandidates {

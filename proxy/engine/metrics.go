@@ -9,18 +9,15 @@ import (
 	"strconv"
 )
 
-// Metrics is the state of an engine endpoint, summed over its data-parallel engines; -1 means not
-// reported.
+// Metrics is an endpoint's state, summed over its data-parallel engines; -1 means not reported.
 type Metrics struct {
-	Running int     // requests
-	Waiting int     // requests
-	KVUsage float64 // 0 to 1, mean over engines
-	// KVTokens is the size of the KV cache in tokens.
+	Running  int     // requests
+	Waiting  int     // requests
+	KVUsage  float64 // 0 to 1, mean over engines
 	KVTokens int64
-	// QueriedTokens and HitTokens count prompt tokens looked up and found in the prefix cache.
+	// Prompt tokens looked up and found in the prefix cache.
 	QueriedTokens, HitTokens int64
-	// Started is the latest process start, in Unix seconds.
-	Started float64
+	Started                  float64
 }
 
 // maxLine bounds a line, in bytes; labels take a few hundred.
@@ -41,8 +38,7 @@ const (
 	samples
 )
 
-// metricNames: engines report old and new names side by side, so the present name of lowest rank
-// counts.
+// Engines report old and new names side by side; the present name of lowest rank counts.
 var metricNames = map[string]struct {
 	what sample
 	rank int
@@ -158,7 +154,7 @@ func splitSample(line []byte) (name, labels, rest []byte) {
 	return nil, nil, nil
 }
 
-// number parses the value at the start of rest; negative, NaN and infinite ones are not ok.
+// number parses the value at the start of rest unless it is negative, NaN or infinite.
 func number(rest []byte) (float64, bool) {
 	rest = bytes.TrimLeft(rest, " \t")
 	if i := bytes.IndexAny(rest, " \t\r"); i >= 0 {

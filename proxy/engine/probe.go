@@ -31,7 +31,6 @@ const (
 // Ailments is the number of ailments, Alive included.
 const Ailments = int(ailments)
 
-// maxProbeAnswer is read so that the connection can be reused.
 const maxProbeAnswer = 64 << 10
 
 // modelsPath replaces a missing health path.
@@ -47,8 +46,8 @@ type Prober struct {
 	noPath atomic.Bool // Path was answered 404
 }
 
-// Probe probes once. The error explains the ailment, nil for Alive; after a cancellation it wraps
-// context.Canceled and says nothing about the engine.
+// Probe probes once. The error, nil for Alive, explains the ailment; one that wraps
+// context.Canceled says nothing about the engine.
 func (p *Prober) Probe(ctx context.Context) (Ailment, error) {
 	path := p.Path
 	if p.noPath.Load() {

@@ -6,8 +6,8 @@ const (
 	// maxHold bounds a held-back event, in bytes.
 	maxHold = 64 << 10
 
-	// maxLook bounds parsed events, in bytes. A Responses stream's last event repeats the answer;
-	// its usage is unknown above this.
+	// maxLook bounds parsed events, in bytes. The last event of a Responses stream repeats the
+	// answer.
 	maxLook = 1 << 20
 )
 
@@ -20,8 +20,8 @@ type Seen struct {
 // Stream reads a server-sent event stream as it passes. Call Reset first. Not safe for concurrent
 // use.
 //
-// With strip it removes, once, the event that carries only usage. Until then it holds back an
-// incomplete event of up to 64 KiB.
+// With strip it removes the event that carries only usage, and until then holds back an incomplete
+// event of up to 64 KiB.
 type Stream struct {
 	strip   bool
 	passing bool // too long to hold
@@ -53,11 +53,10 @@ func (s *Stream) Reset(strip bool) {
 	*s = Stream{strip: strip, counts: noCounts, event: event, out: out, data: data}
 }
 
-// Usage returns the counts seen so far; false if none.
-func (s *Stream) Usage() (Usage, bool) { return s.counts.usage() }
+// Usage returns the counts seen so far.
+func (s *Stream) Usage() Usage { return s.counts.usage() }
 
-// Feed takes the next bytes, cut anywhere, and returns those to forward: part of p, or a buffer
-// valid until the next call.
+// Feed takes bytes, cut anywhere, and returns those to forward, valid until the next call.
 func (s *Stream) Feed(p []byte) (out []byte, seen Seen) {
 	s.out = s.out[:0]
 	strip, copied := s.strip, false
@@ -133,8 +132,8 @@ func (s *Stream) keep(b []byte) {
 	s.event = append(s.event, b...)
 }
 
-// ended reports whether to remove the event that ends with tail. Afterwards s.event holds all of it
-// if it held a part.
+// ended reports whether to remove the event that ends with tail, and completes s.event if that
+// holds a part.
 func (s *Stream) ended(tail []byte, seen *Seen) (drop bool) {
 	if s.long || len(s.event)+len(tail) > maxLook {
 		return false
@@ -161,7 +160,7 @@ func (s *Stream) Flush() []byte {
 		return nil
 	}
 	var seen Seen
-	if s.look(event, &seen) && held || !held {
+	if usageOnly := s.look(event, &seen); usageOnly || !held {
 		return nil
 	}
 	return event

@@ -99,7 +99,7 @@ func feed(t failer, in string, strip bool, size int, rnd *rand.Rand) (out string
 		}
 	}
 	b.Write(s.Flush())
-	u, _ = s.Usage()
+	u = s.Usage()
 	return b.String(), u, first, isDone
 }
 

@@ -1,5 +1,5 @@
-// Package engine reads what vLLM and SGLang report: the usage in answers, streamed or not, and
-// metrics. Invalid input yields wrong counts within bounds, never a panic.
+// Package engine reads what vLLM and SGLang report. Invalid input yields wrong counts within
+// bounds, never a panic.
 package engine
 
 // Usage counts the tokens of one request; -1 means unknown.
@@ -9,6 +9,9 @@ type Usage struct {
 	OutputTokens int
 }
 
+// Unknown is the usage of an answer that reports none.
+var Unknown = Usage{-1, -1, -1}
+
 // -1 means absent.
 type counts struct {
 	prompt, input, read, created, cached, output int
@@ -16,14 +19,14 @@ type counts struct {
 
 var noCounts = counts{-1, -1, -1, -1, -1, -1}
 
-// maxTokens bounds a credible count: a thousand times the longest context.
+// maxTokens is a thousand times the longest context.
 const maxTokens = 1 << 30
 
-func (c *counts) usage() (u Usage, ok bool) {
-	u = Usage{PromptTokens: c.prompt, CachedTokens: c.cached, OutputTokens: c.output}
+func (c *counts) usage() Usage {
+	u := Usage{PromptTokens: c.prompt, CachedTokens: c.cached, OutputTokens: c.output}
 	if u.PromptTokens < 0 && c.input >= 0 {
-		// Anthropic's input_tokens excludes cached tokens; that of the Responses API includes them
-		// and comes without the other two.
+		// Anthropic's input_tokens excludes cached tokens. The Responses API's includes them and
+		// comes alone.
 		u.PromptTokens = c.input + max(c.read, 0) + max(c.created, 0)
 	}
 	if u.CachedTokens < 0 {
@@ -32,10 +35,9 @@ func (c *counts) usage() (u Usage, ok bool) {
 	if u.PromptTokens >= 0 && u.CachedTokens > u.PromptTokens {
 		u.CachedTokens = -1 // not credible
 	}
-	return u, u.PromptTokens >= 0 || u.CachedTokens >= 0 || u.OutputTokens >= 0
+	return u
 }
 
-// merge copies the counts present in a usage or meta_info object.
 func (c *counts) merge(object []byte) {
 	for name, value := range membersOf(object) {
 		switch string(name) {
@@ -74,12 +76,11 @@ func set(to *int, value []byte) {
 	}
 }
 
-// smallBody bytes are read from the beginning.
+// Larger bodies are read from the end.
 const smallBody = 4 << 10
 
-// ParseUsage returns the usage in the body of an answer, false if it has none. It searches large
-// bodies from the end. It does not allocate.
-func ParseUsage(body []byte) (u Usage, ok bool) {
+// ParseUsage returns the usage in an answer. It does not allocate.
+func ParseUsage(body []byte) Usage {
 	c := noCounts
 	at := skipSpace(body, 0)
 	switch {
@@ -112,25 +113,24 @@ func (c *counts) mergeTop(object []byte) {
 	}
 }
 
-// sumUsages adds SGLang's answers to a batch; a count is known if all its parts are.
-func sumUsages(array []byte) (u Usage, ok bool) {
+// sumUsages adds SGLang's answers to a batch.
+func sumUsages(array []byte) (u Usage) {
 	none := true
 	for element := range elementsOf(array) {
 		c := noCounts
 		c.mergeTop(element)
-		v, _ := c.usage()
+		v := c.usage()
 		u.PromptTokens = sum(u.PromptTokens, v.PromptTokens)
 		u.CachedTokens = sum(u.CachedTokens, v.CachedTokens)
 		u.OutputTokens = sum(u.OutputTokens, v.OutputTokens)
 		none = false
 	}
 	if none {
-		u = Usage{-1, -1, -1}
+		return Unknown
 	}
-	return u, u.PromptTokens >= 0 || u.CachedTokens >= 0 || u.OutputTokens >= 0
+	return u
 }
 
-// sum is -1 if a part is unknown.
 func sum(a, b int) int {
 	if a < 0 || b < 0 {
 		return -1

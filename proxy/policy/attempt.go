@@ -4,14 +4,14 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Outcome is the result of an attempt. Token counts are the engine's; -1 means not reported.
+// Outcome is the result of an attempt. Token counts are the engine's, -1 if not reported.
 type Outcome struct {
 	PromptTokens, CachedTokens, OutputTokens int
 	Failed                                   Failure
-	// Request identifies the request, to distinguish two failures of one request from failures of
-	// two. 0: only Connect counts.
+	// Request distinguishes two failures of one request from failures of two. 0: only Connect
+	// counts.
 	Request uint64
-	// FailedBefore lists the backends on which the request failed before, except by refusal.
+	// FailedBefore lists backends that failed the request before, except by refusal.
 	FailedBefore []prefixtree.Backend
 	RetryAfter   int64 // ms from a 429's Retry-After; 0: not given
 }
@@ -26,8 +26,8 @@ const (
 	ended
 )
 
-// Attempt is one try of a request at one backend, and owns its charges from Pick to End. The zero
-// value is ready. Reusable after End; not safe for concurrent use; do not copy.
+// Attempt is one try of a request at one backend, and owns its charges from Pick to End. Reusable
+// after End; not safe for concurrent use; do not copy.
 type Attempt struct {
 	router       *Router
 	slot         *slot
@@ -57,11 +57,11 @@ type Attempt struct {
 	since      prefixtree.Time // dispatch, before it Pick
 }
 
-// Decision returns the choice, valid until the next Pick with this attempt.
+// Decision returns the choice, valid until the next Pick.
 func (a *Attempt) Decision() *Decision { return &a.decision }
 
-// Dispatched reports that the request was sent, and records the placement: a request shed before
-// must not advertise a holder. Later calls do nothing.
+// Dispatched records the placement once the request is sent: one shed before must not advertise a
+// holder.
 func (a *Attempt) Dispatched(now prefixtree.Time) {
 	if a.stage != picked {
 		return
@@ -79,7 +79,7 @@ func (a *Attempt) Dispatched(now prefixtree.Time) {
 	}
 }
 
-// FirstToken ends the prefill charge and measures its duration. It counts once, after Dispatched.
+// FirstToken ends the prefill charge and measures its duration, once, after Dispatched.
 func (a *Attempt) FirstToken(now prefixtree.Time) {
 	if a.stage != dispatched {
 		return
@@ -89,8 +89,7 @@ func (a *Attempt) FirstToken(now prefixtree.Time) {
 	a.slot.prefilled(a, now, true)
 	a.router.streamed.Store(true)
 	a.slot.mu.Lock()
-	// Engines prefill in order of arrival, so this prefill began at its dispatch or at the last
-	// first token.
+	// Engines prefill in order of arrival.
 	since := max(a.at.dispatched, a.slot.lastFirst)
 	a.slot.lastFirst = max(a.slot.lastFirst, now)
 	a.slot.mu.Unlock()
@@ -98,17 +97,15 @@ func (a *Attempt) FirstToken(now prefixtree.Time) {
 	a.router.answered(a.slot, a.at.picked, now)
 }
 
-// Answers reports an answer without a visible first token: it ends the prefill charge and measures
-// nothing. It does nothing before Dispatched.
+// Answers ends the prefill charge of an answer without a visible first token.
 func (a *Attempt) Answers(now prefixtree.Time) {
 	if a.stage == dispatched {
 		a.slot.prefilled(a, now, false)
 	}
 }
 
-// End releases the attempt's charges and learns from the outcome. Call it exactly once per
-// successful Pick. A second call counts in Stats.DoubleEnds, and panics with the race or invariants
-// build tag.
+// End releases the charges and learns from the outcome. Call it exactly once per successful Pick: a
+// second call counts in Stats.DoubleEnds, or panics with the race or invariants build tag.
 func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	if a.stage == idle || a.stage == ended {
 		a.misused()
@@ -168,7 +165,7 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 		if o.PromptTokens > 0 && a.bytes > 0 {
 			perToken = float64(a.bytes) / float64(o.PromptTokens)
 		}
-		// Rounds, since the prompt bytes lack the chat template's tokens.
+		// The prompt bytes lack the chat template's tokens: round.
 		blocks = min(int(float64(o.CachedTokens)*perToken/float64(a.router.cfg.BlockBytes)+0.5), len(a.hashes))
 	}
 	lesson := a.router.tree.Learn(a.slot.id, a.hashes, &a.trail, blocks, now)
@@ -177,7 +174,7 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	}
 }
 
-// learnRate records the prefill as a sample of the rate, if nothing distorts its interval.
+// learnRate records the prefill, unless its interval is distorted.
 func (a *Attempt) learnRate(tokens float64, o Outcome, now prefixtree.Time) {
 	interval, doubt := a.interval, a.doubt()
 	if a.nonStreaming && a.at.first == 0 && o.Failed == None {
@@ -186,8 +183,8 @@ func (a *Attempt) learnRate(tokens float64, o Outcome, now prefixtree.Time) {
 	if interval <= 0 || a.ahead > 0 {
 		return
 	}
-	// The interval includes part of the non-streamed requests in front: it counts only if long for all or
-	// short for this one.
+	// The interval includes part of the non-streamed requests in front: it counts only if long for
+	// all or short for this one.
 	if present := a.slot.rateOr(a.router.rate.load()); a.front > 0 && tokens < present*interval {
 		if tokens += float64(a.front); tokens >= present*interval {
 			return

@@ -7,8 +7,8 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Failure says how an attempt ended. Connect always counts against the backend; Timeout, Reset and
-// Status5xx may be the request's fault and need the failure of a second request.
+// Failure says how an attempt ended. Timeout, Reset and Status5xx may be the request's fault and
+// count only with the failure of a second request.
 type Failure uint8
 
 const (
@@ -22,12 +22,11 @@ const (
 	Busy       // answered 429
 )
 
-// Failures is the number of Failure values.
 const Failures = len(failureNames)
 
 var failureNames = [...]string{"none", "connect", "timeout", "reset", "5xx", "client-gone", "4xx", "busy"}
 
-// String returns the lower-case name used in metrics.
+// String returns the name used in metrics.
 func (f Failure) String() string {
 	if int(f) < len(failureNames) {
 		return failureNames[f]
@@ -38,18 +37,16 @@ func (f Failure) String() string {
 func (f Failure) blames() bool { return f >= Connect && f <= Status5xx }
 
 const (
-	// backoffMin is the first back-off in ms: it ends a storm of retries, and a mistake costs
-	// little.
+	// backoffMin, in ms, ends a storm of retries, and a mistake costs little.
 	backoffMin = 1_000
-	// backoffMax bounds the doubling, in ms.
+	// backoffMax is in ms.
 	backoffMax = 30_000
-	// strikeLasts is how long a failure counts, in ms.
+	// strikeLasts is in ms.
 	strikeLasts = 30_000
-	// ejectShare: failed requests eject at most one in so many backends of a pool, but one in any
-	// pool. Refused connections are not bounded.
+	// ejectShare: failed requests, but not refused connections, eject at most one in so many
+	// backends of a pool, and at least one.
 	ejectShare = 5
-	// Bounds of the pause after a 429, in ms. The default is the least, since the limit may be one
-	// client's.
+	// Bounds of the pause after a 429, in ms: short, since the limit may be one client's.
 	busyMin, busyMax = 1_000, 10_000
 )
 
@@ -76,7 +73,7 @@ func (s *slot) health(now prefixtree.Time) health {
 	return halfOpen
 }
 
-// strikes are failed requests that count against a backend; guarded by slot.mu.
+// strikes are failed requests that count; guarded by slot.mu.
 type strikes struct {
 	by          [2]uint64 // failed requests; 0: none. Two eject the backend
 	at          prefixtree.Time
@@ -86,9 +83,8 @@ type strikes struct {
 	backoff     int64 // ms; end of the ejection, 0: none
 }
 
-// failed records a failure and reports whether it can count against a backend; DESIGN.md,
-// "Failures", has the rules. Requests that ran when the backend was ejected do not count, because
-// one crash fails many.
+// failed reports whether a failure can count; DESIGN.md, "Failures", has the rules. Requests that
+// ran when the backend was ejected do not count: one crash fails many.
 func (r *Router) failed(s *slot, o *Outcome, picked, now prefixtree.Time) bool {
 	if o.Failed != Connect && o.Request == 0 {
 		return false
@@ -135,7 +131,6 @@ func (r *Router) failed(s *slot, o *Outcome, picked, now prefixtree.Time) bool {
 	return true
 }
 
-// absolve undoes a strike, and its ejection.
 func (s *slot) absolve(request uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,7 +150,7 @@ func (s *slot) absolve(request uint64) {
 	s.retryLocked()
 }
 
-// mayEject reports whether failed requests may eject one more backend. ejecting must be held.
+// mayEject reports whether failed requests may eject one more backend. Needs ejecting.
 func (r *Router) mayEject(s *slot) bool {
 	for _, p := range r.table.Load().pools() {
 		if p.entryOf(s.id) < 0 {
@@ -174,8 +169,7 @@ func (r *Router) mayEject(s *slot) bool {
 	return true
 }
 
-// retryLocked recomputes until when the backend is avoided. Peers that report failures also probe
-// it.
+// retryLocked recomputes retryAt. Peers that report failures also probe.
 func (s *slot) retryLocked() {
 	s.struck.Store(s.strikes.by[0] != 0)
 	s.ejected.Store(s.strikes.backoff != 0)
@@ -187,8 +181,8 @@ func (s *slot) retryLocked() {
 	s.retryAt.Store(max(s.strikes.backoff, s.busyUntil))
 }
 
-// answered records a sign of life, which ends strikes, and an ejection before the Pick. After two
-// ejections it starts slow start, since the backend probably restarted.
+// answered ends strikes, and an ejection before the Pick. After two ejections the backend probably
+// restarted.
 func (r *Router) answered(s *slot, picked, now prefixtree.Time) {
 	raise(&s.answerAt, int64(now))
 	if s.retryAt.Load() == 0 && !s.struck.Load() {
@@ -216,9 +210,8 @@ func (s *slot) busy(wait int64, now prefixtree.Time) {
 	s.retryLocked()
 }
 
-// Lives reports that the backend answered a probe sent at asked, which ends an earlier ejection.
-// After a second ejection in a row the probe must follow the back-off. An ejection for 5xx stays:
-// such a backend may answer probes.
+// Lives ends an ejection after a probe sent at asked: if it began before, if the back-off is over
+// when it is not the first, and if it was not for 5xx, since such a backend may answer probes.
 func (r *Router) Lives(b prefixtree.Backend, asked, now prefixtree.Time) {
 	s := r.table.Load().slot(b)
 	if s == nil || !s.ejected.Load() {
@@ -238,9 +231,8 @@ func (r *Router) Lives(b prefixtree.Backend, asked, now prefixtree.Time) {
 	s.retryLocked()
 }
 
-// SetReported sets whether other nodes report the backend as failing; it is avoided meanwhile.
-// After more than backoffMin the backend restarts slowly. Own ejections end with the report, except
-// for 5xx.
+// SetReported sets whether other nodes report the backend as failing, which avoids it. With the
+// report own ejections end, except for 5xx, and after more than backoffMin slow start begins.
 func (r *Router) SetReported(b prefixtree.Backend, failing bool, now prefixtree.Time) {
 	s := r.table.Load().slot(b)
 	if s == nil {
@@ -263,7 +255,6 @@ func (r *Router) SetReported(b prefixtree.Backend, failing bool, now prefixtree.
 	s.retryLocked()
 }
 
-// Health is the failure state of a backend at this node.
 type Health struct {
 	Failures int32 // ejections in a row
 	Failure  Failure
@@ -273,7 +264,7 @@ type Health struct {
 	Ejected  bool // by failed requests of this node, and not retried yet
 }
 
-// Health returns the failure state of a backend of the view.
+// Health returns the failure state of a backend at this node.
 func (r *Router) Health(b prefixtree.Backend) Health {
 	s := r.table.Load().slot(b)
 	if s == nil {
@@ -286,8 +277,7 @@ func (r *Router) Health(b prefixtree.Backend) Health {
 	}
 }
 
-// reportedFailures ranks reported failures above own ones, because the reporting node has verified
-// them.
+// reportedFailures ranks reports above own failures, because the reporting node has verified them.
 const reportedFailures = 1 << 20
 
 func (s *slot) consecutive() int32 {

@@ -2,7 +2,7 @@ package policy
 
 import "math"
 
-// leastRequest takes the backend with the fewest active requests per weight, in turn among equals.
+// leastRequest takes the fewest active requests per weight, in turn among equals.
 type leastRequest struct{}
 
 func (leastRequest) Choose(s *Scene) (int, Rung) {
@@ -27,8 +27,7 @@ type roundRobin struct{}
 
 func (roundRobin) Choose(s *Scene) (int, Rung) { return rotate(s), Rotate }
 
-// rotate returns the next candidate in turn. Unequal weights follow the golden ratio's
-// low-discrepancy sequence, which needs no state but the turn.
+// rotate takes turns. Unequal weights follow the golden ratio's low-discrepancy sequence.
 func rotate(s *Scene) int {
 	turn := s.Turn()
 	if !s.pool.weighted {

@@ -8,12 +8,12 @@ import (
 	"grapevine/prefixtree"
 )
 
-// A decision passes through this file from top to bottom: open what is known of the request and the
-// fleet; match its prompt (match.go) and stage the engines (stage.go; shortlist.go in large pools);
-// ease new ones in (slowstart.go); let the strategy price and choose (prefix.go and unseen.go by
-// default); charge the choice (attempt.go, ledger.go).
+// A decision: open what is known of the request and the fleet; match its prompt (match.go) and
+// stage the engines (stage.go, shortlist.go in large pools); ease new ones in (slowstart.go); let
+// the strategy choose (prefix.go and unseen.go by default); charge the choice (attempt.go,
+// ledger.go).
 
-// Pick chooses a backend and charges the request to it. After a nil error the caller must call
+// Pick chooses a backend and charges the request to it. Without an error the caller must call
 // att.End exactly once. Errors: ErrNoBackend, ErrUnknownModel, ErrUnknownStrategy, ErrAttemptInUse.
 func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	if att.stage != idle && att.stage != ended {
@@ -89,8 +89,7 @@ func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 	s.PromptTokens = max(int(float64(s.promptBytes(r.cfg.BlockBytes))/perToken+0.5), 1)
 }
 
-// stage adds candidates, or a selection in a large pool, with what each holds of the prompt. It
-// reports whether all are being avoided.
+// stage adds candidates with what each holds. It reports whether all are being avoided.
 func (r *Router) stage(s *Scene, strategy *named) (lastResort bool) {
 	r.match(s)
 	if _, ok := strategy.Strategy.(*prefix); !ok || s.pool.order == nil || !r.shortlist(s) {
@@ -100,7 +99,7 @@ func (r *Router) stage(s *Scene, strategy *named) (lastResort bool) {
 	return lastResort
 }
 
-// choose repeats if another request has just become the trial of the chosen half-open backend.
+// choose repeats if another request has become the trial of a half-open backend.
 func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
 	for {
 		i, rung := strategy.Choose(s)
@@ -116,7 +115,6 @@ func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
 	}
 }
 
-// charge makes the request count as load of its backend until att ends it.
 func (r *Router) charge(s *Scene, c *Candidate, att *Attempt) {
 	q, now := s.Request, s.Now
 	att.router, att.slot, att.model = r, c.slot, s.model
@@ -140,8 +138,7 @@ func (r *Router) charge(s *Scene, c *Candidate, att *Attempt) {
 	}
 }
 
-// Explain fills d with the decision of the next Pick and changes nothing. Errors as Pick. d shares
-// no memory with the router.
+// Explain fills d with the decision of the next Pick and changes nothing. Errors as Pick.
 func (r *Router) Explain(q *Request, now prefixtree.Time, d *Decision) error {
 	s := r.scenes.Get().(*Scene)
 	defer r.putScene(s)

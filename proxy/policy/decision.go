@@ -10,10 +10,9 @@ import (
 	"grapevine/prefixtree"
 )
 
-// MaxConsidered bounds Decision.Candidates.
 const MaxConsidered = 8
 
-// Decision is the result of a Pick. It is valid until the Attempt is reused; Clone it to keep it.
+// Decision is the result of a Pick, valid until the Attempt is reused.
 type Decision struct {
 	Backend         prefixtree.Backend `json:"backend"`
 	Generation      uint32             `json:"generation"`
@@ -31,13 +30,12 @@ type Decision struct {
 	Eligible        int                `json:"eligible"`
 	Trial           bool               `json:"trial"` // trial request of a half-open backend
 	LastResort      bool               `json:"last_resort"`
-	// Handle is Backend.Handle from the view of this decision, which may be replaced by now.
+	// Handle is Backend.Handle from the view of this decision.
 	Handle any `json:"-"`
-	// Candidates are the chosen backend and the cheapest alternatives, at most MaxConsidered.
+	// Candidates are the chosen backend and the cheapest alternatives.
 	Candidates []Considered `json:"candidates"`
 }
 
-// Considered is one candidate of a Decision.
 type Considered struct {
 	Backend       prefixtree.Backend `json:"backend"`
 	Name          string             `json:"name"`

@@ -3,7 +3,7 @@ package policy
 import "grapevine/prefixtree"
 
 // extent learns how far prompts continue alike behind an anchor, by comparing each with the one
-// before. The sketch alone needs minutes for a long prefix.
+// before. The heavy hitters alone need minutes for a long prefix.
 type extent struct {
 	known  bool
 	before [maxExtent]prefixtree.Hash // anchors of the latest prompt behind this one
@@ -17,15 +17,15 @@ type extent struct {
 
 const (
 	maxExtent = anchorDense + (anchorDepth-anchorDense)/anchorStride
-	// Number of prompts in depths, and the least that give a result.
+	// Prompts in depths, and the least that give a result.
 	extentSeen, extentLeast = 64, 3
-	// From half of extentSeen on, one prompt in extentEvery is compared.
+	// From half of extentSeen on, one in extentEvery is compared.
 	extentEvery = 8
-	// alike is the share of prompts that must continue like the one before.
+	// alike is the share of prompts that must continue alike.
 	alike = 0.7
 )
 
-// add takes a prompt and returns up to which block it continues like most, at least blocks.
+// add returns up to which block prompts continue alike, at least blocks.
 func (f *extent) add(hashes []prefixtree.Hash, blocks int) int {
 	if f.turn++; f.seen < extentSeen/2 || f.turn%extentEvery == 0 {
 		f.compare(hashes, blocks)
@@ -83,8 +83,7 @@ func (f *extent) compare(hashes []prefixtree.Hash, blocks int) {
 // maxBeginnings bounds the anchors compared per pool.
 const maxBeginnings = 64
 
-// beginnings holds an extent for each recent anchor, replaced by a clock algorithm. Not safe for
-// concurrent use.
+// beginnings holds the extents of recent anchors, replaced by a clock algorithm.
 type beginnings struct {
 	index map[prefixtree.Hash]*beginning
 	list  []beginning

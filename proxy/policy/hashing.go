@@ -14,8 +14,8 @@ func mix(x uint64) uint64 {
 }
 
 // rendezvous returns the rank of a backend for a key; the highest wins. With unequal weights
-// -w/ln(u) gives each backend its share (Schindelhauer and Schomaker, SPAA 2005). Both forms are
-// monotone in one hash, so equal weights move no key.
+// -w/ln(u) gives each its share (Schindelhauer and Schomaker, SPAA 2005); both forms are monotone
+// in one hash.
 func rendezvous(key, backend uint64, weight float64, weighted bool) float64 {
 	h := mix(key ^ backend)
 	u := (float64(h>>11) + 0.5) / (1 << 53)
@@ -25,8 +25,8 @@ func rendezvous(key, backend uint64, weight float64, weighted bool) float64 {
 	return -weight / math.Log(u)
 }
 
-// prefixHash is rendezvous hashing of the first blocks with bounded loads (Mirrokni, Thorup,
-// Zadimoghaddam, SODA 2018).
+// prefixHash is rendezvous hashing of the first blocks with bounded loads (Mirrokni et al., SODA
+// 2018).
 type prefixHash struct {
 	blocks int
 	bound  float64

@@ -8,26 +8,23 @@ import (
 )
 
 const (
-	// heavyHalfLife is in ms: long against the gap between requests, short against the life of a
-	// system prompt.
+	// heavyHalfLife, in ms: long against gaps between requests, short against a system prompt's
+	// life.
 	heavyHalfLife = 30_000
-	// heavyGap bounds the decay between two requests, in ms, so that a quiet node remembers about
-	// the last 90.
+	// heavyGap, in ms, bounds the decay between two requests: a quiet node remembers about 90.
 	heavyGap = heavyHalfLife / 90
-	// heavySupport is the least count of a common anchor, or the first request would be common.
+	// heavySupport: or the first request would be common.
 	heavySupport = 4
 	// Anchors are the first anchorDense blocks, then every anchorStride-th, as in the tree.
 	anchorDense, anchorStride = 16, 4
-	// anchorDepth bounds the walk in blocks (32k tokens); a longer common prefix counts only up to
-	// there.
+	// anchorDepth bounds the walk, in blocks (32k tokens).
 	anchorDepth = 256
-	// Bounds of the number of counters n. The error is 1/n of the traffic, so n = 8B keeps it at a
-	// quarter of the threshold 1/(2B).
+	// Bounds of the number of counters: with 8B the error, 1/(8B), is a quarter of the threshold.
 	heavyMin, heavyMax = 1024, 16384
 )
 
-// heavyHitters finds common anchors: SpaceSaving (Metwally, Agrawal, El Abbadi, ICDT 2005) with forward
-// decay. It counts an anchor only behind a common one, so a request costs one or two updates.
+// heavyHitters finds common anchors: SpaceSaving (Metwally et al., ICDT 2005) with forward decay.
+// It counts an anchor only behind a common one, so a request costs one or two updates.
 type heavyHitters struct {
 	mu    sync.Mutex
 	index map[prefixtree.Hash]int32
@@ -54,8 +51,8 @@ func (s *heavyHitters) resize(backends int) {
 }
 
 // branch counts the request, unless peek is set. It returns the first anchor with at most share of
-// recent traffic, or the deepest; the number of common blocks before it; and whether enough
-// requests were seen to judge.
+// recent traffic, or the deepest; the common blocks before it; and whether enough requests were
+// seen.
 func (s *heavyHitters) branch(hashes []prefixtree.Hash, share float64, now prefixtree.Time, peek bool) (key prefixtree.Hash, common int, judged bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,8 +101,7 @@ func (s *heavyHitters) estimate(h prefixtree.Hash) float64 {
 	return 0
 }
 
-// weight returns the present weight of a request. Without peek it advances the clock and may
-// rescale the sums.
+// weight returns the weight of a request. Without peek it may rescale the sums.
 func (s *heavyHitters) weight(now prefixtree.Time, peek bool) float64 {
 	clock := s.clock
 	if s.last != 0 {
@@ -127,7 +123,6 @@ func (s *heavyHitters) weight(now prefixtree.Time, peek bool) float64 {
 	return w
 }
 
-// count adds w to the anchor and returns its previous count.
 func (s *heavyHitters) count(h prefixtree.Hash, w float64) float64 {
 	at, ok := s.index[h]
 	if !ok {
@@ -138,8 +133,7 @@ func (s *heavyHitters) count(h prefixtree.Hash, w float64) float64 {
 			s.up(at)
 			return 0
 		}
-		// The new anchor takes over the least counter, whose count is no evidence, so the result is
-		// 0.
+		// The least counter's count is no evidence about the new anchor.
 		delete(s.index, s.heap[0].hash)
 		s.heap[0] = heavy{hash: h, count: s.heap[0].count + w}
 		s.index[h] = 0

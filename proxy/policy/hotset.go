@@ -7,8 +7,8 @@ import (
 	"grapevine/prefixtree"
 )
 
-// HotPrefix is a prefix that the fleet has agreed to keep on the first eligible backends in its
-// anchor's rendezvous order, so all nodes name the same ones.
+// HotPrefix is a prefix that the fleet keeps on the first eligible backends in its anchor's
+// rendezvous order.
 type HotPrefix struct {
 	Anchor   prefixtree.Hash
 	Tokens   int // prompt tokens up to the anchor
@@ -21,8 +21,7 @@ type hotPrefixes struct {
 	filter [64]uint64 // one bit per anchor avoids most map lookups
 }
 
-// SetHotPrefixes replaces the agreed prefixes. It copies the list and skips entries without
-// replicas.
+// SetHotPrefixes replaces the agreed prefixes. Entries without replicas are skipped.
 func (r *Router) SetHotPrefixes(list []HotPrefix) {
 	h := &hotPrefixes{list: make(map[prefixtree.Hash]HotPrefix, len(list))}
 	for _, p := range list {
@@ -37,14 +36,13 @@ func (r *Router) SetHotPrefixes(list []HotPrefix) {
 	r.hot.Store(h)
 }
 
-// PoolSize is the size of a pool of backends.
 type PoolSize struct {
 	Pool     uint64 // name, the same on all nodes
 	Backends int
 	KVTokens int64 // total KV capacity; 0 unless all are known
 }
 
-// Pools returns the pools of the present view, sorted by name.
+// Pools returns the present view's pools, sorted by name.
 func (r *Router) Pools() []PoolSize {
 	var list []PoolSize
 	for _, p := range r.table.Load().pools() {
@@ -63,8 +61,8 @@ func (r *Router) Pools() []PoolSize {
 	return list
 }
 
-// HotSet returns the names of a hot prefix's set on the present view, in order, skipping those in
-// without and including avoided ones; nil for an unknown pool.
+// HotSet returns the names of a hot prefix's set in order, without those in without but with
+// avoided ones; nil for an unknown pool.
 func (r *Router) HotSet(key uint64, p HotPrefix, without ...string) []string {
 	pools := r.table.Load().pools()
 	at := slices.IndexFunc(pools, func(p *pool) bool { return p.key == key })
@@ -82,7 +80,6 @@ func (r *Router) HotSet(key uint64, p HotPrefix, without ...string) []string {
 	return names
 }
 
-// ranked returns all entries in the anchor's rendezvous order.
 func (p *pool) ranked(anchor prefixtree.Hash) []int32 {
 	ranks, list := make([]float64, len(p.entries)), make([]int32, len(p.entries))
 	for i := range p.entries {
@@ -93,8 +90,8 @@ func (p *pool) ranked(anchor prefixtree.Hash) []int32 {
 	return list
 }
 
-// gather marks the candidates outside the hot prefix's set and returns its size, or that of the
-// pool if all are inside. The next in order replaces a candidate whose queue exceeds limit.
+// gather marks the candidates outside the hot prefix's set and returns its size. The next in order
+// replaces a candidate whose queue exceeds limit.
 func (s *Scene) gather(limit float64) int {
 	if s.hot.Replicas == 0 || s.hot.Replicas >= s.size() {
 		return s.size()
@@ -126,8 +123,7 @@ func (s *Scene) gather(limit float64) int {
 	return n
 }
 
-// gatherSelected is gather for a selection, whose ranked candidates are in the anchor's order. If
-// all exceed the limit, all candidates are inside.
+// gatherSelected is gather for a selection. If all exceed the limit, all are inside.
 func (s *Scene) gatherSelected(limit float64) int {
 	n := 0
 	for i := range s.Candidates {

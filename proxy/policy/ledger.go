@@ -9,10 +9,9 @@ import (
 	"grapevine/prefixtree"
 )
 
-// slot holds this node's load on one backend generation, its learned rate and its failure state.
-// Pick reads the first cache line of every candidate, so its fields come first and the size is a
-// multiple of 64 bytes. An Attempt takes back exactly what its Pick added. mu guards the non-atomic
-// fields; readers may see the atomics at slightly different times.
+// slot holds this node's load on one backend generation, its rate and its failure state. Pick reads
+// the first cache line of every candidate, so its fields come first and the size is a multiple of
+// 64 bytes. mu guards the non-atomic fields; the atomics may differ by moments.
 type slot struct {
 	charged    atomic.Int64 // prefill tokens of own requests before their first token
 	active     atomic.Int64
@@ -27,7 +26,7 @@ type slot struct {
 	headAhead atomic.Int64 // peers' tokens in front of the head of the line
 	trial     atomic.Bool
 	ejected   atomic.Bool // own requests failed: half-open after retryAt
-	// byRequests: ejected by failures other than refused connections; mayEject bounds these.
+	// byRequests: ejected by other failures than refused connections.
 	byRequests       atomic.Bool
 	struck           atomic.Bool
 	headNonStreaming atomic.Bool // the head's first token is not observable
@@ -54,13 +53,12 @@ type slot struct {
 	_            [8]byte // pads to a cache line
 }
 
-// overdueGrace is in seconds: engine steps take tenths of a second, and rates are averages.
+// overdueGrace, in seconds: engine steps take tenths, and rates are averages.
 const overdueGrace = 1.0
 
-// queued returns the own prefill tokens in front of a new request: all outstanding minus the
-// progress of the running prefill, or a long one nearly done would look like a full queue. overdue
-// is its delay in seconds. A non-streamed request is never overdue and leaves the line when its charge
-// must be computed; see settle.
+// queued returns the own prefill tokens in front of a new request, less the progress of the running
+// prefill, which is overdue by so many seconds. A non-streamed one never is: it leaves the line
+// when it must be computed.
 func (s *slot) queued(now prefixtree.Time, rate float64) (tokens, overdue float64) {
 	tokens = float64(s.charged.Load())
 	head := float64(s.headTokens.Load())
@@ -108,7 +106,7 @@ func (s *slot) charge(a *Attempt, now prefixtree.Time) {
 	a.inLine = true
 }
 
-// headed sets the head of the line. mu must be held.
+// headed sets the head of the line. Needs mu.
 func (s *slot) headed(a *Attempt, ahead int64, since prefixtree.Time) {
 	s.headNonStreaming.Store(a.nonStreaming)
 	s.headAhead.Store(ahead)
@@ -125,8 +123,8 @@ func (s *slot) started(a *Attempt, now prefixtree.Time) {
 	}
 }
 
-// prefilled takes the attempt out of the line and releases its charge, once. A first token proves
-// that the non-streamed requests in front are prefilled as well.
+// prefilled releases the charge, once. A first token proves that non-streamed requests in front are
+// prefilled too.
 func (s *slot) prefilled(a *Attempt, now prefixtree.Time, token bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -143,7 +141,7 @@ func (s *slot) prefilled(a *Attempt, now prefixtree.Time, token bool) {
 	s.leave(a, now, now)
 }
 
-// leave takes an attempt, done at the given time, out of the line. mu must be held.
+// leave takes an attempt, done at that time, out of the line. Needs mu.
 func (s *slot) leave(a *Attempt, done, now prefixtree.Time) {
 	a.inLine = false
 	if a.nonStreaming {
@@ -177,8 +175,8 @@ func (s *slot) release(a *Attempt) {
 	s.resident.Add(-a.resident)
 }
 
-// rateOr returns the learned rate, else the prior. A rate with little evidence counts only if
-// slower: otherwise the first measured backend of an idle fleet would attract all requests.
+// rateOr returns the learned rate, else the prior. With little evidence only a slower one counts:
+// else the first measured backend of an idle fleet would attract all requests.
 func (s *slot) rateOr(prior float64) float64 {
 	r := math.Float64frombits(s.rate.Load())
 	if r <= 0 || r > prior && s.scant.Load() {
@@ -187,21 +185,20 @@ func (s *slot) rateOr(prior float64) float64 {
 	return r
 }
 
-// Telemetry is the part of an engine's metrics that weighted scorers use. The zero value means
-// idle.
+// Telemetry is what weighted scorers use of an engine's metrics; zero means idle.
 type Telemetry struct {
 	Running, Waiting int
 	KVUsage          float64 // share of the KV cache in use, 0 to 1
 }
 
-// ledger holds the slots of all backends. Safe for concurrent use.
+// ledger holds all slots. Safe for concurrent use.
 type ledger struct {
 	mu       sync.Mutex
 	slots    map[prefixtree.Backend]*slot
 	replaced []*slot // slots of earlier generations on which requests still ran
 }
 
-// of creates a missing slot, because peers' reports may precede the view.
+// of creates a missing slot: peers' reports may precede the view.
 func (l *ledger) of(id prefixtree.Backend) *slot {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -213,7 +210,7 @@ func (l *ledger) of(id prefixtree.Backend) *slot {
 	return s
 }
 
-// slot creates a missing slot. A slot of unknown generation takes the first known one.
+// slot creates a missing slot. One of unknown generation takes the first known.
 func (l *ledger) slot(id prefixtree.Backend, gen uint32) *slot {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -232,7 +229,7 @@ func (l *ledger) slot(id prefixtree.Backend, gen uint32) *slot {
 
 func (s *slot) unused() bool { return s.active.Load() == 0 }
 
-// drop forgets a backend's slot unless requests run on it or on an earlier generation.
+// drop forgets a backend unless requests run on it, of whatever generation.
 func (l *ledger) drop(id prefixtree.Backend) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -21,8 +21,7 @@ func (r *Router) match(s *Scene) {
 	}
 }
 
-// widespread treats as common what more than half of the backends hold, before there are
-// enough requests to judge.
+// widespread treats as common what most backends hold, before requests allow a judgement.
 func (s *Scene) widespread() {
 	holders := s.matches.Holders()
 	deep := func(blocks int32) (n int) {
@@ -83,7 +82,6 @@ func (h *hotPrefixes) deepest(hashes []prefixtree.Hash) (p HotPrefix, blocks int
 	return p, blocks, ok
 }
 
-// assign sets what each candidate holds of the prompt.
 func (r *Router) assign(s *Scene) {
 	n := float64(s.PromptTokens)
 	for i := range s.Candidates {

@@ -6,10 +6,10 @@ import (
 	"grapevine/prefixtree"
 )
 
-// An answer that is not streamed ends long after its prefill. Counted as a prefill until then, it
-// would make its engine look stuck and drive away its conversations.
+// An answer that is not streamed ends long after its prefill. Counted as a prefill until then, its
+// engine would look stuck.
 
-// settle removes non-streamed requests from the head of the line when their prefill must be done.
+// settle removes non-streamed requests from the head of the line once their prefill must be done.
 func (s *slot) settle(now prefixtree.Time, rate float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -23,9 +23,8 @@ func (s *slot) settle(now prefixtree.Time, rate float64) {
 	}
 }
 
-// nonStreamingDoubt returns the weight of a slow non-streamed answer: 0, since
-// generation took part of it.
-// Without any streams it is rateGuess, or a rate learned too high would never fall.
+// nonStreamingDoubt: generation took part of a slow answer. Without any streams a rate learned too
+// high must fall nevertheless.
 func (r *Router) nonStreamingDoubt() float64 {
 	if r.streamed.Load() {
 		return 0

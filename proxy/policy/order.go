@@ -7,18 +7,17 @@ import (
 )
 
 // order finds the first backends for a key without ranking all. Backends occupy places in a larger
-// table, which a key visits in a random sequence. Removing a backend moves only the few that it
-// displaced. Immutable.
+// table, which a key visits in a random sequence; removing one moves only those it displaced.
+// Immutable.
 type order struct {
 	places []int32  // entry of the pool, -1: none; the length is a power of two
 	accept []uint32 // by entry: probability in 2^-32 to be taken; nil if weights are equal
 }
 
 const (
-	// orderRoom is the least number of places per backend, so that few are displaced.
+	// orderRoom places per backend: few are displaced.
 	orderRoom = 4
-	// orderProbes bounds the places visited per wanted backend; with three of four gone, about 30
-	// are needed.
+	// orderProbes per wanted backend; with three of four gone, about 30 are needed.
 	orderProbes, orderWanted = 64, 16
 )
 
@@ -27,8 +26,7 @@ type orderKey struct {
 	entry int32 // -1: inactive; it keeps its place
 }
 
-// newOrder places backends in order of preference, each at the next free place, so the list's order
-// does not matter.
+// newOrder places backends by hash, each at the next free place.
 func newOrder(keys []orderKey, entries []entry, weighted bool) *order {
 	bits := 0
 	for 1<<bits < orderRoom*len(keys) {
@@ -57,7 +55,7 @@ func newOrder(keys []orderKey, entries []entry, weighted bool) *order {
 	return o
 }
 
-// acceptance scales weights by a power of two, so that it rarely changes.
+// acceptance scales weights by a power of two, which rarely changes.
 func acceptance(entries []entry) []uint32 {
 	heaviest := 0.0
 	for i := range entries {
@@ -82,7 +80,7 @@ func (o *order) begin(key uint64, want int) walk {
 	return walk{order: o, key: mix(key), left: orderProbes * max(want, orderWanted)}
 }
 
-// next returns the next entry, possibly a repeated one, or false at the end.
+// next may repeat an entry; false ends the walk.
 func (w *walk) next() (int, bool) {
 	o := w.order
 	mask := uint64(len(o.places) - 1)

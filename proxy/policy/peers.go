@@ -14,22 +14,21 @@ type PeerLoad struct {
 	Active        int64
 }
 
-// Bounds of one node's report for one backend, so that a wrong one does not divert all requests:
-// prefill tokens up to the KV capacity, and more requests than any engine runs.
+// Bounds of one node's report for one backend, lest a wrong one divert all requests: the KV
+// capacity, and more requests than any engine runs.
 const (
 	claimTokens   = 4 << 20 // if the capacity is unknown
 	claimRequests = 4 << 10
 )
 
-// peerLoads keeps the last report of every origin apart, so that it can be replaced or removed.
+// peerLoads keeps each origin's last report apart, to replace it.
 type peerLoads struct {
 	mu       sync.Mutex
 	byOrigin map[string]map[*slot]PeerLoad
 	heard    atomic.Int64 // origins with a report, including idle ones
 }
 
-// SetPeerLoad replaces the origin's report; unlisted backends are idle, duplicates add up. Backends
-// may be outside the view.
+// SetPeerLoad replaces the origin's report; unlisted backends are idle, duplicates add up.
 func (r *Router) SetPeerLoad(origin string, loads []PeerLoad) {
 	r.peers.mu.Lock()
 	defer r.peers.mu.Unlock()
@@ -48,7 +47,7 @@ func (r *Router) UpdatePeerLoad(origin string, changed []PeerLoad) {
 	r.addPeerLoad(origin, changed)
 }
 
-// DropPeer takes out what the origin reported, when it has left or died.
+// DropPeer takes out what the origin reported.
 func (r *Router) DropPeer(origin string) {
 	r.peers.mu.Lock()
 	defer r.peers.mu.Unlock()
@@ -57,7 +56,7 @@ func (r *Router) DropPeer(origin string) {
 	r.peers.heard.Store(int64(len(r.peers.byOrigin)))
 }
 
-// addPeerLoad requires peers.mu.
+// addPeerLoad needs peers.mu.
 func (r *Router) addPeerLoad(origin string, loads []PeerLoad) {
 	p := &r.peers
 	held := p.byOrigin[origin]
@@ -92,7 +91,7 @@ func (r *Router) addPeerLoad(origin string, loads []PeerLoad) {
 	}
 }
 
-// idle removes the origin's work. mu must be held.
+// idle removes the origin's work. Needs mu.
 func (p *peerLoads) idle(origin string) {
 	held := p.byOrigin[origin]
 	for s := range held {
@@ -110,7 +109,7 @@ func takeOut(held map[*slot]PeerLoad, s *slot) {
 	delete(held, s)
 }
 
-// PeerLoad returns what other nodes report as outstanding on a backend of the present view.
+// PeerLoad returns what other nodes report as outstanding.
 func (r *Router) PeerLoad(b prefixtree.Backend) (prefillTokens, active int64) {
 	if s := r.table.Load().slot(b); s != nil {
 		return max(s.peerTokens.Load(), 0), max(s.peerActive.Load(), 0)
@@ -118,13 +117,13 @@ func (r *Router) PeerLoad(b prefixtree.Backend) (prefillTokens, active int64) {
 	return 0, 0
 }
 
-// OwnLoads appends this node's outstanding work on the view's backends, without idle ones.
+// OwnLoads appends this node's outstanding work, without idle backends.
 func (r *Router) OwnLoads(dst []PeerLoad, now prefixtree.Time) []PeerLoad {
 	for _, s := range r.table.Load().slots {
 		if s.headNonStreaming.Load() {
 			s.settle(now, s.rateOr(r.rate.load()))
 		}
-		// Counters may be between two updates, so clamp them.
+		// Counters may be between two updates.
 		l := PeerLoad{Backend: s.id, PrefillTokens: max(s.charged.Load(), 0), Active: max(s.active.Load(), 0)}
 		if l.PrefillTokens > 0 || l.Active > 0 {
 			dst = append(dst, l)

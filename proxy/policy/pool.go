@@ -35,14 +35,13 @@ const (
 	poolGeneral = 1
 )
 
-// history is what a pool learned from its requests; it outlives views.
+// history outlives views.
 type history struct {
 	turn atomic.Uint64
 	load workload
 	work workMeter
 }
 
-// entry is one backend of a pool.
 type entry struct {
 	slot   *slot
 	key    uint64  // of rendezvous orders
@@ -92,11 +91,10 @@ func (t *table) pools() []*pool {
 	return list
 }
 
-// View returns the view in use.
 func (r *Router) View() *View { return r.table.Load().view }
 
-// SetView replaces the view. Running requests keep their slots, remaining backends their state. It
-// panics if a rule names an unknown strategy.
+// SetView replaces the view; requests and remaining backends keep their state. It panics if a rule
+// names an unknown strategy.
 func (r *Router) SetView(v *View) {
 	r.viewMu.Lock()
 	defer r.viewMu.Unlock()

@@ -9,24 +9,23 @@ import (
 )
 
 const (
-	// Stats of a pool are due after statsPicks decisions or statsAge ms. Until then a node adds at
-	// most one request to a quarter of the smallest large pool.
+	// Until stats are due, after statsPicks decisions or statsAge ms, a node adds at most one
+	// request to a quarter of the smallest large pool.
 	statsPicks, statsAge = 64, 100
-	// statsLows: each decision uses up one, and the last before the next stats still needs
-	// selectLows.
+	// statsLows: each decision uses up one, and the last needs selectLows.
 	statsLows = 2 * statsPicks
-	// coldLast ranks backends in slow start last, which look idle but turn most requests away.
+	// coldLast: backends in slow start look idle but turn most requests away.
 	coldLast = 1e6
 )
 
-// statsOf keeps the latest stats of a large pool. Safe for concurrent use.
+// statsOf keeps the latest stats. Safe for concurrent use.
 type statsOf struct {
 	picks  atomic.Uint64
 	latest atomic.Pointer[poolStats]
 	taking atomic.Bool
 }
 
-// poolStats are figures over all backends of a large pool at one decision; immutable.
+// poolStats are figures over a large pool at one decision; immutable.
 type poolStats struct {
 	turn         uint64 // number of that decision
 	at           prefixtree.Time
@@ -36,8 +35,7 @@ type poolStats struct {
 	lows         []int32 // entries of the least loaded backends, in order
 }
 
-// look returns the stats for a decision. When due, one decision renews them. Explain renews them as
-// Pick would, and keeps nothing.
+// look returns the stats for a decision, which renews them when due. Explain keeps nothing.
 func (o *statsOf) look(r *Router, s *Scene) *poolStats {
 	s.turn = o.picks.Load() + 1
 	if !s.peek {
@@ -57,7 +55,6 @@ func (o *statsOf) look(r *Router, s *Scene) *poolStats {
 	return st
 }
 
-// survey weighs every backend and leaves no candidates.
 func (r *Router) survey(s *Scene) *poolStats {
 	s.stageAll()
 	st := &poolStats{turn: s.turn, at: s.Now, eligible: len(s.Candidates)}
@@ -85,8 +82,8 @@ func (r *Router) survey(s *Scene) *poolStats {
 	return st
 }
 
-// cheapest returns the entries of the cheapest candidates up to bound, in order. Ties start at a
-// changing position, because an idle fleet ties.
+// cheapest returns the cheapest entries up to bound, in order. Ties start at a changing position:
+// an idle fleet ties.
 func (s *Scene) cheapest(bound float64, least int) []int32 {
 	list := make([]int32, 0, least)
 	for i := range s.Candidates {
@@ -107,8 +104,8 @@ func (s *Scene) cheapest(bound float64, least int) []int32 {
 	return list
 }
 
-// left returns the least loaded entries for a decision: those that were best, which stay best if few
-// are idle, and the next that earlier decisions have not used up, which are if many are idle.
+// left returns entries of little load: those that were best, which stay so if few are idle, and the
+// next that earlier decisions have not used up.
 func (st *poolStats) left(turn uint64) (best, next []int32) {
 	const half = selectLows / 2
 	best = st.lows[:min(half, len(st.lows))]

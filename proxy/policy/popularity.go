@@ -7,14 +7,14 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Popularity is what one node counted of recent requests; each node alone sees too little.
+// Popularity is what one node counted of recent requests.
 type Popularity struct {
 	Requests float64 // decayed number of requests
 	Paces    []Pace
 	Works    []Work
 }
 
-// OwnPopularity returns this node's popularity of at most so many pools, the busiest first.
+// OwnPopularity returns this node's popularity of the busiest pools.
 func (r *Router) OwnPopularity(pools int, now prefixtree.Time) Popularity {
 	own := Popularity{Requests: r.heavyHitters.requests(now), Works: r.OwnWork(pools, now)}
 	for _, p := range r.table.Load().pools() {
@@ -32,7 +32,7 @@ type PopularitySum struct {
 	paces map[uint64]*Pace
 }
 
-// Add adds one node's and keeps no reference to it.
+// Add keeps no reference to o.
 func (s *PopularitySum) Add(o *Popularity) {
 	if s.paces == nil {
 		s.paces = map[uint64]*Pace{}
@@ -48,8 +48,7 @@ func (s *PopularitySum) Add(o *Popularity) {
 	}
 }
 
-// SetPeerPopularity sets the sum over the other nodes; nil: unknown. The router keeps and only reads
-// it.
+// SetPeerPopularity sets the sum over the other nodes; nil: unknown.
 func (r *Router) SetPeerPopularity(sum *PopularitySum) {
 	if sum == nil {
 		sum = new(PopularitySum)

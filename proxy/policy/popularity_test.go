@@ -90,9 +90,7 @@ func TestWidespreadIsCommon(t *testing.T) {
 		r, tree := newRouter(t, Config{Nodes: 4}, fleetOf(8))
 		r.SetFleet(4, 0)
 		for b := range held {
-			for _, f := range tree.AppendFacts(nil, prefixtree.Backend(b), prompt(1, uint64(b), 12, 40), t0) {
-				tree.Apply(f)
-			}
+			tree.Record(prefixtree.Backend(b), prompt(1, uint64(b), 12, 40), t0, nil)
 		}
 		next, d := prompt(1, 99, 12, 40), new(Decision)
 		if err := r.Explain(ask(next), t0, d); err != nil || d.Branch != next[want] {

@@ -4,26 +4,25 @@ import "math"
 
 // Parameters of the cost; see DESIGN.md, "Cost".
 const (
-	// DefaultWorkWeight is W for requests with a worthwhile match: a recomputation also evicts
-	// another prefix. The slow mark bounds the wait.
+	// DefaultWorkWeight is W for requests with a worthwhile match: recomputing it also evicts
+	// another prefix.
 	DefaultWorkWeight = 100.0
-	// plainWork is W for the other requests.
+	// plainWork is W for other requests.
 	plainWork = 4.0
-	// worthwhile is the least share of a prompt that a match must cover. Common system prompts
-	// mostly stay below it.
+	// worthwhile is the least share of a prompt that a match must cover; common system prompts stay
+	// below.
 	worthwhile = 0.2
 	// patience scales the quadratic price of waiting, in mean whole prefills.
 	patience = 20.0
-	// tightDemand is the demand above which late work weighs more, quadratically.
+	// Above tightDemand late work weighs more, quadratically.
 	tightDemand = 2.0
-	// easyWork is its weight without demand; it falls to 1 at a demand of 1.
+	// easyWork is its weight without demand; 1 at a demand of 1.
 	easyWork = 8.0
-	// crowding is the price of an active request, in mean whole prefills: it slows the batch and
-	// holds memory.
+	// crowding is the price of an active request, in mean whole prefills.
 	crowding = 0.03
 )
 
-// prefix minimises the expected first-token time plus the price of recomputation.
+// prefix minimises expected first-token time plus the price of recomputation.
 type prefix struct {
 	work    float64
 	epsilon float64
@@ -42,7 +41,7 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 		c.Cost = 0
 		deepest = max(deepest, c.Held)
 	}
-	// All backends hold common prefixes soon, so only what exceeds them is worth a detour.
+	// All backends soon hold common prefixes.
 	follow := deepest-s.CommonTokens >= worthwhile*n
 	key, leads := s.orderKey()
 	gathered := s.hot.Replicas > 0 && p.gather(s, deepest)
@@ -63,14 +62,14 @@ func (p *prefix) Choose(s *Scene) (int, Rung) {
 	return i, p.rung(s, i, leads && (tied || !out.all))
 }
 
-// foresee sets what the pool's recent requests tell, and what other nodes do unseen.
+// foresee sets what the pool's requests and the other nodes are expected to do.
 func (s *Scene) foresee() {
 	s.traffic = s.pool.load.now(float64(s.PromptTokens)/s.FleetRate, s.Nodes, s.Now)
 	s.unseen = s.look(&s.traffic)
 }
 
 // gather rules out candidates outside the hot prefix's set, except the deepest holders of an
-// uncommon prefix, and reports whether there were any.
+// uncommon prefix, and reports whether any were.
 func (p *prefix) gather(s *Scene, deepest float64) bool {
 	sum, all := s.queues()
 	within := s.gather((1+p.epsilon)*sum/float64(all) + float64(s.PromptTokens))
@@ -85,7 +84,6 @@ func (p *prefix) gather(s *Scene, deepest float64) bool {
 	return true
 }
 
-// queues returns the sum and number of all eligible queues.
 func (s *Scene) queues() (sum float64, n int) {
 	if s.stats != nil {
 		return s.stats.mean * float64(s.stats.eligible), s.stats.eligible
@@ -96,20 +94,20 @@ func (s *Scene) queues() (sum float64, n int) {
 	return sum, len(s.Candidates)
 }
 
-// price sets the cost of every candidate not ruled out (+Inf), in seconds, and returns the least
-// cost and the soonest first token; DESIGN.md, "Cost", has the formulas. Candidates below the slow
-// mark are timely: waiting for their cache does not lengthen the tail.
+// price sets the cost of candidates not ruled out, in seconds, and returns the least and the
+// soonest first token; DESIGN.md, "Cost". Those below the slow mark are timely: waiting for a cache
+// does not lengthen the tail.
 func (p *prefix) price(s *Scene, o *traffic, out *unseenWork, follow bool) (least, soonest float64) {
 	n := float64(s.PromptTokens)
 	free := 0.0
 	if !follow {
-		// Common prefixes count as held everywhere; else a new backend would always look expensive.
+		// Common prefixes count as held, or a new backend would always look expensive.
 		free = s.CommonTokens
 	}
 	soonest = math.Inf(1)
 	for i := range s.Candidates {
 		if c := &s.Candidates[i]; !math.IsInf(c.Cost, 1) {
-			// Overdue work is expected to take as long again.
+			// Overdue work takes as long again.
 			c.Cost = (c.queue+c.uncached(n, free))/out.rateSeen(s, c) + s.memoryWait(c) + c.Overdue
 			soonest = min(soonest, c.Cost)
 		}
@@ -145,7 +143,6 @@ func (p *prefix) price(s *Scene, o *traffic, out *unseenWork, follow bool) (leas
 	return least, soonest
 }
 
-// weights returns W for timely and late candidates.
 func (p *prefix) weights(follow bool, demand float64) (timely, late float64) {
 	if timely = p.work; !follow {
 		timely = min(plainWork, p.work)
@@ -156,8 +153,8 @@ func (p *prefix) weights(follow bool, demand float64) (timely, late float64) {
 
 func (c *Candidate) uncached(n, free float64) float64 { return min(c.Uncached, max(n-free, 1)) }
 
-// memoryWait estimates the seconds until the engine can admit the request: it admits in order and
-// only what fits, and a full one turns over its memory once per hold.
+// memoryWait estimates the seconds until the engine admits the request: in order, only what fits,
+// and a full one turns over its memory once per hold.
 func (s *Scene) memoryWait(c *Candidate) float64 {
 	if c.kv == 0 {
 		return 0
@@ -166,7 +163,6 @@ func (s *Scene) memoryWait(c *Candidate) float64 {
 	return float64(max(missing, 0)) / float64(c.kv) * s.hold
 }
 
-// rung returns what made the choice.
 func (p *prefix) rung(s *Scene, chosen int, ordered bool) Rung {
 	even := true
 	for i := range s.Candidates {

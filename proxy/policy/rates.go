@@ -10,28 +10,26 @@ import (
 )
 
 const (
-	// defaultPrefillRate is about one current GPU, tokens/s. A wrong prior is harmless: only ratios
-	// between backends matter.
+	// defaultPrefillRate, tokens/s, is about one GPU; only ratios between backends matter.
 	defaultPrefillRate = 10_000
-	// rateWindow bounds the memory of a rate to this many seconds of prefill.
+	// rateWindow is a rate's memory in seconds of prefill.
 	rateWindow = 30
-	// ratePrior is the weight of the fleet's rate in a backend's own, in seconds of prefill.
+	// ratePrior is the weight of the fleet's rate in a backend's, in seconds of prefill.
 	ratePrior = 1
-	// freshen drops a rate from less than scantEvidence seconds of prefill, idle for scantAfter ms.
+	// A rate from less evidence, in seconds of prefill, idle for so many ms, is dropped.
 	scantEvidence, scantAfter = 3.0, 10_000
-	// rateMinTokens excludes small prefills, which take one engine step whatever their length.
+	// rateMinTokens: smaller prefills take one engine step whatever their length.
 	rateMinTokens = 256
-	// rateOutlier bounds how far a sample may fall below the estimate, so that one hang does not
-	// condemn a backend.
+	// rateOutlier bounds how far a sample counts below the estimate: one hang must not condemn a
+	// backend.
 	rateOutlier = 16
-	// rateDoubt is the weight of a slow prefill among several nodes: it may have waited for another
-	// node's.
+	// rateDoubt weighs a slow prefill among several nodes, which may have waited for another's.
 	rateDoubt = 0.1
-	// rateGuess is the weight of a slow non-streamed answer at a node without any streams.
+	// rateGuess weighs a slow non-streamed answer at a node without streams.
 	rateGuess = 0.01
 )
 
-// rateSums estimates tokens/s as a ratio of decayed sums, which weighs samples by duration.
+// rateSums estimates tokens/s as a ratio of decayed sums.
 type rateSums struct {
 	tokens, seconds float64
 }
@@ -59,7 +57,7 @@ func (r rateSums) estimate(prior float64) float64 {
 	return (r.tokens + prior*ratePrior) / (r.seconds + ratePrior)
 }
 
-// fleetRate is the prior for backends without samples, learned over all backends.
+// fleetRate is the prior, learned over all backends.
 type fleetRate struct {
 	mu    sync.Mutex
 	sums  rateSums
@@ -91,8 +89,8 @@ func (f *fleetRate) replace(before, now rateSums) {
 	}
 }
 
-// OwnRate returns the prefill rate measured by this node, in tokens/s, and its weight in seconds of
-// prefill; 0: none.
+// OwnRate returns the rate measured by this node, in tokens/s, and its weight in seconds of
+// prefill.
 func (r *Router) OwnRate(b prefixtree.Backend) (tokensPerSecond, weight float64) {
 	s := r.table.Load().slot(b)
 	if s == nil {
@@ -106,8 +104,7 @@ func (r *Router) OwnRate(b prefixtree.Backend) (tokensPerSecond, weight float64)
 	return s.rates.tokens / s.rates.seconds, s.rates.seconds
 }
 
-// SetPeerRate replaces the other nodes' weighted mean rate and total weight; 0 removes it. The
-// backend need not be in the view.
+// SetPeerRate replaces the other nodes' mean rate and total weight; 0 removes it.
 func (r *Router) SetPeerRate(b prefixtree.Backend, tokensPerSecond, weight float64) {
 	s := r.ledger.of(b)
 	var peers rateSums
@@ -121,7 +118,7 @@ func (r *Router) SetPeerRate(b prefixtree.Backend, tokensPerSecond, weight float
 	s.combine(r.rate.load())
 }
 
-// combine sets the rate from all measurements, 0 without any. mu must be held.
+// combine sets the rate from all measurements. Needs mu.
 func (s *slot) combine(prior float64) {
 	all, rate := s.rates.plus(s.peerRates), 0.0
 	if all.seconds > 0 {
@@ -131,8 +128,7 @@ func (s *slot) combine(prior float64) {
 	s.rate.Store(math.Float64bits(rate))
 }
 
-// learnRate records a prefill and the seconds it took; doubt is its weight if slower than the
-// present rate.
+// learnRate records a prefill; doubt is its weight if slower than the present rate.
 func (s *slot) learnRate(f *fleetRate, tokens, seconds, doubt float64, now prefixtree.Time) {
 	if tokens < rateMinTokens || seconds <= 0 {
 		return
@@ -149,8 +145,7 @@ func (s *slot) learnRate(f *fleetRate, tokens, seconds, doubt float64, now prefi
 	s.combine(f.load())
 }
 
-// freshen drops a rate with little evidence: a backend that only seemed slow would stay unused at
-// light load for ever.
+// freshen drops a rate with little evidence, or a backend that only seemed slow would stay unused.
 func (s *slot) freshen(f *fleetRate, now prefixtree.Time) {
 	if s.active.Load() > 0 {
 		return
@@ -165,18 +160,18 @@ func (s *slot) freshen(f *fleetRate, now prefixtree.Time) {
 }
 
 const (
-	// defaultBytesPerToken is typical of byte-pair vocabularies for English and code.
+	// defaultBytesPerToken is typical of English and code.
 	defaultBytesPerToken = 4.0
-	// maxModels bounds the per-model estimates; further models share one.
+	// maxModels: further models share one estimate.
 	maxModels = 256
-	// bytesWindow is the memory of an estimate in tokens: a few dozen long prompts.
+	// bytesWindow, in tokens: a few dozen long prompts.
 	bytesWindow = 1 << 20
 	bytesPrior  = 1 << 11
-	// Estimates outside these bounds do not describe this prompt (for example images by hash).
+	// Beyond these bounds the bytes do not describe the prompt (images by hash).
 	minBytesPerToken, maxBytesPerToken = 1.0, 16.0
 )
 
-// modelStat is the learned bytes per token of one model, and how much engines cache beyond a match.
+// modelStat is one model's bytes per token, and how much engines cache beyond a match.
 type modelStat struct {
 	bits          atomic.Uint64
 	mu            sync.Mutex
@@ -214,12 +209,11 @@ func (m *modelStat) learn(promptBytes, promptTokens int) {
 
 const (
 	answersWindow = 1 << 20
-	// answersPrior is the weight of finding nothing cached, in tokens: a few follow-ups.
+	// answersPrior, in tokens: a few follow-ups.
 	answersPrior = 1 << 13
 )
 
-// cachedAnswers returns the expected cached share beyond a conversation's match: its generated
-// answers.
+// cachedAnswers returns the cached share beyond a match: generated answers.
 func (m *modelStat) cachedAnswers() float64 { return math.Float64frombits(m.answers.Load()) }
 
 // learnAnswers ignores counts below the match, which concern the tree.
@@ -238,7 +232,7 @@ func (m *modelStat) learnAnswers(held, cached, prompt float64) {
 	m.answers.Store(math.Float64bits(m.found / (m.fresh + answersPrior)))
 }
 
-// modelStats is copy on write, so that a lookup in Pick neither locks nor allocates.
+// modelStats is copy on write: lookups neither lock nor allocate.
 type modelStats struct {
 	mu     sync.Mutex
 	byName atomic.Pointer[map[string]*modelStat]

@@ -1,6 +1,5 @@
-// Package policy chooses a backend for one request from the request, the matches of the prefix
-// tree, an immutable view of the fleet and this node's load. Time and the random seed are
-// parameters. DESIGN.md has the decisions.
+// Package policy chooses a backend for one request from the request, the prefix tree's matches, a
+// view of the fleet and this node's load. Time and the random seed are parameters.
 package policy
 
 import (
@@ -16,7 +15,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Errors of Pick; test them with errors.Is.
+// Errors of Pick.
 var (
 	ErrNoBackend       = errors.New("no backend can take the request") // no active backend is left after exclusions
 	ErrUnknownModel    = errors.New("no backend serves the model")
@@ -47,22 +46,21 @@ type Config struct {
 	SlowStart   time.Duration // see easeIn; 0 means DefaultSlowStart, negative disables it
 	Seed        uint64
 	Extra       map[string]Strategy
-	// Failed, if not nil, is called for every failure that counts against its backend, and must not
+	// Failed, if not nil, is called for every failure that counts against its backend. It must not
 	// block.
 	Failed func(b prefixtree.Backend, f Failure, now prefixtree.Time)
-	// Forgot, if not nil, is called when a backend lost its cache, and must not block.
+	// Forgot, if not nil, is called when a backend lost its cache. It must not block.
 	Forgot func(b prefixtree.Backend)
 }
 
-// Index is the part of prefixtree.Tree that policy uses. It must be safe for concurrent use.
+// Index is what policy uses of prefixtree.Tree. Safe for concurrent use.
 type Index interface {
 	Match(m *prefixtree.Matches, chain []prefixtree.Hash, now prefixtree.Time)
 	Record(b prefixtree.Backend, chain []prefixtree.Hash, now prefixtree.Time, tr *prefixtree.TouchHistory)
 	Learn(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.TouchHistory, cached int, now prefixtree.Time) prefixtree.Lesson
 }
 
-// Retractor is an Index that can undo one Record, for requests that failed. Without it, the next
-// response corrects the index.
+// Retractor is an Index that can undo one Record of a failed request.
 type Retractor interface {
 	Revert(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.TouchHistory) (retracted int)
 }
@@ -118,7 +116,7 @@ type Router struct {
 	doubleEnds atomic.Uint64
 }
 
-// NewRouter returns a router with an empty view. It copies cfg.
+// NewRouter returns a router with an empty view.
 func NewRouter(cfg Config, tree Index) (*Router, error) {
 	if tree == nil {
 		return nil, errNoIndex
@@ -200,14 +198,12 @@ func (c *Config) complete() error {
 	return nil
 }
 
-// Strategies returns the names that this router knows, sorted.
 func (r *Router) Strategies() []string { return slices.Sorted(maps.Keys(r.strategies)) }
 
-// Release forgets a backend outside the view, whose id will be reused. It returns false and does
-// nothing while requests run there.
+// Release forgets a backend outside the view, for reuse of its id. False: requests run there.
 func (r *Router) Release(b prefixtree.Backend) bool { return r.ledger.drop(b) }
 
-// Load returns this node's outstanding prefill tokens and active requests on a backend.
+// Load returns this node's outstanding prefill tokens and active requests.
 func (r *Router) Load(b prefixtree.Backend) (prefillTokens, active int64) {
 	if s := r.table.Load().slot(b); s != nil {
 		return s.charged.Load(), s.active.Load()
@@ -215,7 +211,7 @@ func (r *Router) Load(b prefixtree.Backend) (prefillTokens, active int64) {
 	return 0, 0
 }
 
-// Rate returns the learned prefill rate of a backend, else the fleet's, in tokens/s.
+// Rate returns a backend's prefill rate, else the fleet's, in tokens/s.
 func (r *Router) Rate(b prefixtree.Backend) float64 {
 	if s := r.table.Load().slot(b); s != nil {
 		return s.rateOr(r.rate.load())
@@ -223,7 +219,7 @@ func (r *Router) Rate(b prefixtree.Backend) float64 {
 	return r.rate.load()
 }
 
-// SetTelemetry replaces what the engine last reported.
+// SetTelemetry replaces the engine's last report.
 func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 	if s := r.table.Load().slot(b); s != nil {
 		s.telemetry.Store(&t)

@@ -6,7 +6,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Scene is the input of one decision. A strategy may write only the Cost of candidates.
+// Scene is the input of one decision. A strategy may write only Candidates' Cost.
 type Scene struct {
 	Request        *Request
 	Now            prefixtree.Time
@@ -37,7 +37,7 @@ type Scene struct {
 	peek     bool // Explain: change nothing
 }
 
-// Rand returns the next number of this decision's deterministic sequence.
+// Rand returns the next number of this decision's sequence.
 func (s *Scene) Rand() uint64 {
 	s.rand += 0x9e3779b97f4a7c15
 	return mix(s.rand)
@@ -57,8 +57,8 @@ func (s *Scene) Rendezvous(key uint64, i int) float64 {
 	return rendezvous(key, c.key, c.weight, s.pool.weighted)
 }
 
-// place is Rendezvous for the order key. In a selection, the order that selected a candidate ranks
-// it, above the candidates selected otherwise.
+// place is Rendezvous for the order key. In a selection, candidates selected by that order come
+// first.
 func (s *Scene) place(key uint64, i int) float64 {
 	switch c := &s.Candidates[i]; {
 	case s.stats == nil:
@@ -69,8 +69,8 @@ func (s *Scene) place(key uint64, i int) float64 {
 	return -1 / (1 + s.Rendezvous(key, i))
 }
 
-// firstAmong returns the first candidate of that cost in the key's order, or in turn if key is 0,
-// and whether others tie.
+// firstAmong returns the first candidate of that cost in the key's order, in turn if key is 0, and
+// whether others tie.
 func (s *Scene) firstAmong(cost float64, key uint64) (int, bool) {
 	best, rank, n := 0, math.Inf(-1), 0
 	for i := range s.Candidates {
@@ -107,7 +107,7 @@ func (s *Scene) firstAmong(cost float64, key uint64) (int, bool) {
 }
 
 func (s *Scene) candidate(at int) *Candidate {
-	// A large pool does not clear where, so the candidate must confirm it.
+	// A large pool does not clear where.
 	if i := s.where[at]; i >= 0 && int(i) < len(s.Candidates) && s.Candidates[i].at == int32(at) {
 		return &s.Candidates[i]
 	}
@@ -133,7 +133,7 @@ func (s *Scene) promptBytes(blockBytes int) int {
 	return max(s.Request.PromptBytes, len(s.Request.Hashes)*blockBytes)
 }
 
-// Candidate is one eligible backend at the time of Pick; tokens are estimates.
+// Candidate is one eligible backend; tokens are estimates.
 type Candidate struct {
 	*entry
 	Backend     prefixtree.Backend
@@ -159,8 +159,8 @@ type Candidate struct {
 	outside bool    // outside the hot prefix's replica set; see gather
 }
 
-// KVUsage returns the used share of the KV cache, 0 to 1: the engine's report, else an estimate
-// from own requests, else 0.
+// KVUsage returns the used share of the KV cache: the engine's report, else an estimate from own
+// requests.
 func (c *Candidate) KVUsage() float64 {
 	if t := c.slot.telemetry.Load(); t != nil {
 		return min(max(t.KVUsage, 0), 1)

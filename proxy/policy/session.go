@@ -6,8 +6,7 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// session pins a session key to the first backend of its rendezvous order. Requests without a key
-// take turns.
+// session pins a session key by rendezvous hashing. Requests without one take turns.
 type session struct{}
 
 func (session) Choose(s *Scene) (int, Rung) {

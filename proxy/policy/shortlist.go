@@ -10,25 +10,22 @@ import (
 )
 
 const (
-	// weighAll is the largest pool that prefix weighs as a whole.
-	weighAll = 256
-	// selectHolders bounds the selected holders.
+	// weighAll is the largest pool that is weighed as a whole.
+	weighAll      = 256
 	selectHolders = 32
-	// selectOrder is a reserve, because some entries have long queues.
+	// selectOrder: some entries have long queues.
 	selectOrder = 16
-	// Least loaded and random entries, where load decides.
+	// Least loaded and random entries.
 	selectLows, selectRandom = 64, 16
-	// selectReplicas bounds the entries of a hot set; each prompt gets its own part of a larger
-	// one.
+	// selectReplicas: each prompt gets its own part of a larger hot set.
 	selectReplicas = 96
-	// knownSets bounds the replica sets that a pool remembers.
-	knownSets = 256
+	knownSets      = 256
 )
 
-// unranked is the rank of a candidate outside the order; it comes last.
+// unranked candidates are outside the order.
 var unranked = float32(math.Inf(-1))
 
-// large is the extra state of a pool of more than weighAll backends.
+// large is the extra state of a large pool.
 type large struct {
 	order    *order
 	stats    statsOf
@@ -48,7 +45,7 @@ func (p *pool) enlarge(positions []int32) {
 	p.credited = make([]atomic.Uint64, len(p.entries))
 }
 
-// shortlist selects candidates of a large pool and reports whether it found any.
+// shortlist selects candidates and reports whether it found any.
 func (r *Router) shortlist(s *Scene) bool {
 	if s.stats = s.pool.stats.look(r, s); s.stats.eligible == 0 {
 		s.stats = nil
@@ -147,7 +144,7 @@ func deeper(a, b *prefixtree.Holder) bool {
 	return a.Backend < b.Backend
 }
 
-// putSet adds the hot set and its reserve, or of a large set a part that depends on key.
+// putSet adds the hot set and its reserve, or a part of a large one by key.
 func (s *Scene) putSet(key uint64) {
 	set := s.pool.replicas(s.hot.Anchor, s.hot.Replicas)
 	n, partly := 0, s.hot.Replicas > selectReplicas
@@ -169,7 +166,7 @@ func (s *Scene) putSet(key uint64) {
 	}
 }
 
-// replicas returns the first entries in the anchor's order, with a reserve for avoided ones.
+// replicas returns the first entries in the anchor's order, with a reserve.
 func (p *pool) replicas(anchor prefixtree.Hash, n int) []int32 {
 	want := min(n+n/8+selectOrder, len(p.entries))
 	p.setsMu.RLock()

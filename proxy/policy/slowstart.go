@@ -8,20 +8,19 @@ import (
 )
 
 const (
-	// DefaultSlowStart covers an engine that compiles kernels and fills its cache with its first
-	// requests.
+	// DefaultSlowStart: engines compile kernels and fill their cache with first requests.
 	DefaultSlowStart = 30 * time.Second
-	// coldShare is the first part of the full share: a few requests must measure the backend.
+	// coldShare: a few requests must measure the backend.
 	coldShare = 0.1
-	// coldCredit bounds the requests that a cold backend may save up.
+	// coldCredit bounds the requests that a cold backend saves up.
 	coldCredit = 4
 	oneRequest = 1_000_000
-	// turnedAway in place of its warmth marks a candidate that easeIn removes.
+	// turnedAway replaces the warmth of a candidate that easeIn removes.
 	turnedAway = -1
 )
 
-// sticky is a strategy that follows a key. During slow start each key moves once; alternating would
-// split a session's cache.
+// sticky strategies follow a key, which moves once during slow start; alternating would split a
+// session's cache.
 type sticky interface {
 	key(s *Scene) (key uint64, ok bool)
 }
@@ -34,7 +33,7 @@ func (r *Router) begins(s *slot, at prefixtree.Time) {
 	raise(&r.coldUntil, int64(at)+r.slowStart)
 }
 
-// warmth returns the present part of a backend's full share, 1 after slow start.
+// warmth returns the present part of a backend's share.
 func (r *Router) warmth(s *slot, now prefixtree.Time) float64 {
 	began := s.began.Load()
 	if began == 0 || int64(now)-began >= r.slowStart {
@@ -43,9 +42,9 @@ func (r *Router) warmth(s *slot, now prefixtree.Time) float64 {
 	return coldShare + (1-coldShare)*max(float64(int64(now)-began), 0)/float64(r.slowStart)
 }
 
-// easeIn removes cold candidates that have had their share: without a queue they would attract
-// every new prompt. Each request credits a candidate with its share; one taken by load costs a
-// credit, follow-ups do not. If none would remain, all stay.
+// easeIn removes cold candidates that have had their share, unless none would remain: without a
+// queue they would attract every new prompt. Each request credits a candidate with its share; one
+// taken by load costs a credit, follow-ups do not.
 func (r *Router) easeIn(s *Scene, strategy *named) {
 	var total float64
 	cold := 0
@@ -92,10 +91,9 @@ func (r *Router) easeIn(s *Scene, strategy *named) {
 	s.Candidates = s.Candidates[:n]
 }
 
-// credited adds the share and reports whether the candidate may take the request.
 func (c *Candidate) credited(s *Scene, share float64) bool {
 	if s.stats != nil {
-		// It also gets credit for the decisions that did not select it.
+		// Also for the decisions that did not select it.
 		share *= float64(s.missed(c))
 	}
 	credit := int64(share * oneRequest)
@@ -111,8 +109,7 @@ func (c *Candidate) credited(s *Scene, share float64) bool {
 	return credit >= oneRequest
 }
 
-// missed returns the decisions since the candidate was last credited, at most the number of
-// backends.
+// missed returns the decisions since the candidate was last credited, at most one per backend.
 func (s *Scene) missed(c *Candidate) uint64 {
 	last := &s.pool.credited[c.at]
 	var before uint64

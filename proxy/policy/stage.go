@@ -5,8 +5,7 @@ import (
 	"slices"
 )
 
-// stage adds the eligible backends, or if all are avoided those with the fewest failures and
-// returns true.
+// stage adds the eligible backends or, if all are avoided, those with the fewest failures.
 func (s *Scene) stage() (lastResort bool) {
 	s.stageAll()
 	if len(s.Candidates) > 0 {
@@ -34,7 +33,7 @@ func (s *Scene) put(at int, e *entry) bool {
 	return true
 }
 
-// stageLeastBad reads each count once: counts may grow meanwhile, and one entry must remain.
+// stageLeastBad reads each count once, since counts may grow meanwhile.
 func (s *Scene) stageLeastBad() {
 	fewest := int32(math.MaxInt32)
 	for i := range s.pool.entries {
@@ -61,7 +60,7 @@ func (s *Scene) add(at int, e *entry, half bool) {
 	s.where[at] = int32(len(s.Candidates))
 	rate := e.slot.rateOr(s.FleetRate)
 	own := e.slot.active.Load()
-	// A composite literal would be copied, which takes a third of a Pick at 2,000 backends.
+	// A composite literal would be copied: a third of a Pick at 2,000 backends.
 	s.Candidates = s.Candidates[:len(s.Candidates)+1]
 	c := &s.Candidates[len(s.Candidates)-1]
 	c.entry, c.Backend, c.Rate = e, e.id, rate

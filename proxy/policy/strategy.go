@@ -17,8 +17,8 @@ func Strategies() []string { return slices.Clone(builtin) }
 var builtin = []string{Prefix, PrefixHash, LeastRequest, Session, RoundRobin, Random, Weighted}
 
 // Strategy chooses among eligible backends. Choose runs concurrently and must not keep the scene,
-// block or allocate. It returns an index into s.Candidates, which is never empty, and the rung that
-// decided, and sets the Cost of weighed candidates (any unit, lower is better).
+// block or allocate. It returns an index into s.Candidates, never empty, and what decided, and sets
+// their Cost (any unit, lower is better).
 type Strategy interface {
 	Choose(s *Scene) (int, Rung)
 }

@@ -7,18 +7,14 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// DESIGN.md, "Several nodes", explains these rules.
 const (
-	// maxStaleness, in ms, is the greatest age of other nodes' reports that a decision counts with,
-	// and the age of missing ones.
+	// maxStaleness, in ms, is the greatest age that counts, and the age of missing reports.
 	maxStaleness = 10_000
-	// DefaultEpsilon is the slack of the bounded-load test among several nodes.
+	// DefaultEpsilon is the slack of the bounded-load test.
 	DefaultEpsilon = 0.25
-	// fewChoices is the least number of candidates: two let a node avoid the busier one.
+	// fewChoices: two let a node avoid the busier one.
 	fewChoices = 2
-	// maxChoices bounds the candidates.
 	maxChoices = 64
-	// maxHolders bounds the deepest holders added.
 	maxHolders = 4
 )
 
@@ -27,8 +23,8 @@ type fleetState struct {
 	staleness int64 // ms
 }
 
-// SetFleet sets the number of routers and the measured staleness of their reports. Until the first
-// SetPeerLoad, reports count as missing.
+// SetFleet sets the number of routers and their reports' staleness. Reports count as missing until
+// the first SetPeerLoad.
 func (r *Router) SetFleet(nodes int, staleness time.Duration) {
 	r.fleet.Store(&fleetState{nodes: max(nodes, 1), staleness: max(staleness, 0).Milliseconds()})
 }
@@ -44,9 +40,9 @@ type unseenWork struct {
 	all   bool
 }
 
-// look estimates what other nodes have placed since their reports: m placements on B backends. If
-// all nodes took the backend that looks best, m requests would follow within one staleness. Each
-// chooses among K = B/(1+m) candidates instead, in an order that differs between prompts.
+// look estimates what other nodes placed since their reports: m placements on B backends. If all
+// took the backend that looks best, m requests would follow within one staleness; each chooses
+// among K = B/(1+m) instead, in an order that differs between prompts.
 func (s *Scene) look(o *traffic) unseenWork {
 	b := float64(s.size())
 	if s.Nodes <= 1 {
@@ -59,9 +55,9 @@ func (s *Scene) look(o *traffic) unseenWork {
 	return out
 }
 
-// weigh sets every candidate's expected queue and crowd. Unseen work fills the backends like water
-// up to a level, and a report, minus the progress since, counts only above it. Own work comes on
-// top, because the peers cannot see it.
+// weigh sets expected queues and crowds. Unseen work fills the backends like water up to a level,
+// and a report, less the progress since, counts only above it. Own work, which peers cannot see,
+// comes on top.
 func (o *unseenWork) weigh(s *Scene) {
 	if s.Nodes <= 1 {
 		for i := range s.Candidates {
@@ -88,8 +84,8 @@ func (o *unseenWork) weigh(s *Scene) {
 	}
 }
 
-// level returns the level to which flood fills the queues from the lowest up, or the one of the pool
-// if the candidates are a selection. Each pass drops the queues above it.
+// level returns the level to which flood fills the queues from the lowest up, or the pool's in a
+// selection.
 func (s *Scene) level(flood float64, ofPool func(*poolStats) float64) float64 {
 	if s.stats != nil {
 		return ofPool(s.stats)
@@ -110,17 +106,14 @@ func (s *Scene) level(flood float64, ofPool func(*poolStats) float64) float64 {
 	}
 }
 
-// rateSeen returns the rate to use: small differences count only by the chance that no peer has
-// acted on them.
+// rateSeen: small differences count only by the chance that no peer has acted on them.
 func (o *unseenWork) rateSeen(s *Scene, c *Candidate) float64 {
 	return s.FleetRate + (c.Rate-s.FleetRate)*o.sure
 }
 
-// orderKey returns the key whose order breaks ties and selects candidates, and whether it leads the
-// conversation's next request to the same backends. 0: the whole prompt is common.
-//
-// Normally it is the branch key. Before enough requests it may be common to all, and the session
-// or the whole prompt's hash replaces it.
+// orderKey returns the key that breaks ties and selects candidates, 0 if the whole prompt is
+// common, and whether it leads the conversation's next request to the same backends. Before enough
+// requests the branch may be common to all: the session or the whole prompt's hash replaces it.
 func (s *Scene) orderKey() (key uint64, leads bool) {
 	session := len(s.Request.Session) > 0 && s.Nodes > 1
 	switch {
@@ -168,7 +161,7 @@ func (p *prefix) preselect(s *Scene, o *unseenWork, key uint64) {
 	}
 }
 
-// choices returns 1 to k candidates within limit, best first. If all exceed it, it is dropped.
+// choices returns 1 to k candidates, best first, within limit unless all exceed it.
 func (s *Scene) choices(key uint64, limit float64, k int) (at [maxChoices]int32, n int) {
 	if at, n = s.firstFitting(key, limit, k); n > 0 {
 		return at, n

@@ -19,7 +19,7 @@ const (
 	Down
 )
 
-// String returns the lower-case name used in configuration and the admin API.
+// String returns the name used in configuration and the admin API.
 func (s State) String() string {
 	switch s {
 	case Active:
@@ -32,7 +32,7 @@ func (s State) String() string {
 	return fmt.Sprintf("state(%d)", uint8(s))
 }
 
-// Backend is one engine endpoint of a View.
+// Backend is one engine endpoint.
 type Backend struct {
 	ID         prefixtree.Backend
 	Generation uint32   // a new generation starts with an empty slot; 0: unknown
@@ -45,7 +45,7 @@ type Backend struct {
 	Handle     any             // the caller's value, copied to Decision.Handle
 }
 
-// Rule chooses the strategy of matching requests. Empty fields match all; the first match wins.
+// Rule chooses a strategy. Empty fields match all; the first match wins.
 type Rule struct {
 	Model       string // exact, or a prefix if it ends in "*"
 	PathPrefix  string
@@ -54,7 +54,7 @@ type Rule struct {
 	Strategy    string
 }
 
-// View is an immutable set of backends and rules. Safe for concurrent use.
+// View is an immutable set of backends and rules.
 type View struct {
 	Backends []Backend
 	Rules    []Rule
@@ -68,8 +68,7 @@ type View struct {
 // ErrView is wrapped by every error of NewView.
 var ErrView = errors.New("invalid view")
 
-// NewView validates and copies backends and rules; extra names further strategies. Errors name the
-// entry and the remedy.
+// NewView validates and copies backends and rules; extra names further strategies.
 func NewView(backends []Backend, rules []Rule, extra ...string) (*View, error) {
 	v := &View{
 		Backends: slices.Clone(backends),
@@ -134,7 +133,7 @@ func (v *View) indexBackends() error {
 	return nil
 }
 
-// indexModels makes one pass, because every engine may declare hundreds of adapters.
+// indexModels makes one pass: engines may declare hundreds of adapters.
 func (v *View) indexModels() {
 	v.all = make([]int32, len(v.Backends))
 	declared := map[string]*[]int32{}
@@ -173,7 +172,7 @@ func merged(a, b []int32) []int32 {
 	return append(append(out, a...), b...)
 }
 
-// Backend returns the entry with that id, which must not be changed, or false.
+// Backend returns the entry, which must not be changed, or false.
 func (v *View) Backend(id prefixtree.Backend) (*Backend, bool) {
 	if int(id) >= len(v.byID) || v.byID[id] < 0 {
 		return nil, false
@@ -181,7 +180,6 @@ func (v *View) Backend(id prefixtree.Backend) (*Backend, bool) {
 	return &v.Backends[v.byID[id]], true
 }
 
-// Models returns the declared model names, sorted.
 func (v *View) Models() []string {
 	names := make([]string, 0, len(v.byModel))
 	for m := range v.byModel {

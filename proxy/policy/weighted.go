@@ -110,7 +110,6 @@ func (w *weighted) Choose(s *Scene) (int, Rung) {
 	return i, Load
 }
 
-// least maps lo to 1 and hi to 0.
 func least(x, lo, hi float64) float64 {
 	if hi <= lo {
 		return 1

@@ -9,9 +9,9 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Work is what one node's recent requests demand of a pool behind a popular prefix, each counted
-// for its deepest one. It excludes the prefix itself, so replicas do not reduce it. Sums over nodes
-// are lower bounds. Anchor 0 is the whole pool.
+// Work is what one node's requests demand of a pool behind a popular prefix, each counted for its
+// deepest one, without the prefix itself, which replicas do not reduce. Sums over nodes are lower
+// bounds. Anchor 0 is the whole pool.
 type Work struct {
 	Pool     uint64
 	Anchor   prefixtree.Hash
@@ -23,21 +23,19 @@ type Work struct {
 }
 
 const (
-	// workWindow is in seconds: short, so that a prefix that turns hot gets its replicas within
-	// seconds.
+	// workWindow, in seconds: a prefix that turns hot gets its replicas soon.
 	workWindow = 10.0
-	// workStart is the least time in seconds over which work is averaged.
+	// workStart is the least time averaged over, in seconds.
 	workStart = 1.0
-	// workAnchors bounds the prefixes measured per pool; only a few are worth a replica set.
+	// workAnchors per pool; only a few are worth a replica set.
 	workAnchors = 128
 	workTold    = 64
-	// A prefix is reported from leastWork prefill seconds per second or leastWorkActive active
-	// requests.
+	// Prefixes below both, in prefill seconds per second and active requests, are not reported.
 	leastWork, leastWorkActive = 0.005, 1
 )
 
 // workMeter measures a pool's work by prefix: SpaceSaving with decay, counted since the prefix took
-// its place, so a lower bound. Safe for concurrent use.
+// its place. Safe for concurrent use.
 type workMeter struct {
 	mu    sync.Mutex
 	index map[prefixtree.Hash]*prefixWork
@@ -46,8 +44,8 @@ type workMeter struct {
 	alike beginnings
 }
 
-// prefixWork is guarded by the meter's lock. Another prefix may take its place only when no request
-// runs on it.
+// prefixWork is guarded by the meter's lock. Another prefix takes its place only when no request
+// runs.
 type prefixWork struct {
 	anchor prefixtree.Hash
 	tokens float64
@@ -57,8 +55,7 @@ type prefixWork struct {
 	decayedWork
 }
 
-// decayedWork decays with workWindow. The first request only starts the clock, since it shows no
-// frequency.
+// decayedWork: the first request only starts the clock, since it shows no frequency.
 type decayedWork struct {
 	since, last prefixtree.Time
 	requests    float64
@@ -100,7 +97,6 @@ func (d *decayedWork) end(now prefixtree.Time) {
 	d.active--
 }
 
-// work returns the rates per second and the mean number of concurrent requests.
 func (d decayedWork) work(now prefixtree.Time) (w Work) {
 	if d.since == 0 {
 		return w
@@ -110,8 +106,8 @@ func (d decayedWork) work(now prefixtree.Time) (w Work) {
 	return Work{Requests: d.requests / over, Fresh: d.fresh / over, Prefill: d.prefill / over, Active: d.busy / over}
 }
 
-// count adds the chosen candidate's uncached tokens to the pool, and to the prompt's deepest
-// popular prefix what would remain if that were held. It returns the prefix, or nil.
+// count adds the candidate's uncached tokens to the pool, and what would remain behind the prompt's
+// deepest popular prefix to that. It returns the prefix, or nil.
 func (s *Scene) count(c *Candidate) *prefixWork {
 	m := &s.pool.work
 	m.mu.Lock()
@@ -135,7 +131,6 @@ func (s *Scene) count(c *Candidate) *prefixWork {
 	return p
 }
 
-// known returns the leading blocks of the longest match on any backend.
 func (s *Scene) known() (blocks int) {
 	for _, h := range s.holders() {
 		blocks = max(blocks, int(h.Blocks))
@@ -164,19 +159,20 @@ func (m *workMeter) end(p *prefixWork, now prefixtree.Time) {
 	}
 }
 
-// deepest returns the place and depth of the prompt's deepest popular prefix, or nil; common blocks
-// are known to be common.
+// deepest returns the prompt's deepest popular prefix, or nil; common blocks are known to be
+// common.
 func (m *workMeter) deepest(hashes []prefixtree.Hash, common int, now prefixtree.Time) (p *prefixWork, blocks int) {
 	from := max(common, 1)
 	f := m.alike.behind(hashes[from-1])
 	blocks = f.add(hashes, from)
 	seen := f.seen // the next call may overwrite f
 	if from > 1 {
-		// The first block has been observed longest, so it finds most prefixes.
+		// The first block is observed longest.
 		blocks = max(blocks, m.alike.behind(hashes[0]).add(hashes, 1))
 	}
 	if seen < extentLeast {
-		// While the heavy hitters descend, each anchor is new here; an earlier descent may know the end.
+		// While the heavy hitters descend, each anchor is new here; an earlier descent may know the
+		// end.
 		last := min(len(hashes), anchorDepth) - 1
 		for i := from - 1; i < last; {
 			i = nextAnchor(i, last)
@@ -226,7 +222,7 @@ func (m *workMeter) place(anchor prefixtree.Hash, now prefixtree.Time) *prefixWo
 	return least
 }
 
-// tell appends the pool's work and then its largest prefixes, or nothing if idle.
+// tell appends the pool's work, then its largest prefixes.
 func (m *workMeter) tell(dst []Work, pool uint64, now prefixtree.Time) []Work {
 	m.mu.Lock()
 	defer m.mu.Unlock()

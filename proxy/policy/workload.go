@@ -10,21 +10,20 @@ import (
 const (
 	// Buckets of a quarter octave from 1 ms up to 4.6 h.
 	loadBuckets, loadOctave, loadLeast = 96, 4, 1e-3
-	// loadWindow halves the histogram at this number of requests: a few minutes of a busy node.
+	// loadWindow halves the histogram: a few minutes of a busy node.
 	loadWindow = 4000
-	// loadSupport is the least number of requests, of all nodes, for a slow mark.
+	// loadSupport requests, of all nodes, allow a slow mark.
 	loadSupport = 50
-	// loadSmooth is the least weight of one request in the mean.
+	// loadSmooth is the least weight of one request.
 	loadSmooth = 0.01
-	// The slow mark is slowShare of the time in which all but slowRest of recent requests could
-	// have had their first token at best. Waiting does not raise it.
+	// The slow mark is slowShare of the time in which all but slowRest of requests could have had
+	// their first token at best, so waiting does not raise it.
 	slowShare, slowRest = 0.8, 0.01
 	// Memory of the demand, and the least time averaged over, in seconds.
 	demandWindow, demandStart = 60.0, 5.0
 )
 
-// workload measures a pool's best times to first token and its demand, which scale the price of
-// waiting. Safe for concurrent use.
+// workload measures a pool's best times to first token and its demand. Safe for concurrent use.
 type workload struct {
 	mu     sync.Mutex
 	mean   float64 // whole prefill in seconds; 0: no request yet
@@ -49,7 +48,7 @@ type traffic struct {
 	fleetDemand float64 // demand at all nodes
 }
 
-// now takes the request's whole prefill in seconds.
+// now takes a whole prefill in seconds.
 func (p *workload) now(whole float64, nodes int, now prefixtree.Time) traffic {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -61,7 +60,7 @@ func (p *workload) now(whole float64, nodes int, now prefixtree.Time) traffic {
 	if o.mean == 0 {
 		o.mean = whole
 	}
-	// Without reports, the other nodes are assumed to see the same traffic.
+	// Without reports, assume the same traffic at the other nodes.
 	o.others, o.fleetDemand = o.rate*float64(nodes-1), o.demand*float64(nodes)
 	if p.peers.Rate > 0 {
 		o.others, o.fleetDemand = p.peers.Rate, o.demand+p.peers.Demand
@@ -69,7 +68,7 @@ func (p *workload) now(whole float64, nodes int, now prefixtree.Time) traffic {
 	return o
 }
 
-// count adds a request's whole prefill and soonest first token, in seconds.
+// count takes seconds.
 func (p *workload) count(whole, soonest float64, now prefixtree.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -103,7 +102,6 @@ func (p *workload) fadeLocked(now prefixtree.Time) (fade, covered float64) {
 
 func seconds(from, to prefixtree.Time) float64 { return float64(max(to-from, 0)) / 1000 }
 
-// slowMark returns the slow mark in seconds, +Inf before loadSupport requests.
 func (p *workload) slowMark() float64 {
 	total := p.total + p.peers.Requests
 	if total < loadSupport {
@@ -130,10 +128,9 @@ type Pace struct {
 	Soonest  [loadBuckets]float64 // by best time to first token, in quarter octaves from 1 ms
 }
 
-// PaceBuckets is the number of buckets of Pace.Soonest.
 const PaceBuckets = loadBuckets
 
-// leastRate is the least reported rate, requests/s: one request in ten windows.
+// leastRate, requests/s: one in ten windows.
 const leastRate = 0.1 / demandWindow
 
 func (p *Pace) add(o *Pace) {
@@ -156,7 +153,7 @@ func (p *workload) own(pool uint64, now prefixtree.Time) Pace {
 	}
 }
 
-// setPeers sets the sum over the other nodes; nil: unknown.
+// setPeers sets the other nodes' sum; nil: unknown.
 func (p *workload) setPeers(sum *Pace) {
 	if sum == nil {
 		sum = new(Pace)

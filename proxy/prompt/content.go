@@ -1,12 +1,9 @@
 package prompt
 
-import "encoding/hex"
+// A string equals one text part; null, an empty array and one empty text are no content.
 
-// A string equals one text part; null, an empty array and one empty text are no content. A nested
-// part has a markNested per level instead of end markers.
-
-// billing begins a block that Claude Code puts before its system prompt. It changes with each
-// request, so it is left out, as in vLLM (vllm-project/vllm#36829).
+// Claude Code puts this block before its system prompt. It changes with each request, so it is left
+// out, as in vLLM (vllm-project/vllm#36829).
 const billing = "x-anthropic-billing-header"
 
 func (p *Parser) content() {
@@ -89,7 +86,6 @@ var partMembers = inOrder{
 	{"video_url", asURL, 0},
 }
 
-// part reports whether the part is an empty text.
 func (p *Parser) part() (blank bool) {
 	start := p.tape.mark()
 	p.nested()
@@ -109,7 +105,7 @@ func (p *Parser) part() (blank bool) {
 	return p.renderPart(start, base, kind, &f)
 }
 
-// renderPart orders a part's members by its type. It reports whether the part is an empty text.
+// renderPart orders a part's members by its type and reports whether it is an empty text.
 func (p *Parser) renderPart(start, base int, kind op, f *parts) (blank bool) {
 	text := f[partMembers.find([]byte("text")).slot]
 	keep := func(mark byte, names ...string) { p.keep(start, base, partMembers, f, p.lead(mark, "", 0), names...) }
@@ -178,18 +174,4 @@ func (p *Parser) url(key op) {
 	p.settle(base, true)
 	p.arrangeMembers(start, base, f[:]...)
 	p.remember(key, from)
-}
-
-// A 128-bit xxh3 stands for media, whose encoded bytes say nothing about their tokens.
-func (p *Parser) feed(s span) {
-	for _, o := range p.tape.ops[s.from:s.to] {
-		_, _ = p.media.Write(p.tape.bytes(o)) // cannot fail
-	}
-}
-
-func (p *Parser) addDigest() {
-	sum := p.media.Sum128().Bytes()
-	var out [2 * len(sum)]byte
-	hex.Encode(out[:], sum[:])
-	p.tape.add(out[:])
 }

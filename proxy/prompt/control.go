@@ -8,17 +8,6 @@ import (
 // sessionUser is the slot of metadata, whose user_id names the session.
 const sessionUser = 4
 
-// controls concern the request but not the prompt.
-type controls struct {
-	stream       bool
-	usage        bool // include_usage
-	continuous   bool // continuous_usage_stats
-	max          [4]int
-	session      [6]op
-	ask          ask
-	optionsGiven bool
-}
-
 // control reads a member of the root or the controls; null means absent.
 func (p *Parser) control(f field) {
 	p.peek()
@@ -61,7 +50,6 @@ func (p *Parser) control(f field) {
 	}
 }
 
-// rootString reads a string's text, or other JSON behind a marker.
 func (p *Parser) rootString() op {
 	switch p.peek() {
 	case '"':
@@ -75,7 +63,6 @@ func (p *Parser) rootString() op {
 	return p.tape.flatten(at)
 }
 
-// scalar reads a string or number as text.
 func (p *Parser) scalar() op {
 	switch c := p.peek(); {
 	case c == '"':
@@ -101,26 +88,6 @@ func (p *Parser) count() int {
 		return 0
 	}
 	return n
-}
-
-// truth reads a boolean as engines do, which also accept 1 and a few words.
-func (p *Parser) truth() bool {
-	switch c := p.peek(); {
-	case c == 't' || c == 'f' || c == 'n':
-		return p.literal() == "true"
-	case c == '"':
-		b := p.tape.bytes(p.word())
-		switch string(bytes.ToLower(b[:min(len(b), 5)])) {
-		case "true", "t", "1", "on", "y", "yes":
-			return true
-		}
-	case c == '1':
-		raw, _ := p.number()
-		return string(raw) == "1" || string(raw) == "1.0"
-	default:
-		p.skip()
-	}
-	return false
 }
 
 func (p *Parser) fill(r *Request) {
@@ -149,9 +116,6 @@ func (p *Parser) decoded(o op) []byte {
 	if bytes.IndexByte(b, '\\') < 0 {
 		return b
 	}
-	text, err := strconv.Unquote(`"` + string(b) + `"`)
-	if err != nil {
-		return b // cannot happen
-	}
+	text, _ := strconv.Unquote(`"` + string(b) + `"`)
 	return []byte(text)
 }

@@ -1,51 +1,5 @@
 package prompt
 
-// Markers. Canonical text has no control characters, so no text can forge one, and a marker ends
-// the text before it.
-const (
-	markSetting     = 0x01
-	markTail        = 0x02
-	markTool        = 0x03
-	markFunction    = 0x04
-	markType        = 0x05
-	markDescription = 0x06
-	markSchema      = 0x07
-	markOther       = 0x08 // JSON of unknown shape
-	markMessage     = 0x0e
-	markText        = 0x0f
-	markRefusal     = 0x10
-	markReasoning   = 0x11
-	markMedia       = 0x12
-	markNested      = 0x13 // the part belongs to the one before
-	markCall        = 0x14
-	markID          = 0x15
-	markName        = 0x16
-	markArguments   = 0x17
-	markResult      = 0x18
-	markFailed      = 0x19
-	markAudio       = 0x1a
-	markPrompt      = 0x1b
-	markTokens      = 0x1c
-	markSecond      = 0x1d // of a pair
-)
-
-// field reads a string behind a marker (0 for none). Null means absent.
-func (p *Parser) field(mark byte) {
-	c := p.peek()
-	if c == 'n' {
-		p.literal()
-		return
-	}
-	if mark != 0 {
-		p.tape.addByte(mark)
-	}
-	if c == '"' {
-		p.text(true)
-	} else {
-		p.other()
-	}
-}
-
 // arguments reads JSON in a string (OpenAI) or as a value (Anthropic), whose order is kept.
 func (p *Parser) arguments() {
 	if c := p.peek(); c == 'n' || c == '"' {
@@ -157,8 +111,7 @@ func (p *Parser) tool(mark byte) {
 	p.toolBody(start)
 }
 
-// toolBody reads the object at p.pos. Engines parse tools into records, so only the order within
-// schemas matters.
+// Engines parse tools into records, so only the order within schemas matters.
 func (p *Parser) toolBody(start int) {
 	if p.peek() != '{' {
 		p.field(0)
@@ -170,7 +123,6 @@ func (p *Parser) toolBody(start int) {
 	p.arrangeMembers(start, base, f[:]...)
 }
 
-// toolType leaves out the type "function".
 func (p *Parser) toolType() {
 	from := p.tape.mark()
 	p.tape.addByte(markType)
@@ -191,16 +143,55 @@ func (p *Parser) schema() {
 	}
 }
 
-// extra reads a member without a place of its own; null means absent.
-func (p *Parser) extra(key op) {
-	from := p.tape.mark()
-	p.memberName(key)
-	at := p.tape.mark()
-	p.json(true)
-	null := p.is(at, "null")
-	p.remember(key, from)
-	if null {
-		p.tape.cut(from)
-		p.members[len(p.members)-1].at = span{}
+// In Responses input, what a chat can express renders like the chat.
+
+func (p *Parser) items() {
+	if p.peek() == '"' {
+		p.lead(markMessage, "user", 0)
+		p.content()
+		return
+	}
+	for range p.list {
+		p.item()
+	}
+}
+
+var itemMembers = inOrder{
+	{"role", asText, 0},
+	{"call_id", asText, markID},
+	{"name", asText, markName},
+	{"arguments", asArguments, 0},
+	{"content", asContent, 0},
+	{"output", asContent, 0},
+
+	{"type", asKind, 0},
+	{"id", asIgnored, 0}, // assigned by the server, not rendered
+	{"status", asIgnored, 0},
+}
+
+func (p *Parser) item() {
+	start := p.tape.mark()
+	if p.peek() != '{' {
+		p.tape.addByte(markMessage)
+		p.other()
+		return
+	}
+	var f parts
+	base := len(p.members)
+	kind := p.read(itemMembers, asExtra, &f)
+	p.settle(base, true)
+	switch string(p.tape.bytes(kind)) {
+	case "", "message":
+		p.keep(start, base, itemMembers, &f, p.lead(markMessage, "", 0), "role", "content")
+	case "function_call":
+		p.keep(start, base, itemMembers, &f, p.lead(markMessage, "assistant", markCall), "call_id", "name", "arguments")
+	case "function_call_output":
+		p.keep(start, base, itemMembers, &f, p.lead(markMessage, "tool", 0), "call_id", "output")
+	default:
+		f[0] = p.lead(markMessage, "", markType)
+		p.tape.add(p.tape.bytes(kind))
+		p.tape.addByte(markType)
+		f[0].to = len(p.tape.ops)
+		p.arrangeMembers(start, base, f[:]...)
 	}
 }

@@ -5,21 +5,6 @@ import (
 	"slices"
 )
 
-// Edit replaces the bytes [From, To) of a body by Text. Edits are ascending and do not overlap.
-type Edit struct {
-	From, To int
-	Text     []byte
-}
-
-// Options say how to change a body. The zero value removes steering members and adds no salt.
-type Options struct {
-	// Control keeps steering members.
-	Control bool
-	// Tenant, if not empty, adds a salt made of it, the client's own salt and the hasher's key.
-	// Prompts with different salts share no hashes, and no cache in engines that take a salt.
-	Tenant []byte
-}
-
 // maxEdits bounds the vector by which a body is sent; honest clients need a handful.
 const maxEdits = 64
 
@@ -32,7 +17,7 @@ var (
 
 const optionMember = `"stream_options":{"include_usage":true}`
 
-// options reads stream_options and prepares the edit that sets include_usage.
+// options prepares the edit that sets include_usage.
 func (p *Parser) options() {
 	c := &p.ctl
 	c.usage, c.continuous, c.optionsGiven, c.ask = false, false, true, ask{}
@@ -65,22 +50,9 @@ func (p *Parser) options() {
 	}
 }
 
-type ask struct {
-	text     []byte
-	from, to int
-}
-
-// remains tracks an object's members while some are cut.
-type remains struct {
-	// end is behind the last member, or behind the bracket before the first.
-	end  int
-	some bool // a member stays
-}
-
 func (p *Parser) retain(r *remains) { r.end, r.some = p.pos, true }
 
-// cut removes the member that ends at p.pos with a comma: before it or, if no earlier member stays,
-// after it.
+// cut removes the member that ends at p.pos, with the comma before it or, at the front, after it.
 func (p *Parser) cut(r *remains) {
 	from := r.end
 	r.end = p.pos
@@ -98,16 +70,15 @@ func (p *Parser) cut(r *remains) {
 	p.edits = append(p.edits, Edit{From: from, To: r.end})
 }
 
-// bootstrapFields begins SGLang's members that name a source of KV blocks.
 var bootstrapFields = []byte("bootstrap_")
 
-// steers reports whether a member tells the engine where to compute or fetch KV blocks, which only
-// the operator may.
+// steers reports whether a member says where to compute or fetch KV blocks, which only the operator
+// may.
 func steers(name []byte) bool {
 	return common[string(name)].how == asSteering || bytes.HasPrefix(name, bootstrapFields)
 }
 
-// extraArgs cuts steering members from vllm_xargs, which vLLM passes to the engine.
+// vLLM passes vllm_xargs to the engine.
 func (p *Parser) extraArgs() {
 	r := remains{end: p.pos + 1}
 	for key := range p.ifObject {
@@ -121,7 +92,6 @@ func (p *Parser) extraArgs() {
 	}
 }
 
-// finishEdits adds the texts before the first member and the usage request.
 func (p *Parser) finishEdits(r *Request) {
 	c := &p.ctl
 	r.UsageAdded = (p.kind == Chat || p.kind == Completion) && c.stream && !c.usage && !c.continuous &&
@@ -154,7 +124,7 @@ func (p *Parser) finishEdits(r *Request) {
 	r.Edits = p.edits
 }
 
-// saltMember returns the member for the salt, "" if engines take none.
+// saltMember returns "" if engines take no salt.
 func saltMember(k Kind) string {
 	switch k {
 	case Chat, Completion, Responses, Messages:

@@ -4,7 +4,7 @@ import "golang.org/x/sys/cpu"
 
 var hasAVX2 = cpu.X86.HasAVX2
 
-// hopBlocks is hop for whole blocks. It returns the index reached and whether that is hop's result.
+// hopBlocks is hop for whole blocks; done means that at is hop's result.
 func hopBlocks(b []byte, i int) (at int, done bool) {
 	if !hasAVX2 || len(b)-i < 64 {
 		return i, false

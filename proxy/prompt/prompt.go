@@ -1,6 +1,5 @@
 // Package prompt turns the body of an inference request into prompt bytes and block hashes. Bodies
-// that render to the same engine prompt have equal prompt bytes; more text or messages only append.
-// DESIGN.md gives the format.
+// that render to the same engine prompt have equal prompt bytes. See DESIGN.md.
 package prompt
 
 import (
@@ -14,7 +13,7 @@ import (
 // Kind is the API that a request uses.
 type Kind uint8
 
-// The kinds. Bodies of kind Other are not parsed.
+// Bodies of kind Other are not parsed.
 const (
 	Other Kind = iota
 	Chat
@@ -74,7 +73,7 @@ const (
 	MaxDepth = 256
 )
 
-// Error says why a body cannot be parsed; the caller decides whether to forward it.
+// Error says why a body cannot be parsed.
 type Error struct {
 	Offset int
 	Reason string // never part of the body
@@ -83,7 +82,7 @@ type Error struct {
 // Error implements error.
 func (e *Error) Error() string { return fmt.Sprintf("prompt: %s at byte %d", e.Reason, e.Offset) }
 
-// Request is what a body says. Slices are valid until the next Parse.
+// Request is what a body says, valid until the next Parse.
 type Request struct {
 	Model []byte // nil if absent
 	LoRA  []byte // lora_path (SGLang); nil if absent
@@ -98,12 +97,10 @@ type Request struct {
 	Hashes      []prefixtree.Hash // full blocks, root to leaf; empty after an error
 	PromptBytes int
 
-	// Edits are those that Options ask for, and the request for a stream's usage. Empty after an
-	// error.
+	// Edits also request a stream's usage.
 	Edits []Edit
-	// UsageAdded says that Edits request the usage of a streamed chat or completion, so the router
-	// must remove it from the answer. Not with continuous_usage_stats, which would add usage to
-	// every chunk.
+	// UsageAdded says that the router must remove the usage from the answer. Not with
+	// continuous_usage_stats, which adds usage to every chunk.
 	UsageAdded bool
 }
 
@@ -139,76 +136,93 @@ type Parser struct {
 	salt   []byte
 }
 
-// NewParser returns a parser that hashes with h.
-func NewParser(h *prefixtree.Hasher) *Parser {
-	return &Parser{hasher: h}
+// slot is a place in the prompt, in template order.
+type slot uint8
+
+const (
+	slotTemplate slot = iota
+	slotTemplateArgs
+	slotDocuments
+	slotReasoning
+	slotEffort
+	slotMediaArgs
+	slotTruncate
+	slotSpecial
+	slotPrevious
+	slotStored
+	slotChoice
+	slotImages
+	slotAudio
+	slotVideo
+	slotTools
+	slotFunctions
+	slotSystem
+	slotMessages
+	slotFirst // first of a pair; B to D hold the same under other names
+	slotFirstB
+	slotFirstC
+	slotFirstD
+	slotPrompt
+	slotIDs
+	slotEmbeds
+	slotSecond // likewise
+	slotSecondB
+	slotSecondC
+	slotSecondD
+	slotSuffix
+	slotContinue
+	slotGeneration
+
+	slotCount
+)
+
+// Root strings affect every block.
+const (
+	rootModel = iota
+	rootLoRA
+	rootSalt
+	rootExtra
+
+	rootCount
+)
+
+type controls struct {
+	stream       bool
+	usage        bool // include_usage
+	continuous   bool // continuous_usage_stats
+	max          [4]int
+	session      [6]op
+	ask          ask
+	optionsGiven bool
 }
 
-// Parse scans body once and fills r. After an *Error, r has no hashes and edits. Bodies of kind
-// Other are not read.
-func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
-	*r = Request{}
-	if k == Other {
-		return nil
-	}
-	err := p.scan(k, body, o)
-	p.opt.Tenant = nil
-	p.fill(r)
-	if err != nil {
-		return err
-	}
-	salted := rootCount // the root that the salt replaces; rootCount if none
-	p.salt = p.salt[:0]
-	if len(o.Tenant) > 0 {
-		salted = rootSalt
-		if saltMember(k) == "extra_key" {
-			salted = rootExtra
-		}
-		p.salt = p.hasher.Salt(p.salt, o.Tenant, p.tape.bytes(p.root[salted]))
-	}
-	p.finishEdits(r)
-	c := &p.chain
-	c.Reset(p.hasher)
-	for i, o := range p.root {
-		if i == salted {
-			c.Root(p.salt)
-		} else {
-			c.Root(p.tape.bytes(o))
-		}
-	}
-	for _, s := range p.slots {
-		for _, o := range p.tape.ops[s.from:s.to] {
-			c.Write(p.tape.bytes(o))
-		}
-	}
-	r.Hashes = c.Hashes()
-	r.PromptBytes = c.Len()
-	return nil
+type ask struct {
+	text     []byte
+	from, to int
 }
 
-func (p *Parser) scan(k Kind, body []byte, o Options) error {
-	p.opt, p.edits = o, p.edits[:0]
-	p.tape.reset(body)
-	if 32*cap(p.members)+16*cap(p.spans)+4*cap(p.table) > keepBytes {
-		p.members, p.spans, p.table = nil, nil, nil
-	}
-	p.body, p.pos, p.depth, p.level, p.kind = body, 0, 0, 0, k
-	p.members, p.bad = p.members[:0], Error{}
-	p.slots, p.root, p.ctl = [slotCount]span{}, [rootCount]op{}, controls{}
-	switch {
-	case len(body) > MaxBody:
-		p.fail(MaxBody, "body too long")
-	case p.peek() != '{':
-		p.fail(p.pos, "body is not a JSON object")
-	default:
-		p.top()
-		if p.peek(); p.pos < len(body) {
-			p.fail(p.pos, "bytes after the body's object")
-		}
-	}
-	if p.bad.Reason == "" {
-		return nil
-	}
-	bad := p.bad
-	return &bad
+// remains tracks an object's members while some are cut.
+type remains struct {
+	end  int
+	some bool // a member stays
+}
+
+// Edit replaces the bytes [From, To) of a body. Edits are ascending and do not overlap.
+type Edit struct {
+	From, To int
+	Text     []byte
+}
+
+// Options say how to change a body. The zero value removes steering members.
+type Options struct {
+	Control bool
+	// Tenant, if not empty, adds a salt made of it, the client's own salt and the hasher's key.
+	// Different salts share no hashes.
+	Tenant []byte
+}
+
+type member struct {
+	key  op
+	at   span
+	hash uint64
 }

@@ -1,9 +1,7 @@
 package prompt
 
-// Prompts without a conversation: texts and token ids.
-
-// prompts reads one text or array of token ids, or an array of these, behind a mark (0 for none)
-// unless it is empty. A prompt alone equals an array of one.
+// prompts reads one text or array of token ids, or an array of these, behind a mark (0 for none). A
+// prompt alone equals an array of one.
 func (p *Parser) prompts(mark byte) {
 	from := p.tape.mark()
 	if mark != 0 {
@@ -50,8 +48,7 @@ func (p *Parser) promptArray(batch bool) {
 	}
 }
 
-// token writes an id of 28 bits as four bytes above 0x7f, which need no separator and cannot look
-// like markers.
+// token writes an id of 28 bits as four bytes above 0x7f, which cannot look like markers.
 func (p *Parser) token() {
 	b, i := p.body, p.pos
 	id := uint32(0)

@@ -3,13 +3,13 @@ package prompt
 import (
 	"encoding/binary"
 	"math/bits"
+	"strings"
 	"unicode/utf8"
 )
 
-// A strict JSON scanner (RFC 8259, valid UTF-8, no lone surrogates). Methods advance p.pos. After an
-// error p.pos is at the end of the body, where every loop ends, so callers need not check.
+// A strict JSON scanner (RFC 8259, valid UTF-8, no lone surrogates). An error moves p.pos to the
+// end of the body, where every loop ends, so callers need not check.
 
-// fail keeps the first error.
 func (p *Parser) fail(at int, reason string) {
 	if p.bad.Reason == "" {
 		p.bad = Error{Offset: at, Reason: reason}
@@ -29,7 +29,7 @@ func (p *Parser) peek() byte {
 	return 0
 }
 
-// special flags the bytes of x that are not ordinary ASCII text. y^2 < 0x21 holds only for control
+// special flags bytes that are not ordinary ASCII text. y^2 < 0x21 holds only for control
 // characters and the quote. A borrow can flag a wrong byte, but only above a right one.
 func special(x uint64) uint64 {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
@@ -55,9 +55,8 @@ const (
 	simple              // canonical behind a backslash
 )
 
-// hop returns the index of the first byte at or after i that is neither ordinary text nor in a
-// canonical escape. Escapes are frequent and unpredictable, so they are handled within their word,
-// independently of the next one.
+// hop returns the index of the first byte that is neither ordinary text nor in a canonical escape.
+// It handles escapes within their word, because they are frequent and unpredictable.
 func hop(b []byte, i int) int {
 	// Short strings and accented text stop within a few words.
 	for range 2 {
@@ -119,7 +118,7 @@ func hopWords(b []byte, i int) int {
 	return i
 }
 
-// text scans the string at p.pos and, if emit, puts its canonical text on the tape.
+// text scans a string and, if emit, puts its canonical text on the tape.
 func (p *Parser) text(emit bool) {
 	b := p.body
 	i := p.pos + 1
@@ -161,7 +160,7 @@ func (p *Parser) text(emit bool) {
 	}
 }
 
-// sequences skips non-ASCII characters; it returns the complement of the index of an invalid one.
+// sequences skips non-ASCII characters; it returns the complement of an invalid one's index.
 func sequences(b []byte, i int) int {
 	for i < len(b) && b[i] >= utf8.RuneSelf {
 		// Most CJK characters have three bytes, most accented ones two.
@@ -203,7 +202,6 @@ func escaped(b []byte) (r rune, n int) {
 	return (hi-0xD800)<<10 + (lo - 0xDC00) + 0x10000, 12
 }
 
-// hex4 returns the value of \uXXXX, or -1.
 func hex4(b []byte) rune {
 	if len(b) < 6 || b[0] != '\\' || b[1] != 'u' {
 		return -1
@@ -234,23 +232,17 @@ func (p *Parser) rune(r rune) {
 		t.arena = append(t.arena, '\\', byte(r))
 	case r >= ' ':
 		t.arena = utf8.AppendRune(t.arena, r)
-	case r == '\n':
-		t.arena = append(t.arena, '\\', 'n')
-	case r == '\t':
-		t.arena = append(t.arena, '\\', 't')
-	case r == '\r':
-		t.arena = append(t.arena, '\\', 'r')
-	case r == '\b':
-		t.arena = append(t.arena, '\\', 'b')
-	case r == '\f':
-		t.arena = append(t.arena, '\\', 'f')
 	default:
-		t.arena = append(t.arena, '\\', 'u', '0', '0', hex[r>>4], hex[r&15])
+		if i := strings.IndexByte("\b\f\n\r\t", byte(r)); i >= 0 {
+			t.arena = append(t.arena, '\\', "bfnrt"[i])
+		} else {
+			t.arena = append(t.arena, '\\', 'u', '0', '0', hex[r>>4], hex[r&15])
+		}
 	}
 	t.grown(off)
 }
 
-// word returns a string's canonical text in one piece, off the tape.
+// word returns a string's canonical text, off the tape.
 func (p *Parser) word() op {
 	from := p.pos + 1
 	if i := hop(p.body, from); i < len(p.body) && p.body[i] == '"' {
@@ -286,7 +278,7 @@ func (p *Parser) next(end byte, first bool) (more bool) {
 	return true
 }
 
-// object yields the members of the object at p.pos, with p.pos at the value, which the loop reads.
+// object yields members, with p.pos at the value, which the loop reads.
 func (p *Parser) object(yield func(key op) bool) {
 	p.open()
 	for first := true; p.next('}', first); first = false {
@@ -307,7 +299,6 @@ func (p *Parser) object(yield func(key op) bool) {
 	}
 }
 
-// ifObject is object where other values are skipped.
 func (p *Parser) ifObject(yield func(key op) bool) {
 	if p.peek() == '{' {
 		p.object(yield)
@@ -316,7 +307,7 @@ func (p *Parser) ifObject(yield func(key op) bool) {
 	p.skip()
 }
 
-// array yields once per element of the array at p.pos, which the loop reads.
+// array yields once per element, which the loop reads.
 func (p *Parser) array(yield func() bool) {
 	p.open()
 	for first := true; p.next(']', first) && yield(); first = false {

@@ -1,8 +1,7 @@
 package prompt
 
 // Members come in any order, the template has one. So the scanner writes a tape of references to
-// canonical runs of the body and to the arena of made bytes, which is hashed in template order:
-// body bytes are scanned once, long runs not copied.
+// runs of the body and to an arena of made bytes, which is hashed in template order.
 
 // op is n bytes at off of the body or, with arenaBit, of the arena.
 type op struct{ off, n uint32 }
@@ -10,8 +9,8 @@ type op struct{ off, n uint32 }
 const (
 	arenaBit = 1 << 31
 
-	// inlineBytes is the length below which runs are copied to the arena. Adjacent pieces there
-	// merge, which bounds the tape; 64 measured the same as 32.
+	// Shorter runs are copied to the arena, where adjacent pieces merge, which bounds the tape; 64
+	// measured the same as 32.
 	inlineBytes = 64
 
 	// keepBytes of scratch are kept between requests.
@@ -38,7 +37,7 @@ func (t *tape) reset(body []byte) {
 	t.body, t.arena, t.ops, t.barrier = body, t.arena[:0], t.ops[:0], 0
 }
 
-// mark starts a new span and returns its first index.
+// mark starts a new span.
 func (t *tape) mark() int {
 	t.barrier = len(t.ops)
 	return t.barrier
@@ -84,7 +83,7 @@ func (t *tape) grown(off int) {
 	t.ops = append(t.ops, op{uint32(off) | arenaBit, n})
 }
 
-// bytes returns an op's bytes, valid until the arena grows.
+// bytes are valid until the arena grows.
 func (t *tape) bytes(o op) []byte {
 	if o.off&arenaBit != 0 {
 		off := o.off &^ arenaBit
@@ -93,7 +92,7 @@ func (t *tape) bytes(o op) []byte {
 	return t.body[o.off : o.off+o.n]
 }
 
-// arrange replaces the tape after start by these spans, which must lie there without overlap.
+// arrange replaces the tape after start by these spans, which lie there without overlap.
 func (t *tape) arrange(start int, order []span) {
 	at := start
 	for i, s := range order {
@@ -101,7 +100,11 @@ func (t *tape) arrange(start int, order []span) {
 			continue
 		}
 		if s.from != at {
-			t.rearrange(at, order[i:])
+			t.moved = t.moved[:0]
+			for _, s := range order[i:] {
+				t.moved = append(t.moved, t.ops[s.from:s.to]...)
+			}
+			t.ops = append(t.ops[:at], t.moved...)
 			at = len(t.ops)
 			break
 		}
@@ -109,14 +112,6 @@ func (t *tape) arrange(start int, order []span) {
 	}
 	t.ops = t.ops[:at]
 	t.barrier = start
-}
-
-func (t *tape) rearrange(at int, order []span) {
-	t.moved = t.moved[:0]
-	for _, s := range order {
-		t.moved = append(t.moved, t.ops[s.from:s.to]...)
-	}
-	t.ops = append(t.ops[:at], t.moved...)
 }
 
 func (t *tape) coalesce(start int) {
@@ -155,3 +150,31 @@ func (t *tape) flatten(start int) op {
 	t.cut(start)
 	return op{uint32(off) | arenaBit, uint32(len(t.arena) - off)}
 }
+
+// Markers are control characters, which canonical text does not contain.
+const (
+	markSetting     = 0x01
+	markTail        = 0x02
+	markTool        = 0x03
+	markFunction    = 0x04
+	markType        = 0x05
+	markDescription = 0x06
+	markSchema      = 0x07
+	markOther       = 0x08 // JSON of unknown shape
+	markMessage     = 0x0e
+	markText        = 0x0f
+	markRefusal     = 0x10
+	markReasoning   = 0x11
+	markMedia       = 0x12
+	markNested      = 0x13 // the part belongs to the one before
+	markCall        = 0x14
+	markID          = 0x15
+	markName        = 0x16
+	markArguments   = 0x17
+	markResult      = 0x18
+	markFailed      = 0x19
+	markAudio       = 0x1a
+	markPrompt      = 0x1b
+	markTokens      = 0x1c
+	markSecond      = 0x1d // of a pair
+)

@@ -31,14 +31,8 @@ type line struct {
 
 type result struct {
 	place
-	Requests    int     `json:"requests"`
-	Errors      int     `json:"errors"`
-	HitRate     float64 `json:"hit_rate"`
-	TTFTMean    float64 `json:"ttft_mean_ms"`
-	TTFTP50     float64 `json:"ttft_p50_ms"`
-	TTFTP99     float64 `json:"ttft_p99_ms"`
-	LoadCov     float64 `json:"load_cov"`
-	Utilization float64 `json:"utilization"`
+	HitRate float64 `json:"hit_rate"`
+	TTFTP99 float64 `json:"ttft_p99_ms"`
 }
 
 type key struct {
@@ -126,10 +120,7 @@ func (b *book) add(j job, reports []report.Report, cpu time.Duration) error {
 		if slices.ContainsFunc(l.Runs, func(x result) bool { return x.place == p }) {
 			continue
 		}
-		l.Runs = append(l.Runs, result{
-			place: p, Requests: r.Requests, Errors: r.Errors, HitRate: r.HitRate, TTFTMean: r.TTFT.Mean, TTFTP50: r.TTFT.P50,
-			TTFTP99: r.TTFT.P99, LoadCov: r.LoadCov, Utilization: r.Utilization,
-		})
+		l.Runs = append(l.Runs, result{place: p, HitRate: r.HitRate, TTFTP99: r.TTFT.P99})
 	}
 	text, err := json.Marshal(l)
 	if err != nil {

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"grapevine/chaos/fleetsim"
+	"grapevine/chaos/report"
 )
 
 type options struct {
@@ -123,18 +124,10 @@ func herd(ctx context.Context, o options) error {
 		return err
 	}
 	return errors.Join(
-		writeWhole(filepath.Join(o.docs, "herd.md"), s.markdown()),
-		writeWhole(filepath.Join(o.docs, "herd.csv"), s.csv()),
-		writeWhole(filepath.Join(o.docs, "herd.svg"), s.svg()),
+		report.WriteFile(filepath.Join(o.docs, "herd.md"), []byte(s.markdown())),
+		report.WriteFile(filepath.Join(o.docs, "herd.csv"), []byte(s.csv())),
+		report.WriteFile(filepath.Join(o.docs, "herd.svg"), []byte(s.svg())),
 	)
-}
-
-func writeWhole(path, text string) error {
-	tmp := path + ".tmp"
-	if err := os.WriteFile(tmp, []byte(text), 0o644); err != nil { //nolint:gosec // a document for everybody
-		return err
-	}
-	return os.Rename(tmp, path)
 }
 
 func cpuTime() time.Duration {

@@ -3,18 +3,20 @@ package machine
 
 import (
 	"io/fs"
+	"math"
 	"os"
 	"path"
 	"strconv"
 	"strings"
+	"syscall"
 )
 
-// Memory returns the bytes this process may use, 0 if unknown: the lowest limit of its cgroups (v1
-// and v2) or the machine's memory. limited means that a cgroup sets it.
+// Memory returns the bytes this process may use, 0 if unknown; limited means that a cgroup (v1 or
+// v2) sets them.
 func Memory() (size int64, limited bool) { return memory(os.DirFS("/")) }
 
-// memory reads below root. Without a cgroup namespace, a container sees the host's cgroup path, of
-// which only the mount's root exists: the container's own cgroup.
+// Without a cgroup namespace, a container sees the host's cgroup path, of which only the mount's
+// root exists: its own cgroup.
 func memory(root fs.FS) (size int64, limited bool) {
 	size = machineMemory(root)
 	text, err := fs.ReadFile(root, "proc/self/cgroup")
@@ -48,7 +50,6 @@ func memory(root fs.FS) (size int64, limited bool) {
 	return size, limited
 }
 
-// number returns 0 if the file holds no number, such as "max".
 func number(root fs.FS, name string) int64 {
 	text, err := fs.ReadFile(root, name)
 	if err != nil {
@@ -76,4 +77,14 @@ func machineMemory(root fs.FS) int64 {
 		return 0
 	}
 	return kib << 10
+}
+
+// Descriptors returns how many files this process may open, 0 if unknown. The Go runtime has raised
+// the soft limit to the hard one.
+func Descriptors() int {
+	var limit syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil {
+		return 0
+	}
+	return int(min(uint64(limit.Cur), math.MaxInt32)) //nolint:unconvert // FreeBSD has int64
 }
