@@ -109,18 +109,18 @@ func preload(ctx context.Context, t *testing.T, f *fleet.Fleet, placements int) 
 		p := source.next()
 		g.place(p.backend, p.chain)
 	}
-	told := uint64(0)
+	want := uint64(0)
 	for _, s := range g.tree.FactDigests(now(), g.names) {
-		told += s.Count
+		want += s.Count
 	}
 	for _, n := range f.Nodes() {
 		for {
 			got := factsOf(ctx, t, n).Count
-			if got >= told {
+			if got >= want {
 				break
 			}
 			if err := sleep(ctx, 50*time.Millisecond); err != nil {
-				t.Fatalf("%s has %d of %d facts", n.Name(), got, told)
+				t.Fatalf("%s has %d of %d facts", n.Name(), got, want)
 			}
 		}
 	}

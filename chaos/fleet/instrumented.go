@@ -29,7 +29,7 @@ const (
 	diskHangs = 2
 )
 
-var errNotInstrumented = errors.New("this program has no clock and disk faults: make build-chaos builds one that has: give --router bin/grapevine-chaos")
+var errNotInstrumented = errors.New("this program has no clock and disk faults: build one by make build-chaos and give --router bin/grapevine-chaos")
 
 const instrumentedWithin = 30 * time.Second
 

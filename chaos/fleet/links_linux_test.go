@@ -311,13 +311,13 @@ func TestReset(t *testing.T) {
 	}
 	f, a, b := switched(t)
 	ends, writers := map[string]net.Conn{}, map[string]chan error{}
-	ends["of one that said nothing"], ends["to one that said nothing"] = connect(t, a, b)
+	ends["from new"], ends["to new"] = connect(t, a, b)
 	from, to := connect(t, a, b)
 	roundTrip(t, from, to)
-	ends["of one that is idle"], ends["to one that is idle"] = from, to
+	ends["from idle"], ends["to idle"] = from, to
 	busyFrom, busyTo := connect(t, a, b)
-	ends["of one that is busy"], ends["to one that is busy"] = busyFrom, busyTo
-	for _, what := range []string{"of one that is busy", "to one that is busy"} {
+	ends["from busy"], ends["to busy"] = busyFrom, busyTo
+	for _, what := range []string{"from busy", "to busy"} {
 		ended := make(chan error, 1)
 		writers[what] = ended
 		go func() {

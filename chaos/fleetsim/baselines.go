@@ -11,28 +11,23 @@ import (
 // keep counts.
 func Baselines() map[string]policy.Strategy {
 	return map[string]policy.Strategy{
-		"argmin":     argmin{},
-		"lmetric":    lmetric{},
-		"two-choice": twoChoice{target: twoChoiceTarget},
+		"argmin":     cheapest(tokens),
+		"lmetric":    cheapest(lmetric),
+		"two-choice": twoChoice{},
 		"sglang":     newSGLang(),
 	}
 }
 
-type argmin struct{}
+func tokens(c *policy.Candidate) float64 { return c.Queued + c.Uncached }
 
-func (argmin) Choose(s *policy.Scene) (int, policy.Rung) {
-	return cheapest(s, func(c *policy.Candidate) float64 { return c.Queued + c.Uncached })
-}
+// lmetric is the product of new prefill tokens, the queue's included, and batch size (LMetric, OSDI
+// 2026, arXiv 2603.15202).
+func lmetric(c *policy.Candidate) float64 { return tokens(c) * float64(c.Active+1) }
 
-// lmetric takes the least product of new prefill tokens, the queue's included, and batch size
-// (LMetric, OSDI 2026, arXiv 2603.15202).
-type lmetric struct{}
+// cheapest takes the backend of the least price.
+type cheapest func(*policy.Candidate) float64
 
-func (lmetric) Choose(s *policy.Scene) (int, policy.Rung) {
-	return cheapest(s, func(c *policy.Candidate) float64 { return (c.Queued + c.Uncached) * float64(c.Active+1) })
-}
-
-func cheapest(s *policy.Scene, price func(*policy.Candidate) float64) (int, policy.Rung) {
+func (price cheapest) Choose(s *policy.Scene) (int, policy.Rung) {
 	best, ties := 0, uint64(0)
 	least := math.Inf(1)
 	for i := range s.Candidates {
@@ -64,19 +59,17 @@ const twoChoiceTarget = 5.0
 // twoChoice maps the branch to two backends and takes the one with affinity unless it would miss
 // the target, else the sooner one (DualMap, ICLR 2026, arXiv 2602.06502, without migration of
 // queued requests).
-type twoChoice struct {
-	target float64
-}
+type twoChoice struct{}
 
-func (t twoChoice) Choose(s *policy.Scene) (int, policy.Rung) {
+func (twoChoice) Choose(s *policy.Scene) (int, policy.Rung) {
 	if s.Branch == 0 {
-		return cheapest(s, func(c *policy.Candidate) float64 { return c.Queued })
+		return cheapest(func(c *policy.Candidate) float64 { return c.Queued }).Choose(s)
 	}
 	a := first(s, uint64(s.Branch), -1)
 	b := first(s, ^uint64(s.Branch), a)
 	for _, i := range [2]int{a, b} {
 		c := &s.Candidates[i]
-		c.Cost = (c.Queued + c.Uncached) / c.Rate
+		c.Cost = tokens(c) / c.Rate
 	}
 	near, far := a, b
 	if s.Candidates[b].Held > s.Candidates[a].Held {
@@ -89,7 +82,7 @@ func (t twoChoice) Choose(s *policy.Scene) (int, policy.Rung) {
 		}
 		return near, policy.Hash
 	}
-	if n.Cost > t.target && f.Cost < n.Cost {
+	if n.Cost > twoChoiceTarget && f.Cost < n.Cost {
 		return far, policy.Load
 	}
 	return near, policy.Cache

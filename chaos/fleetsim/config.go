@@ -101,11 +101,18 @@ func EngineFor(w workload.Workload) engine.Config {
 }
 
 func (c Config) completed() (Config, error) {
-	if c.Workload == nil {
+	c.Ingress = cmp.Or(c.Ingress, Random)
+	switch {
+	case c.Workload == nil:
 		return c, fmt.Errorf("%w: no workload: give a trace or a preset", ErrConfig)
-	}
-	if len(c.Policies) == 0 {
+	case len(c.Policies) == 0:
 		return c, fmt.Errorf("%w: no policy named", ErrConfig)
+	case c.HotReplicas < 0:
+		return c, fmt.Errorf("%w: hot prefixes on %d backends, want 1 or more, or 0 to let the fleet decide", ErrConfig, c.HotReplicas)
+	case c.Ingress != Random && c.Ingress != Sticky:
+		return c, fmt.Errorf("%w: ingress is %q, want %q or %q", ErrConfig, c.Ingress, Random, Sticky)
+	case c.Parallel < 0:
+		return c, fmt.Errorf("%w: %d runs in parallel, want 1 or more, or 0 for as many as there are processors", ErrConfig, c.Parallel)
 	}
 	for i, p := range c.Policies {
 		if slices.Contains(c.Policies[:i], p) {
@@ -115,9 +122,6 @@ func (c Config) completed() (Config, error) {
 	if c.Nodes == nil {
 		c.Nodes = []int{1}
 	}
-	if c.HotReplicas < 0 {
-		return c, fmt.Errorf("%w: hot prefixes on %d backends, want 1 or more, or 0 for what the fleet decides", ErrConfig, c.HotReplicas)
-	}
 	for i, n := range c.Nodes {
 		if n < 1 || n > MaxNodes || slices.Contains(c.Nodes[:i], n) {
 			return c, fmt.Errorf("%w: %d nodes: want distinct numbers from 1 to %d", ErrConfig, n, MaxNodes)
@@ -126,23 +130,11 @@ func (c Config) completed() (Config, error) {
 	if err := c.fillSharing(); err != nil {
 		return c, err
 	}
-	switch c.Ingress {
-	case "":
-		c.Ingress = Random
-	case Random, Sticky:
-	default:
-		return c, fmt.Errorf("%w: ingress is %q, want %q or %q", ErrConfig, c.Ingress, Random, Sticky)
-	}
-	if c.Parallel < 0 {
-		return c, fmt.Errorf("%w: %d runs in parallel, want 1 or more, or 0 for as many as there are processors", ErrConfig, c.Parallel)
-	}
 	sessions, _ := c.Workload.(*workload.Sessions)
-	if c.Backends == 0 {
-		c.Backends = DefaultBackends
-		if sessions != nil {
-			c.Backends = sessions.Backends
-		}
+	if sessions != nil {
+		c.Backends = cmp.Or(c.Backends, sessions.Backends)
 	}
+	c.Backends = cmp.Or(c.Backends, DefaultBackends)
 	if c.Backends < 1 || c.Backends > MaxBackends {
 		return c, fmt.Errorf("%w: %d backends, want 1 to %d", ErrConfig, c.Backends, MaxBackends)
 	}

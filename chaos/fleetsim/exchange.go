@@ -20,14 +20,6 @@ const (
 	batchBytes = 16 << 10
 )
 
-type partitionPhase uint8
-
-const (
-	whole partitionPhase = iota
-	noticed
-	healed
-)
-
 // message is shared by its receivers.
 type message struct {
 	sent   time.Duration
@@ -48,7 +40,8 @@ type exchange struct {
 	flush     time.Duration // interval; 0: nodes send at once
 	due       time.Duration // next flush; never: no node has news
 	nextState time.Duration
-	apart     partitionPhase
+	noticed   bool // the partition began
+	healed    bool
 
 	log   []message
 	first int // number of log[0]
@@ -125,12 +118,12 @@ func (x *exchange) pass(now time.Duration) {
 	}
 	x.flushBy(now)
 	switch {
-	case x.none() || x.apart == healed:
+	case x.none() || x.healed:
 	case now >= x.To+reunion:
-		x.apart = healed
+		x.healed = true
 		x.reunite(now)
-	case x.apart == whole && now >= x.From+detection+x.delay:
-		x.apart = noticed
+	case !x.noticed && now >= x.From+detection+x.delay:
+		x.noticed = true
 		x.part(now)
 	}
 }

@@ -88,27 +88,17 @@ type point struct {
 
 // effective maps points that cannot differ to one.
 func (p point) effective() point {
-	if p.nodes == 1 || p.staleness == Never || deaf[p.policy] {
-		p.share = ShareNone
-	}
-	if loners[p.policy] {
-		switch p.share {
-		case ShareBoth:
-			p.share = SharePrefix
-		case ShareLoad:
-			p.share = ShareNone
-		}
-	}
-	if blind[p.policy] {
-		switch p.share {
-		case ShareBoth:
-			p.share = ShareLoad
-		case SharePrefix:
-			p.share = ShareNone
-		}
-	}
-	if p.share == ShareNone {
-		p.staleness = Never
+	hears := p.nodes > 1 && p.staleness != Never && !deaf[p.policy]
+	prefixes := hears && p.share.prefixes() && !blind[p.policy]
+	loads := hears && p.share.loads() && !loners[p.policy]
+	switch {
+	case prefixes && loads:
+	case prefixes:
+		p.share = SharePrefix
+	case loads:
+		p.share = ShareLoad
+	default:
+		p.share, p.staleness = ShareNone, Never
 	}
 	return p
 }

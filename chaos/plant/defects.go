@@ -245,7 +245,7 @@ func (e *exchange) askAgain() bool {
 		},
 	},
 	{
-		Name: "departures-unseen", Breaks: "engines-told",
+		Name: "departures-unseen", Breaks: "departures-end",
 		Wrong: "an answer whose client has left is read to its end, to reuse the connection to the engine",
 		Edits: []Edit{
 			{

@@ -191,9 +191,13 @@ func WritePlot(path string, runs ...Report) error {
 	return nil
 }
 
-// WriteFile replaces a world-readable file atomically, also for concurrent readers.
+// WriteFile replaces a world-readable file atomically and makes its directory.
 func WriteFile(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".report-*")
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, ".report-*")
 	if err != nil {
 		return err
 	}

@@ -114,7 +114,7 @@ func (x *exchange) conclude(cause, err error) {
 	case err == nil && len(x.got) != len(x.p.want):
 		a.Outcome, a.Detail = Truncated, fmt.Sprintf("it ends after %d of %d bytes of the reply", len(x.got), len(x.p.want))
 	case err == nil && x.p.usage && a.Prompt < 0:
-		a.Outcome, a.Detail = Truncated, "the whole reply, without the token counts that were asked for"
+		a.Outcome, a.Detail = Truncated, "the whole reply, without the requested token counts"
 	case err == nil:
 		a.Outcome = Complete
 	case errors.Is(cause, errLeft):
@@ -182,7 +182,7 @@ func (x *exchange) take(c *answer) error {
 	}
 	if u := c.Usage; u != nil {
 		if !x.p.usage {
-			return &protocolError{Foreign, "token counts that were not asked for"}
+			return &protocolError{Foreign, "token counts that the client did not request"}
 		}
 		x.a.Prompt, x.a.Output = u.PromptTokens, u.CompletionTokens
 		if u.Details.CachedTokens != nil {

@@ -71,7 +71,7 @@ func (e *evidence) linked() []string {
 }
 
 var departuresEnd = Invariant{
-	Name:       "engines-told",
+	Name:       "departures-end",
 	Promise:    "when a client leaves, its request ends at the engine",
 	Bound:      "1 s",
 	Seen:       "clients leave before, at the begin of and within answers; engines report when each request ended",

@@ -59,10 +59,10 @@ func evident() *evidence {
 	op := func(kind history.Kind, at int64, out history.Output) {
 		e.history = append(e.history, history.Operation{Input: history.Input{Kind: kind, Backend: "b"}, Call: at, Return: at + 1, Output: out})
 	}
-	op(opAdd, 1, history.Output{})
-	op(opDrain, 3, history.Output{})
-	op(opRemove, 5, history.Output{})
-	op(opRead, 7, history.Output{})
+	op(history.Add, 1, history.Output{})
+	op(history.Drain, 3, history.Output{})
+	op(history.Remove, 5, history.Output{})
+	op(history.Read, 7, history.Output{})
 	return e
 }
 
@@ -155,11 +155,11 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 				a.Cached = 990 * (i % 3) / 2
 			}
 		}, []string{"hit-rate-recovers"}},
-		{"an engine that goes on", func(e *evidence) { e.visits["a7"][0].ended = e.attempts[7].End + 1100*time.Millisecond }, []string{"engines-told"}},
-		{"an engine that never ends", func(e *evidence) { e.visits["a7"][0].ended = -1 }, []string{"engines-told"}},
+		{"an engine that goes on", func(e *evidence) { e.visits["a7"][0].ended = e.attempts[7].End + 1100*time.Millisecond }, []string{"departures-end"}},
+		{"an engine that never ends", func(e *evidence) { e.visits["a7"][0].ended = -1 }, []string{"departures-end"}},
 		{"a request long after its client left", func(e *evidence) {
 			e.visits["a7"] = append(e.visits["a7"], visit{engine: "engine-0", began: 9 * sec, ended: 9 * sec, departed: true})
-		}, []string{"engines-told"}},
+		}, []string{"departures-end"}},
 		{"a count that stays", func(e *evidence) { e.quiet.left = []Violation{{0, "node-0", "1 requests in flight"}} }, []string{"counts-return"}},
 		{"goroutines that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{goroutines: 400} }, []string{"resources-return"}},
 		{"descriptors that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{files: 400} }, []string{"resources-return"}},
@@ -392,7 +392,7 @@ func TestRemovedWhileANodeStarts(t *testing.T) {
 		for i, op := range []struct {
 			kind history.Kind
 			out  history.Output
-		}{{opAdd, history.Output{}}, {opRemove, history.Output{}}, {opRead, history.Output{Exists: true}}} {
+		}{{history.Add, history.Output{}}, {history.Remove, history.Output{}}, {history.Read, history.Output{Exists: true}}} {
 			at := int64(23*sec) + int64(i)*int64(sec)
 			e.history = append(e.history, history.Operation{Input: history.Input{Kind: op.kind, Backend: name}, Call: at, Return: at + 1, Output: op.out})
 		}

@@ -26,7 +26,7 @@ var membershipKept = Invariant{
 		e.answeredInTime(&f)
 		for _, op := range e.history {
 			out := op.Output.(history.Output)
-			if op.Input.(history.Input).Kind != opRead && !out.Refused && !out.Unknown && op.ClientId < finalClient {
+			if op.Input.(history.Input).Kind != history.Read && !out.Refused && !out.Unknown && op.ClientId < finalClient {
 				f.checked++
 			}
 		}
@@ -62,7 +62,7 @@ func (e *evidence) judged() []history.Operation {
 			for _, engine := range m.members() {
 				for range n.members() {
 					out = append(out, history.Operation{
-						ClientId: client, Input: history.Input{Kind: opAdd, Backend: engine}, Output: history.Output{Unknown: true},
+						ClientId: client, Input: history.Input{Kind: history.Add, Backend: engine}, Output: history.Output{Unknown: true},
 						Call: int64(max(n.Began, n.Ending)), Return: math.MaxInt64,
 					})
 					client++

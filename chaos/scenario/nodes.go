@@ -61,13 +61,13 @@ func (e *evidence) started(f *finding, name string, m *meeting) {
 	case m.err != "":
 		f.checked--
 	case m.status != "":
-		f.violate(at, name, "ready, and it says of itself: %s", m.status)
+		f.violate(at, name, "ready, but its status says: %s", m.status)
 	case m.backends == 0:
 		f.violate(at, name, "ready without an engine")
 	case !m.version && e.majority(at):
 		f.violate(at, name, "ready without the state that the fleet has agreed on")
 	case m.warm < warmEnough:
-		f.violate(at, name, "ready with %.1f %% of what the others know", 100*m.warm)
+		f.violate(at, name, "ready with %.1f %% of its peers' facts", 100*m.warm)
 	}
 }
 

@@ -17,14 +17,6 @@ import (
 	"grapevine/node/admin"
 )
 
-const (
-	opAdd    = history.Add
-	opDrain  = history.Drain
-	opResume = history.Resume
-	opRemove = history.Remove
-	opRead   = history.Read
-)
-
 // idleBackends serve a model without traffic and change all the time.
 const idleBackends = 8
 
@@ -54,7 +46,7 @@ func newOperator(f *fleet.Fleet, models []string, seed uint64, l *ledger) *opera
 		f: f, models: models, seed: seed, l: l, rng: rand.New(rand.NewPCG(seed, 0x09e7)),
 	}
 	for _, e := range f.Engines() {
-		o.log.Add(scheduledClient, history.Input{Kind: opAdd, Backend: e.Name()}, o.log.Now(), history.Output{})
+		o.log.Add(scheduledClient, history.Input{Kind: history.Add, Backend: e.Name()}, o.log.Now(), history.Output{})
 	}
 	return o
 }
@@ -87,9 +79,9 @@ func (o *operator) play(ctx context.Context, clients int, pause time.Duration) {
 					in := history.Input{Kind: history.Kind(rng.IntN(history.Kinds)), Backend: fmt.Sprintf("idle-%d", rng.IntN(idleBackends))}
 					// The end of the run cancels no operation, so that its outcome is known.
 					err := o.do(context.WithoutCancel(ctx), client, n, in, o.idle)
-					if other := o.node(); err == nil && in.Kind != opRead && other != nil {
+					if other := o.node(); err == nil && in.Kind != history.Read && other != nil {
 						// Reads at once; a moment later every node has the change.
-						_ = o.do(context.WithoutCancel(ctx), client, other, history.Input{Kind: opRead, Backend: in.Backend}, o.idle)
+						_ = o.do(context.WithoutCancel(ctx), client, other, history.Input{Kind: history.Read, Backend: in.Backend}, o.idle)
 					}
 				}
 			}
@@ -128,7 +120,7 @@ func (o *operator) change(ctx context.Context, kind history.Kind, e *fleet.Engin
 }
 
 var (
-	errRefused = errors.New("it is so already")
+	errRefused = errors.New("nothing to change")
 	errNotDone = errors.New("not done")
 	errUnknown = errors.New("outcome unknown")
 )
@@ -147,11 +139,11 @@ func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history
 	var verdict error
 	var dial *net.OpError
 	switch {
-	case err != nil && (in.Kind == opRead || errors.As(err, &dial) && dial.Op == "dial"):
+	case err != nil && (in.Kind == history.Read || errors.As(err, &dial) && dial.Op == "dial"):
 		return errNotDone
 	case err != nil:
 		verdict = errUnknown
-	case status == http.StatusOK && in.Kind == opRead:
+	case status == http.StatusOK && in.Kind == history.Read:
 		var list admin.BackendList
 		if verdict = json.Unmarshal(text, &list); verdict != nil {
 			o.note(&o.strange, began, n, "%v %s was answered %d: %.300q", in.Kind, in.Backend, status, text)
@@ -163,7 +155,7 @@ func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history
 			}
 		}
 	case status == http.StatusOK:
-	case status == http.StatusNotFound && in.Kind != opAdd, status == http.StatusConflict && in.Kind == opAdd:
+	case status == http.StatusNotFound && in.Kind != history.Add, status == http.StatusConflict && in.Kind == history.Add:
 		out.Refused, verdict = true, errRefused
 	case status == http.StatusServiceUnavailable && refusal.Reason != "":
 		return errNotDone // "nothing was changed", or the node is starting or stopping
@@ -174,7 +166,7 @@ func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history
 		verdict = errUnknown
 	}
 	out.Unknown = errors.Is(verdict, errUnknown)
-	if !out.Unknown || in.Kind != opRead {
+	if !out.Unknown || in.Kind != history.Read {
 		o.log.Add(client, in, called, out)
 	}
 	return verdict
@@ -191,11 +183,11 @@ func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, sp
 	defer cancel()
 	// force adds engines that do not answer and drains the last one that does.
 	switch in.Kind {
-	case opRead:
+	case history.Read:
 		return n.Call(ctx, http.MethodGet, "/backends?consistent=true", nil)
-	case opAdd:
+	case history.Add:
 		return n.Call(ctx, http.MethodPost, "/backends?force=true", map[string]any{"backends": []admin.NewBackend{spec(in.Backend)}})
-	case opRemove:
+	case history.Remove:
 		return n.Call(ctx, http.MethodDelete, "/backends?force=true&name="+url.QueryEscape(in.Backend), nil)
 	}
 	return n.Call(ctx, http.MethodPatch, "/backends?force=true", map[string]any{"names": []string{in.Backend}, "action": in.Kind.String()})
@@ -208,7 +200,7 @@ func (o *operator) final(ctx context.Context, n *fleet.Node) error {
 		names[op.Input.(history.Input).Backend] = true
 	}
 	for name := range names {
-		if err := o.do(ctx, finalClient, n, history.Input{Kind: opRead, Backend: name}, nil); err != nil {
+		if err := o.do(ctx, finalClient, n, history.Input{Kind: history.Read, Backend: name}, nil); err != nil {
 			return err
 		}
 	}

@@ -190,7 +190,7 @@ func leftOut(s *Scenario, c *Config) (missing []string) {
 	for _, w := range needs(s, c) {
 		switch {
 		case w == faultNewer && c.Newer == "":
-			missing = append(missing, "upgrade: no program of a newer release: make build-newer builds one: give --newer bin/grapevine-newer")
+			missing = append(missing, "upgrade: no program of a newer release: build one by make build-newer and give --newer bin/grapevine-newer")
 		case w == faultNewer:
 		case w == fleet.FaultLinks && c.Loopback:
 			missing = append(missing, "links cannot be broken on the loopback interface: run it without --loopback")

@@ -15,6 +15,7 @@ import (
 
 	"grapevine/chaos/engine"
 	"grapevine/chaos/fleet"
+	"grapevine/chaos/history"
 )
 
 type undo func(ctx context.Context) error
@@ -257,9 +258,9 @@ func (w *world) toEngine(ctx context.Context, m *Mark, e *fleet.Engine) (undo, e
 	case "crash":
 		return func(context.Context) error { return e.Start() }, e.Stop()
 	case "drain":
-		return func(ctx context.Context) error { return w.op.change(ctx, opResume, e) }, w.op.change(ctx, opDrain, e)
+		return func(ctx context.Context) error { return w.op.change(ctx, history.Resume, e) }, w.op.change(ctx, history.Drain, e)
 	case "remove":
-		return func(ctx context.Context) error { return w.op.change(ctx, opAdd, e) }, w.op.change(ctx, opRemove, e)
+		return func(ctx context.Context) error { return w.op.change(ctx, history.Add, e) }, w.op.change(ctx, history.Remove, e)
 	}
 	s := e.Server()
 	if s == nil {
