@@ -14,7 +14,6 @@ import (
 	"grapevine/gossip/wire"
 )
 
-// hostile is a member that violates the protocol.
 type hostile struct {
 	*memnode
 	t *testing.T
@@ -66,7 +65,7 @@ func (h *hostile) closed(c net.Conn) {
 	}
 }
 
-// Each of these publisher's frames ends the stream, harms no other stream, and teaches nothing.
+// Each frame ends its stream only, and is not merged.
 func TestHostilePublisherIsCutOff(t *testing.T) {
 	frame := func(k wire.Kind, body ...byte) []byte {
 		return append([]byte{byte(k), 0, 0, byte(len(body))}, body...)
@@ -136,7 +135,6 @@ func TestHostilePublisherIsCutOff(t *testing.T) {
 
 type net2 = net.Conn
 
-// Each of these subscriber's frames ends the stream.
 func TestHostileSubscriberIsCutOff(t *testing.T) {
 	for name, say := range map[string][]byte{
 		"noise":         bytes.Repeat([]byte{0x98, 0xff, 0xee}, 5000),
@@ -198,7 +196,6 @@ func TestSlowReaderIsGivenUpAndCostsNobody(t *testing.T) {
 	})
 }
 
-// A subscriber that reads too slowly for the journal is cut off, returns, and takes a snapshot.
 func TestSubscriberThatFallsBehindTheJournalIsCutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -298,7 +295,7 @@ func TestFramesOfLaterVersionsAreSkipped(t *testing.T) {
 	})
 }
 
-// A joiner that reads just fast enough to avoid the stall timeout does not block other joiners.
+// A joiner that reads just fast enough not to stall does not block other joiners.
 func TestSnapshotIsNotServedForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -333,7 +330,6 @@ func TestSnapshotIsNotServedForEver(t *testing.T) {
 	})
 }
 
-// A snapshot with a forged position of a third node does not separate that node from this one.
 func TestForgedPositionDoesNotPartHonestNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

@@ -10,11 +10,9 @@ import (
 
 const (
 	maxSnapshots = 2
-	// pageBytes bounds a page. Small budgets make smaller pages, so that a paced source does not
-	// look stalled.
+	// Small budgets make smaller pages, so that a paced source does not look stalled.
 	pageBytes = 32 << 10
-	// maxIntake is ten times the facts of 800 engines.
-	maxIntake = 256 << 20
+	maxIntake = 256 << 20 // ten times the facts of 800 engines
 )
 
 // offer is a snapshot being sent: one frame at a time. Guarded by subscriber.mu.
@@ -27,7 +25,7 @@ type offer struct {
 	cancel  context.CancelFunc
 }
 
-// offerSnapshot starts a snapshot or refuses it. A subscriber may have one at a time.
+// A subscriber may have one snapshot at a time.
 func (d *subscriber) offerSnapshot(request uint64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -72,7 +70,7 @@ func (d *subscriber) cancelSnapshot(request uint64) {
 	}
 }
 
-// sendSnapshot reads the positions first, so that the pages contain at least what they promise.
+// Positions come first: pages must contain at least what they promise.
 func (d *subscriber) sendSnapshot(o *offer) {
 	defer func() { <-d.x.snapshots }()
 	defer o.cancel()
@@ -104,7 +102,7 @@ func (d *subscriber) sendSnapshot(o *offer) {
 	}
 }
 
-// positions lists this node's cursors, itself included, except where batches are missing.
+// positions leaves out cursors with missing batches.
 func (x *Exchange) positions() []wire.Position {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -120,8 +118,8 @@ func (x *Exchange) positions() []wire.Position {
 	return out
 }
 
-// put offers the next frame once the previous one is sent; false if the subscriber cancelled or
-// timed out. The last frame is offered even then.
+// put waits for the previous frame; false if the subscriber cancelled or timed out, which does not
+// stop the last frame.
 func (d *subscriber) put(o *offer, last bool, add func([]byte) []byte) bool {
 	for {
 		d.mu.Lock()
@@ -162,7 +160,7 @@ type intake struct {
 	outcome   wire.Outcome
 }
 
-// askSnapshot returns nil if the stream has ended, its queue is full, or a snapshot is in progress.
+// askSnapshot returns nil if the stream ended, its queue is full, or a snapshot is in progress.
 func (s *subscription) askSnapshot(now time.Time) *intake {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -237,7 +235,7 @@ func (s *subscription) takeSnapshot(kind wire.Kind, body []byte, now time.Time) 
 	if err != nil {
 		return err
 	}
-	s.x.warming.expected.Store(max(records, 1))
+	s.x.warming.expected.Store(records)
 	s.x.warming.records.Store(0)
 	s.mu.Lock()
 	defer s.mu.Unlock()
