@@ -89,13 +89,11 @@ func (s *subscription) lagged(said, now time.Time) {
 	s.p.lagged = true
 }
 
-const staleQuantile = 0.75
-
 // staleness returns the 75 % quantile of sorted lags: a higher one would let one hung stream blind
 // every node, a median would hide enough work for a herd.
 func staleness(lags []time.Duration) time.Duration {
 	if len(lags) == 0 {
 		return 0
 	}
-	return lags[int(math.Ceil(staleQuantile*float64(len(lags))))-1]
+	return lags[int(math.Ceil(0.75*float64(len(lags))))-1]
 }

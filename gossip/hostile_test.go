@@ -97,7 +97,7 @@ func TestHostilePublisherIsCutOff(t *testing.T) {
 		"a position of a name that is none": func(h *hostile, _ *testNode) []byte {
 			return wire.AppendSnapshotHead(h.start(), 1, 1, []wire.Position{{Name: []byte("a\nb"), Incarnation: 1, Next: 1}})
 		},
-		"a page nobody asked for": func(h *hostile, _ *testNode) []byte {
+		"a page without a request": func(h *hostile, _ *testNode) []byte {
 			return append(h.start(), wire.AppendPage(nil, 900, 1, fact(666))...)
 		},
 		"load without the whole of it": func(h *hostile, _ *testNode) []byte {

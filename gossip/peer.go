@@ -31,7 +31,7 @@ type peer struct {
 	order    sync.Mutex // orders PeerLoad, PeerState and DropPeer
 
 	mu     sync.Mutex // guards the following
-	Peer              // what describe does not compute; SentBytes excludes the open subscriber stream
+	Peer              // what describe does not compute
 	cancel context.CancelFunc
 	stream *subscription
 	cursor cursor

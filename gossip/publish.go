@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,12 +24,11 @@ const (
 type publisher struct {
 	drain, body []byte
 	loads       []Load
-	next        uint64
 	time        int64
 }
 
 func (x *Exchange) publish() {
-	p := publisher{next: 1}
+	var p publisher
 	tick := time.NewTicker(x.flush)
 	defer tick.Stop()
 	for {
@@ -85,8 +85,7 @@ func (x *Exchange) flushNews(p *publisher, now time.Time) {
 
 func (x *Exchange) publishBatch(p *publisher, payload []byte, records int, ms int64) {
 	p.time = max(p.time, ms) // the wall clock may be set back
-	b := wire.Batch{Sequence: p.next, Time: p.time, Records: records, Payload: payload}
-	p.next++
+	b := wire.Batch{Sequence: x.Position(), Time: p.time, Records: records, Payload: payload}
 	p.body = b.AppendBody(p.body[:0])
 	x.journal.append(p.body, p.time)
 	x.count(&x.stats.PublishedBatches, 1)
@@ -102,13 +101,7 @@ func (x *Exchange) flushLast(ctx context.Context) {
 	}
 	for more := sleep(ctx, x.flush+time.Millisecond); more; more = sleep(ctx, 5*time.Millisecond) {
 		_, next := x.journal.position()
-		behind := 0
-		for _, d := range x.listSubscribers() {
-			if d.position() < next {
-				behind++
-			}
-		}
-		if behind == 0 {
+		if !slices.ContainsFunc(x.listSubscribers(), func(d *subscriber) bool { return d.position() < next }) {
 			return
 		}
 	}

@@ -326,7 +326,7 @@ func TestManySubscribersOfASmallBudgetAreSentNews(t *testing.T) {
 		f.subscribers[fmt.Sprint(i)] = &subscriber{wake: make(chan struct{}, 1)}
 	}
 	know.learn(1, 1)
-	f.flushNews(&publisher{next: 1}, time.Now())
+	f.flushNews(&publisher{}, time.Now())
 	if s := f.Stats(); s.PublishedBatches != 1 || s.DroppedBudget != 0 {
 		t.Errorf("%d batches, %d flushes cut short of a full bucket", s.PublishedBatches, s.DroppedBudget)
 	}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"grapevine/gossip/member"
@@ -32,7 +31,6 @@ type subscriber struct {
 	who  processID
 	wake chan struct{} // capacity 1
 	done chan struct{}
-	sent atomic.Uint64
 
 	mu         sync.Mutex
 	subscribed bool
@@ -88,7 +86,6 @@ func (x *Exchange) admit(d *subscriber) bool {
 	}
 	if old != nil {
 		old.conn.Close()
-		x.keepSentLocked(old)
 	}
 	x.subscribers[d.who.name] = d
 	x.wg.Add(1) // for serve
@@ -101,14 +98,6 @@ func (x *Exchange) dismiss(d *subscriber) {
 	defer x.mu.Unlock()
 	if x.subscribers[d.who.name] == d {
 		delete(x.subscribers, d.who.name)
-	}
-	x.keepSentLocked(d)
-}
-
-// Peers count over reconnections.
-func (x *Exchange) keepSentLocked(d *subscriber) {
-	if p := x.peers[d.who.name]; p != nil {
-		p.count(&p.SentBytes, d.sent.Swap(0))
 	}
 }
 
@@ -223,7 +212,9 @@ func (d *subscriber) write() {
 
 func (d *subscriber) flush(buf []byte, now time.Time) bool {
 	n, err := d.x.writeFrames(d.conn, now, buf)
-	d.sent.Add(uint64(n))
+	if p := d.x.peer(d.who.name); p != nil {
+		p.count(&p.SentBytes, uint64(n))
+	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		d.x.count(&d.x.stats.SlowPeers, 1)
 		d.x.log.Warn().Str("peer", d.who.name).Dur("dur_ms", writeTimeout).Msg("subscriber reads nothing: stream closed")

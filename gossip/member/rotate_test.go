@@ -129,7 +129,7 @@ func TestRotationUnderTraffic(t *testing.T) {
 	cfg := testConfig("old")
 	cfg.Join = []string{nodes[0].Self().Addr}
 	late := start(t, cfg)
-	eventually(t, "the latecomer is told", func() bool {
+	eventually(t, "the refusal names the key", func() bool {
 		e := late.JoinErrors()
 		return len(e) == 1 && e[0].Err != nil && strings.Contains(e[0].Err.Error(), "another gossip key")
 	}, func() any { return late.JoinErrors() })
