@@ -267,7 +267,7 @@ func TestEndlessSnapshotIsCut(t *testing.T) {
 		if n, _ := joiner.know.digest(); n < 1000 {
 			t.Errorf("%d facts", n)
 		}
-		if s := joiner.Stats(); s.Violations == 0 || s.SnapshotBytes > maxIntake+(1<<20) {
+		if s := joiner.Stats(); s.Violations == 0 || s.SnapshotBytes > maxSnapshotBytes+(1<<20) {
 			t.Errorf("violations %d, %d bytes taken", s.Violations, s.SnapshotBytes)
 		}
 		stopAll(t, []*testNode{good, joiner})
@@ -317,11 +317,11 @@ func TestSnapshotIsNotServedForEver(t *testing.T) {
 				c.Write(wire.AppendPing(nil, 1))
 			}
 			time.Sleep(100 * time.Millisecond)
-			if time.Since(began) > intakeTimeout+2*writeTimeout {
+			if time.Since(began) > snapshotTimeout+2*writeTimeout {
 				t.Fatalf("still served after %v", time.Since(began))
 			}
 		}
-		if took := time.Since(began); took < intakeTimeout {
+		if took := time.Since(began); took < snapshotTimeout {
 			t.Errorf("ended after %v", took)
 		}
 		c.Close()

@@ -38,7 +38,7 @@ type subscriber struct {
 	cursor     uint64 // sequence of the next batch
 	live       uint64 // older batches wait for the bulk budget
 	pongs      []wire.Pong
-	offer      *offer
+	outgoing   *outgoing
 
 	// Used by the writer only.
 	started bool
@@ -142,7 +142,7 @@ func (d *subscriber) take(kind wire.Kind, body []byte, _ int, now time.Time) err
 		if err != nil {
 			return err
 		}
-		return d.offerSnapshot(request)
+		return d.startSnapshot(request)
 	case wire.KindCancel:
 		request, err := wire.DecodeRequest(body)
 		if err != nil {
@@ -321,7 +321,7 @@ func (d *subscriber) fillState(dst []byte) []byte {
 func (d *subscriber) fillSnapshot(dst []byte, now time.Time) (out []byte, wait time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	o := d.offer
+	o := d.outgoing
 	if o == nil || len(o.frame) == 0 {
 		return dst, 0
 	}
@@ -332,7 +332,7 @@ func (d *subscriber) fillSnapshot(dst []byte, now time.Time) (out []byte, wait t
 	dst = append(dst, o.frame...)
 	o.frame = o.frame[:0]
 	if o.last {
-		d.offer = nil
+		d.outgoing = nil
 	}
 	select {
 	case o.taken <- struct{}{}:

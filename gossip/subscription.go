@@ -38,10 +38,10 @@ type subscription struct {
 	done     chan struct{}
 	wake     chan struct{} // capacity 1
 
-	mu     sync.Mutex
-	why    error // why the stream ended; nil while it is open
-	out    []byte
-	intake *intake
+	mu       sync.Mutex
+	why      error // why the stream ended; nil while it is open
+	out      []byte
+	incoming *incoming
 
 	// Used by the reader only.
 	asked  wire.Resume
@@ -110,7 +110,7 @@ func (x *Exchange) follow(ctx context.Context, p *peer, info member.Info) error 
 	err = s.why // the first reason: closing the connection fails the reader, too
 	s.mu.Unlock()
 	p.failed(err)
-	s.finishIntake(wire.Cancelled)
+	s.finishIncoming(wire.Cancelled)
 	return err
 }
 

@@ -15,12 +15,12 @@ import (
 )
 
 const (
-	stallTimeout  = 2 * time.Second        // then another source is asked
-	busyPause     = 250 * time.Millisecond // before asking a busy peer again; period of looking for missing batches
-	lookInterval  = 20 * time.Millisecond
-	intakeTimeout = time.Minute
-	learnTimeout  = 5 * time.Minute // ends the search for a source, long after the deadline
-	snapshotPause = time.Second
+	stallTimeout    = 2 * time.Second        // then another source is asked
+	busyPause       = 250 * time.Millisecond // before asking a busy peer again; period of looking for missing batches
+	lookInterval    = 20 * time.Millisecond
+	snapshotTimeout = time.Minute
+	learnTimeout    = 5 * time.Minute // ends the search for a source, long after the deadline
+	snapshotPause   = time.Second
 )
 
 type warming struct {
@@ -226,8 +226,8 @@ func (x *Exchange) takeFrom(s *subscription) wire.Outcome {
 	if in == nil {
 		return wire.Cancelled
 	}
-	defer s.cancelIntake(in)
-	limit := time.NewTimer(intakeTimeout)
+	defer s.cancelIncoming(in)
+	limit := time.NewTimer(snapshotTimeout)
 	defer limit.Stop()
 	look := time.NewTicker(stallTimeout / 8)
 	defer look.Stop()
