@@ -64,14 +64,6 @@ func steady(used time.Duration, measured clockSample) time.Duration {
 // lagGain follows the lag in a quarter of a second at 20 batches a second.
 const lagGain = 0.2
 
-func smooth(old, sample time.Duration, first bool) time.Duration {
-	sample = max(sample, 0) // the offset is an estimate
-	if first {
-		return sample
-	}
-	return old + time.Duration(lagGain*float64(sample-old))
-}
-
 // lagged records the age of a frame sent at said. Older frames than the stream waited for it;
 // silence has counted as lag.
 func (s *subscription) lagged(said, now time.Time) {
@@ -85,8 +77,11 @@ func (s *subscription) lagged(said, now time.Time) {
 	if age > now.Sub(s.began) {
 		return
 	}
-	s.p.Lag = smooth(s.p.Lag, age, !s.p.lagged)
-	s.p.lagged = true
+	age = max(age, 0) // the offset is an estimate
+	if s.p.lagged {
+		age = s.p.Lag + time.Duration(lagGain*float64(age-s.p.Lag))
+	}
+	s.p.Lag, s.p.lagged = age, true
 }
 
 // staleness returns the 75 % quantile of sorted lags: a higher one would let one hung stream blind

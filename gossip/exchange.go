@@ -211,7 +211,14 @@ func (x *Exchange) Stop(ctx context.Context) error {
 		err = nil
 	}
 	x.cancel()
-	x.closeStreams()
+	x.mu.Lock()
+	for _, d := range x.subscribers {
+		d.conn.Close()
+	}
+	for _, p := range x.peers {
+		p.endStream(errStopped)
+	}
+	x.mu.Unlock()
 	err = errors.Join(err, x.members.Stop(ctx))
 	gone := make(chan struct{})
 	go func() {
@@ -226,17 +233,6 @@ func (x *Exchange) Stop(ctx context.Context) error {
 	x.stopErr = err
 	close(x.stopped)
 	return err
-}
-
-func (x *Exchange) closeStreams() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for _, d := range x.subscribers {
-		d.conn.Close()
-	}
-	for _, p := range x.peers {
-		p.endStream(errStopped)
-	}
 }
 
 // wall is the clock compared with peers'; durations use moments, which setting a clock does not
