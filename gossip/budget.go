@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// budget is a token bucket over sent bytes. Urgent frames are debited even below zero. Bulk
-// (resumed batches and snapshots) asks first, and has a share that endless news cannot take. Safe
-// for concurrent use.
+// budget is a token bucket over sent bytes. News is debited even below zero; bulk (resumed batches,
+// snapshots) asks first and has a share of its own. Safe for concurrent use.
 type budget struct {
 	mu     sync.Mutex
 	rate   float64 // bytes per second
@@ -28,7 +27,6 @@ func (b *budget) refillLocked(now time.Time) {
 	b.at = now
 }
 
-// spend debits n sent bytes. The debt is at most one second's worth.
 func (b *budget) spend(now time.Time, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -44,16 +42,12 @@ func (b *budget) left(now time.Time) int {
 }
 
 const (
-	// bulkReserve is the part of a full bucket that bulk leaves to news.
-	bulkReserve = 0.25
-	// bulkShare is the part of the rate that is reserved for bulk.
-	bulkShare = 0.25
-	// minPiece is the least bulk worth a write, in bytes.
-	minPiece = 4 << 10
+	bulkReserve = 0.25    // of a full bucket, left to news
+	bulkShare   = 0.25    // of the rate, reserved for bulk
+	minPiece    = 4 << 10 // bytes worth a write
 )
 
-// piece returns how many bytes of bulk to send at a time, so that the share allows the next piece
-// within a second.
+// piece returns the bytes of bulk per write, so that the share allows the next one within a second.
 func (b *budget) piece(limit int) int {
 	return min(limit, max(minPiece, int(b.rate*bulkShare/2)))
 }
@@ -72,7 +66,7 @@ func (b *budget) bulk(now time.Time, n int) (wait time.Duration) {
 	return min(time.Second, time.Duration(seconds*float64(time.Second))+time.Millisecond)
 }
 
-// bulked debits the share with n bytes of bulk; spend debits the bucket when they are sent.
+// bulked debits only the share; spend debits the bucket.
 func (b *budget) bulked(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

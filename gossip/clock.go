@@ -7,12 +7,11 @@ import (
 	"time"
 )
 
-// clockSamples is eight seconds of pings: long enough that one met no queue, short enough to follow
-// a slewed clock.
+// Eight seconds of pings: one meets no queue, and a slewed clock is followed.
 const clockSamples = 16
 
-// clockFilter estimates a peer's clock: the offset of the shortest round trip is wrong by at most
-// half of it (RFC 5905, section 10). The zero value is ready. Not safe for concurrent use.
+// clockFilter estimates a peer's clock by the shortest round trip, wrong by at most half of it (RFC
+// 5905, section 10). Not safe for concurrent use.
 type clockFilter struct {
 	samples [clockSamples]clockSample
 	n       int
@@ -50,12 +49,11 @@ func (c *clockFilter) best() (s clockSample, ok bool) {
 	return slices.MinFunc(c.samples[:n], func(a, b clockSample) int { return cmp.Compare(a.rtt, b.rtt) }), true
 }
 
-// shiftBand is the certain clock difference at which the shift changes. Merging takes the latest
-// time, so measurement errors must not enter; half a second matters little to facts of minutes.
+// shiftBand is the certain clock difference at which the shift changes: merging takes the latest
+// time, so measurement errors must not enter.
 const shiftBand = 500 * time.Millisecond
 
-// steady keeps the used offset until the measurement is certainly outside the band. A round trip
-// delayed one way only shows half of the delay as an offset.
+// steady keeps the used offset until the measurement is certainly outside the band.
 func steady(used time.Duration, measured clockSample) time.Duration {
 	if d := measured.offset - used; max(d, -d)-measured.rtt/2 < shiftBand {
 		return used
@@ -66,16 +64,8 @@ func steady(used time.Duration, measured clockSample) time.Duration {
 // lagGain follows the lag in a quarter of a second at 20 batches a second.
 const lagGain = 0.2
 
-func smooth(old, sample time.Duration, first bool) time.Duration {
-	sample = max(sample, 0) // the offset is an estimate
-	if first {
-		return sample
-	}
-	return old + time.Duration(lagGain*float64(sample-old))
-}
-
-// lagged records the age of a frame sent at said, unless the frame is older than the stream: then
-// it waited for the stream, and silence has counted as lag.
+// lagged records the age of a frame sent at said. Older frames than the stream waited for it;
+// silence has counted as lag.
 func (s *subscription) lagged(said, now time.Time) {
 	s.p.mu.Lock()
 	defer s.p.mu.Unlock()
@@ -87,17 +77,18 @@ func (s *subscription) lagged(said, now time.Time) {
 	if age > now.Sub(s.began) {
 		return
 	}
-	s.p.Lag = smooth(s.p.Lag, age, !s.p.lagged)
-	s.p.lagged = true
+	age = max(age, 0) // the offset is an estimate
+	if s.p.lagged {
+		age = s.p.Lag + time.Duration(lagGain*float64(age-s.p.Lag))
+	}
+	s.p.Lag, s.p.lagged = age, true
 }
 
-const staleQuantile = 0.75
-
-// staleness returns the 75 % quantile of sorted lags. A higher one would let one hung stream, which
-// hides little work, blind every node; a median would ignore enough unseen work for a herd.
+// staleness returns the 75 % quantile of sorted lags: a higher one would let one hung stream blind
+// every node, a median would hide enough work for a herd.
 func staleness(lags []time.Duration) time.Duration {
 	if len(lags) == 0 {
 		return 0
 	}
-	return lags[int(math.Ceil(staleQuantile*float64(len(lags))))-1]
+	return lags[int(math.Ceil(0.75*float64(len(lags))))-1]
 }

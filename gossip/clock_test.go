@@ -14,7 +14,6 @@ func TestClockThatIsSetIsFollowedAtOnce(t *testing.T) {
 	for i := range int64(clockSamples) {
 		trip(i*500, 1, 1, 0)
 	}
-	// Long one-way delays do not look like a clock that was set.
 	trip(9000, 4000, 1, 0)
 	trip(9500, 1, 4000, 0)
 	if got, _ := c.best(); got.offset != 0 || c.n != clockSamples+2 {
@@ -29,7 +28,7 @@ func TestClockThatIsSetIsFollowedAtOnce(t *testing.T) {
 	}
 }
 
-// Only clocks that certainly differ are shifted: else nodes would give one fact different times.
+// Otherwise nodes would give one fact different times.
 func TestShiftIsForClocksThatAreApart(t *testing.T) {
 	ms := time.Millisecond
 	for _, c := range []struct{ used, offset, rtt, want time.Duration }{

@@ -20,10 +20,8 @@ const (
 	defaultDeadline = 10 * time.Second
 	defaultBudget   = 8 << 20
 	defaultJournal  = 16 << 20
-	// minJournal is half a minute of a busy node.
-	minJournal = 1 << 20
-	// minBudget suffices for control frames and the load of a small fleet.
-	minBudget = 16 << 10
+	minJournal      = 1 << 20  // half a minute of a busy node
+	minBudget       = 16 << 10 // control frames and the load of a small fleet
 )
 
 type membership interface {
@@ -32,7 +30,7 @@ type membership interface {
 	Stop(ctx context.Context) error
 	Self() member.Info
 	Members() []member.Status
-	// connect opens a stream to a member and returns the identity of the node that answered.
+	// connect also returns the identity of the node that answered.
 	connect(ctx context.Context, peer member.Info) (net.Conn, member.Info, error)
 	Joined() bool
 }
@@ -47,11 +45,10 @@ func (r roster) connect(ctx context.Context, peer member.Info) (net.Conn, member
 	return c, c.Peer, nil
 }
 
-// Exchange is this node's part in the exchange. Safe for concurrent use.
-//
-// Lock order: peer.applying, peer.order, subscriber.mu, Exchange.mu, peer.mu, subscription.mu; other
-// locks are leaves. Calls to Knowledge hold at most peer.applying (Apply) or peer.order (PeerLoad,
-// PeerState, DropPeer).
+// Exchange sends and receives one node's knowledge. Safe for concurrent use. Lock order:
+// peer.applying, peer.order, subscriber.mu, Exchange.mu, peer.mu, subscription.mu; other locks are
+// leaves. Calls to Knowledge hold at most peer.applying (Apply) or peer.order (PeerLoad, PeerState,
+// DropPeer).
 type Exchange struct {
 	knowledge Knowledge
 	flush     time.Duration
@@ -117,7 +114,7 @@ func New(cfg Config) (*Exchange, error) {
 
 func prepare(cfg Config) (*Exchange, error) {
 	if cfg.Knowledge == nil {
-		return nil, errors.New("gossip: no knowledge to exchange")
+		return nil, errors.New("gossip: Config.Knowledge is missing")
 	}
 	x := &Exchange{
 		touched: make(chan struct{}, 1), knowledge: cfg.Knowledge, clock: cfg.clock, log: cfg.Log,
@@ -142,8 +139,8 @@ func prepare(cfg Config) (*Exchange, error) {
 	return x, nil
 }
 
-// Start listens, joins and begins to exchange. It does not wait for peers; ctx bounds only the
-// start. An Exchange starts once; after an error it is stopped.
+// Start begins to exchange and does not wait for peers; ctx bounds only the start, and after an
+// error the Exchange is stopped.
 func (x *Exchange) Start(ctx context.Context) error {
 	x.mu.Lock()
 	if x.phase != idle {
@@ -181,8 +178,8 @@ func (x *Exchange) Start(ctx context.Context) error {
 
 const leaveTimeout = 3 * time.Second
 
-// Stop sends the last batches, leaves the fleet, and returns when every goroutine has ended or ctx
-// is done. Idempotent.
+// Stop sends the last batches, leaves the fleet and waits for every goroutine, at most until ctx
+// ends. Idempotent.
 func (x *Exchange) Stop(ctx context.Context) error {
 	x.mu.Lock()
 	switch x.phase {
@@ -210,12 +207,18 @@ func (x *Exchange) Stop(ctx context.Context) error {
 	}
 	err := x.members.Leave(leave)
 	if errors.Is(err, member.ErrUnconfirmed) {
-		// Peers will find this node dead instead.
-		x.log.Warn().Err(err).Msg("no other node has confirmed that this one leaves")
+		x.log.Warn().Err(err).Msg("this node leaves without a confirmation by its peers")
 		err = nil
 	}
 	x.cancel()
-	x.closeStreams()
+	x.mu.Lock()
+	for _, d := range x.subscribers {
+		d.conn.Close()
+	}
+	for _, p := range x.peers {
+		p.endStream(errStopped)
+	}
+	x.mu.Unlock()
 	err = errors.Join(err, x.members.Stop(ctx))
 	gone := make(chan struct{})
 	go func() {
@@ -232,19 +235,8 @@ func (x *Exchange) Stop(ctx context.Context) error {
 	return err
 }
 
-func (x *Exchange) closeStreams() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for _, d := range x.subscribers {
-		d.conn.Close()
-	}
-	for _, p := range x.peers {
-		p.endStream(errStopped)
-	}
-}
-
-// wall is this node's wall clock, for times compared with peers'. Durations use moments, which
-// setting a clock does not change.
+// wall is the clock compared with peers'; durations use moments, which setting a clock does not
+// change.
 func (x *Exchange) wall(at time.Time) time.Time {
 	if x.clock == nil {
 		return at
@@ -252,7 +244,7 @@ func (x *Exchange) wall(at time.Time) time.Time {
 	return x.clock(at)
 }
 
-// spawn runs loop in a goroutine that Stop waits for; false if the fleet does not run.
+// spawn runs loop in a goroutine that Stop waits for; false unless running.
 func (x *Exchange) spawn(loop func()) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -131,7 +131,6 @@ func TestStateIsSentWhenItChanges(t *testing.T) {
 	})
 }
 
-// A touched state is sent in a fraction of a second, at most ten times a second.
 func TestTouchedStateIsSentSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -203,7 +202,6 @@ func TestRestartedOriginStartsAnew(t *testing.T) {
 }
 
 func TestClocksThatDifferAreCorrected(t *testing.T) {
-	// Two samples of a clock 90 s ahead: one delayed one way, one symmetric.
 	var c clockFilter
 	const ahead = int64(90 * time.Second)
 	ms := int64(time.Millisecond)
@@ -246,7 +244,6 @@ func TestStalenessIsThatOfThreeQuarters(t *testing.T) {
 	}
 }
 
-// Frames delayed by an outage say nothing about the lag afterwards.
 func TestLagForgetsAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -271,7 +268,6 @@ func TestLagForgetsAnOutage(t *testing.T) {
 	})
 }
 
-// One hiccup does not dominate an idle peer's lag.
 func TestLagOfAnIdlePeerIsMeasured(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -317,7 +313,6 @@ func TestStalenessIsMeasured(t *testing.T) {
 	})
 }
 
-// A peer's sent bytes are counted over reconnections.
 func TestBytesGoOnOverReconnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

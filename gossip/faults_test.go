@@ -60,8 +60,6 @@ func TestPartitionHeals(t *testing.T) {
 	})
 }
 
-// Processes that start during a partition are followed from batch 1: no snapshot contains their
-// batches.
 func TestProcessesThatBeganDuringAPartitionAreFollowedFromTheirFirstBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -111,7 +109,6 @@ func TestHungPeerCostsOnlyItsOwnStream(t *testing.T) {
 	})
 }
 
-// A broken stream resumes behind the last applied batch, however old.
 func TestBrokenStreamResumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -139,7 +136,6 @@ func TestBrokenStreamResumes(t *testing.T) {
 	})
 }
 
-// A subscriber whose next batch was dropped takes a snapshot.
 func TestSubscriberBehindTheJournalTakesASnapshot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -167,7 +163,6 @@ func TestSubscriberBehindTheJournalTakesASnapshot(t *testing.T) {
 	})
 }
 
-// One snapshot replaces the missing batches of every peer that its source has followed.
 func TestOneSnapshotReplacesMissingBatchesOfAllPeers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

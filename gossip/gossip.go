@@ -1,9 +1,6 @@
-// Package gossip sends what this node knows to every other node of its fleet, and receives what
-// they know.
-//
-// Every node dials every other member and receives its batches in sequence, its load and a small
-// state. A broken stream resumes from the publisher's journal; joiners, and subscribers behind the
-// journal, take a snapshot. Payloads are opaque here. See DESIGN.md.
+// Package gossip exchanges knowledge between the nodes of a fleet: batches in sequence, load and a
+// small state from each node to each other, with resume and snapshots. Payloads are opaque. See
+// DESIGN.md.
 package gossip
 
 import (
@@ -25,56 +22,49 @@ type Applied struct {
 	Unknown int // that name a backend this node does not know
 }
 
-// Knowledge gives meaning to the bytes that gossip moves. Calls are concurrent and must not block
-// on a network, a disk or another node, nor keep their slices. Payloads carry times of the sender's
-// clock; adding shift converts them to this node's.
+// Knowledge gives meaning to payloads. Calls are concurrent, must not block on a network, a disk or
+// another node, nor keep their slices. Adding shift converts a payload's times to this node's
+// clock.
 type Knowledge interface {
-	// Drain appends at most max bytes of this node's news to dst and returns their number of
-	// records; 0 means no news, or that the next record exceeds max. One goroutine calls it.
+	// Drain appends at most max bytes of news; 0 records means no news or a next record beyond max.
+	// One goroutine calls it.
 	Drain(dst []byte, max int) (payload []byte, records int)
-	// Apply merges a batch. Batches of one process arrive in order, each at most once; batches that
-	// a snapshot replaced do not arrive. An error means malformed: the stream closes and resumes
-	// behind the batch.
+	// Apply merges a batch. Those of one process come in order, at most once, without those that a
+	// snapshot replaced. An error means malformed: the stream closes and resumes behind the batch.
 	Apply(origin string, payload []byte, shift time.Duration) (Applied, error)
 	// Snapshot yields all knowledge, newest first, in pages of at most max bytes until yield
-	// returns false. Yield blocks while the joiner is slow, so Snapshot must not hold a lock.
+	// returns false. It must hold no lock: yield waits for the joiner.
 	Snapshot(max int, yield func(page []byte, records int) bool)
-	// SnapshotSize estimates the records in a snapshot.
-	SnapshotSize() int
+	SnapshotSize() int // records, an estimate
 	// ApplySnapshot merges a page of another node's snapshot.
 	ApplySnapshot(page []byte, shift time.Duration) (Applied, error)
-	// Loads appends this node's outstanding work, each backend at most once; the rest are idle.
+	// Loads appends this node's work, each backend at most once; unlisted backends are idle.
 	Loads(dst []Load) []Load
-	// PeerLoad takes a peer's outstanding work: the listed backends, or the whole vector if full.
-	// The first call for a peer is full.
+	// PeerLoad takes the listed backends, or the whole vector if full, as the first one of a peer
+	// is.
 	PeerLoad(origin string, changed []Load, full bool)
-	// DropPeer voids the load and state, not the facts, of a peer that died, left, restarted or is
+	// DropPeer voids the load and state, not the facts, of a peer that ended, restarted or is
 	// silent.
 	DropPeer(origin string)
-	// State appends a blob of at most wire.MaxState bytes that replaces the previous one.
+	// State appends at most wire.MaxState bytes, which replace the previous state.
 	State(dst []byte) []byte
-	// PeerState takes a peer's latest blob.
+	// PeerState takes a peer's latest state.
 	PeerState(origin string, state []byte)
-	// Fleet reports the number of living nodes, this one included, and the staleness of knowledge
-	// about peers. Called on changes, at most once a second.
+	// Fleet reports the living nodes, this one included, and the staleness of their knowledge, on
+	// changes, at most once a second.
 	Fleet(nodes int, staleness time.Duration)
 }
 
 // Config configures an Exchange. New copies it.
 type Config struct {
-	// Member configures the membership. New sets OnEvent and Serve, and the protocol range if zero.
-	Member member.Config
-	// Knowledge is required.
-	Knowledge Knowledge
-	// FlushInterval is the period of sending news and load; 0 means 50 ms.
-	FlushInterval time.Duration
-	// SnapshotDeadline bounds a joiner's wait for a snapshot; 0 means 10 s.
-	SnapshotDeadline time.Duration
-	// Budget is the bytes per second sent to all peers together, before encryption; 0 means 8 MiB.
-	Budget int64
-	// JournalBytes bounds the memory of own batches kept for subscribers; 0 means 16 MiB.
-	JournalBytes int64
-	// clock is for tests: it maps a moment to this node's wall clock. Durations do not use it.
+	// Member configures the membership; New sets OnEvent and Serve, and the protocol range if zero.
+	Member           member.Config
+	Knowledge        Knowledge
+	FlushInterval    time.Duration // period of sending news and load; 0 means 50 ms
+	SnapshotDeadline time.Duration // a joiner's wait for a snapshot; 0 means 10 s
+	Budget           int64         // bytes per second to all peers, before encryption; 0 means 8 MiB
+	JournalBytes     int64         // memory of own batches; 0 means 16 MiB
+	// clock is for tests: virtual time alone gives all nodes one wall clock.
 	clock func(at time.Time) time.Time
 	Log   zerolog.Logger
 }

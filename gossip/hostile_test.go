@@ -14,7 +14,6 @@ import (
 	"grapevine/gossip/wire"
 )
 
-// hostile is a member that violates the protocol.
 type hostile struct {
 	*memnode
 	t *testing.T
@@ -66,7 +65,7 @@ func (h *hostile) closed(c net.Conn) {
 	}
 }
 
-// Each of these publisher's frames ends the stream, harms no other stream, and teaches nothing.
+// Each frame ends its stream only, and is not merged.
 func TestHostilePublisherIsCutOff(t *testing.T) {
 	frame := func(k wire.Kind, body ...byte) []byte {
 		return append([]byte{byte(k), 0, 0, byte(len(body))}, body...)
@@ -98,7 +97,7 @@ func TestHostilePublisherIsCutOff(t *testing.T) {
 		"a position of a name that is none": func(h *hostile, _ *testNode) []byte {
 			return wire.AppendSnapshotHead(h.start(), 1, 1, []wire.Position{{Name: []byte("a\nb"), Incarnation: 1, Next: 1}})
 		},
-		"a page nobody asked for": func(h *hostile, _ *testNode) []byte {
+		"a page without a request": func(h *hostile, _ *testNode) []byte {
 			return append(h.start(), wire.AppendPage(nil, 900, 1, fact(666))...)
 		},
 		"load without the whole of it": func(h *hostile, _ *testNode) []byte {
@@ -136,7 +135,6 @@ func TestHostilePublisherIsCutOff(t *testing.T) {
 
 type net2 = net.Conn
 
-// Each of these subscriber's frames ends the stream.
 func TestHostileSubscriberIsCutOff(t *testing.T) {
 	for name, say := range map[string][]byte{
 		"noise":         bytes.Repeat([]byte{0x98, 0xff, 0xee}, 5000),
@@ -198,7 +196,6 @@ func TestSlowReaderIsGivenUpAndCostsNobody(t *testing.T) {
 	})
 }
 
-// A subscriber that reads too slowly for the journal is cut off, returns, and takes a snapshot.
 func TestSubscriberThatFallsBehindTheJournalIsCutOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -270,7 +267,7 @@ func TestEndlessSnapshotIsCut(t *testing.T) {
 		if n, _ := joiner.know.digest(); n < 1000 {
 			t.Errorf("%d facts", n)
 		}
-		if s := joiner.Stats(); s.Violations == 0 || s.SnapshotBytes > maxIntake+(1<<20) {
+		if s := joiner.Stats(); s.Violations == 0 || s.SnapshotBytes > maxSnapshotBytes+(1<<20) {
 			t.Errorf("violations %d, %d bytes taken", s.Violations, s.SnapshotBytes)
 		}
 		stopAll(t, []*testNode{good, joiner})
@@ -298,7 +295,7 @@ func TestFramesOfLaterVersionsAreSkipped(t *testing.T) {
 	})
 }
 
-// A joiner that reads just fast enough to avoid the stall timeout does not block other joiners.
+// A joiner that reads just fast enough not to stall does not block other joiners.
 func TestSnapshotIsNotServedForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -320,11 +317,11 @@ func TestSnapshotIsNotServedForEver(t *testing.T) {
 				c.Write(wire.AppendPing(nil, 1))
 			}
 			time.Sleep(100 * time.Millisecond)
-			if time.Since(began) > intakeTimeout+2*writeTimeout {
+			if time.Since(began) > snapshotTimeout+2*writeTimeout {
 				t.Fatalf("still served after %v", time.Since(began))
 			}
 		}
-		if took := time.Since(began); took < intakeTimeout {
+		if took := time.Since(began); took < snapshotTimeout {
 			t.Errorf("ended after %v", took)
 		}
 		c.Close()
@@ -333,7 +330,6 @@ func TestSnapshotIsNotServedForEver(t *testing.T) {
 	})
 }
 
-// A snapshot with a forged position of a third node does not separate that node from this one.
 func TestForgedPositionDoesNotPartHonestNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

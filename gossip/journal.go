@@ -7,11 +7,8 @@ import (
 )
 
 const (
-	// journalAge is ten minutes, because facts live for minutes: after that a snapshot costs no
-	// more.
-	journalAge = 10 * time.Minute
-	// entryBytes is the memory of an entry without its body.
-	entryBytes = 64
+	journalAge = 10 * time.Minute // facts live for minutes; after that a snapshot costs no more
+	entryBytes = 64               // without the body
 )
 
 // processID names one process of a node; a restart has a higher incarnation.
@@ -20,8 +17,7 @@ type processID struct {
 	incarnation uint64
 }
 
-// journal keeps this node's latest batches, with consecutive sequences, bounded in bytes and age.
-// Safe for concurrent use.
+// journal keeps this node's latest batches, bounded in bytes and age. Safe for concurrent use.
 type journal struct {
 	mu      sync.Mutex
 	limit   int64
@@ -30,7 +26,7 @@ type journal struct {
 	entries []entry
 }
 
-// entry is one batch: its immutable body and its time on this node's clock.
+// entry is an immutable batch.
 type entry struct {
 	body []byte
 	at   int64 // Unix ms, never decreasing
@@ -38,8 +34,6 @@ type entry struct {
 
 func newJournal(limit int64) *journal { return &journal{limit: limit, next: 1} }
 
-// append keeps a copy of body as the batch with sequence next and drops old batches beyond the
-// limit.
 func (j *journal) append(body []byte, at int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -53,7 +47,7 @@ func (j *journal) append(body []byte, at int64) {
 	j.dropLocked(drop)
 }
 
-// age drops batches older than journalAge, except the newest.
+// age always keeps the newest batch.
 func (j *journal) age(now int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -64,7 +58,7 @@ func (j *journal) age(now int64) {
 	j.dropLocked(drop)
 }
 
-// dropLocked drops the oldest n batches. Append frees their entries when it next grows the array.
+// append frees dropped entries when it next grows the array.
 func (j *journal) dropLocked(n int) {
 	for i := range j.entries[:n] {
 		j.bytes -= int64(len(j.entries[i].body)) + entryBytes
@@ -73,14 +67,13 @@ func (j *journal) dropLocked(n int) {
 	j.entries = j.entries[n:]
 }
 
-// position returns the sequences of the oldest kept batch and of the next one.
 func (j *journal) position() (oldest, next uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.next - uint64(len(j.entries)), j.next
 }
 
-// since returns the sequence of the oldest kept batch from at (Unix ms) on, or the next one.
+// since returns the first kept sequence from at (Unix ms) on, or the next one.
 func (j *journal) since(at int64) uint64 {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -88,8 +81,8 @@ func (j *journal) since(at int64) uint64 {
 	return j.next - uint64(len(j.entries)-i)
 }
 
-// read calls each with the bodies from sequence from on while each returns true, and returns the
-// first sequence not taken; ok is false if from was dropped. Bodies may be kept but not changed.
+// read passes bodies from a sequence on, while each returns true, and returns the first one not
+// taken; ok is false if from was dropped. Bodies are immutable.
 func (j *journal) read(from uint64, each func(body []byte) bool) (next uint64, ok bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

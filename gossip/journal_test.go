@@ -56,8 +56,7 @@ func TestJournalIsReadFromACursor(t *testing.T) {
 	}
 }
 
-// Old batches make room for new ones; the newest stays even if too large, since it has not been
-// sent.
+// The newest batch stays even if too large: it has not been sent.
 func TestJournalKeepsItsBounds(t *testing.T) {
 	const limit = 100 << 10
 	j := newJournal(limit)
@@ -134,7 +133,6 @@ func heap() int64 {
 	return int64(m.HeapAlloc)
 }
 
-// The journal's bound is one of memory, for small batches and after many drops too.
 func TestJournalHoldsNoMoreMemoryThanItCounts(t *testing.T) {
 	const limit = 8 << 20
 	for _, size := range []int{20, 100, 7000} {
@@ -151,7 +149,6 @@ func TestJournalHoldsNoMoreMemoryThanItCounts(t *testing.T) {
 	}
 }
 
-// A subscriber that applies the table's changes has the table's load, whatever it missed.
 func TestLoadTableAgainstAMap(t *testing.T) {
 	rnd := seeded(t)
 	var table loadTable

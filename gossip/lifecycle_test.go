@@ -51,7 +51,6 @@ func TestLifecycle(t *testing.T) {
 	})
 }
 
-// A leaving node's last batches may arrive after its peers know that it left.
 func TestStreamOfANodeThatLeavesIsReadToItsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

@@ -6,12 +6,11 @@ import (
 	"grapevine/gossip/wire"
 )
 
-// keepIdle is how many updates an idle backend stays in the table; a subscriber further behind gets
-// the full vector.
+// keepIdle is in updates; subscribers further behind get the full vector.
 const keepIdle = 256
 
-// loadTable holds this node's load by version, so any subscriber can be sent its changes without a
-// queue. Safe for concurrent use.
+// loadTable versions this node's load, so that subscribers get changes without a queue. Safe for
+// concurrent use.
 type loadTable struct {
 	mu      sync.Mutex
 	slots   []loadSlot
@@ -29,7 +28,7 @@ type loadSlot struct {
 	idle    uint64
 }
 
-// update replaces the vector; beyond counts the entries above the bound.
+// beyond counts entries above the bound.
 func (t *loadTable) update(loads []Load, now int64) (changed bool, beyond int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -89,8 +88,7 @@ func (t *loadTable) removeLocked(i int) {
 	t.slots = t.slots[:last]
 }
 
-// since appends the entries changed after version; with full, or if changes were purged, it appends
-// all busy entries.
+// since appends changes after version, or all busy entries if full or if changes were purged.
 func (t *loadTable) since(dst []Load, version uint64, full bool) (loads []Load, now uint64, time int64, whole bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -100,8 +98,7 @@ func (t *loadTable) since(dst []Load, version uint64, full bool) (loads []Load, 
 	}
 	for i := range t.slots {
 		s := &t.slots[i]
-		switch {
-		case whole && s.load.PrefillTokens|s.load.Active != 0, !whole && s.changed > version:
+		if whole && s.load.PrefillTokens|s.load.Active != 0 || !whole && s.changed > version {
 			dst = append(dst, s.load)
 		}
 	}

@@ -36,7 +36,6 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// patience allows for a starved machine.
 const patience = 90 * time.Second
 
 func loopback(t testing.TB, name string, join ...string) *testNode {
@@ -157,7 +156,6 @@ func (m *model) busy(step int) {
 	m.setLoad(uint32((step+20)%40), 0, 0)
 }
 
-// TestBytesAgainstPayload counts every byte on every stream, TLS records included.
 func TestBytesAgainstPayload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -201,8 +199,7 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
-// BenchmarkFleet runs one second of a busy fleet per iteration over TLS; latency includes the
-// flush.
+// One iteration is one second of a busy fleet over TLS; latency includes the flush.
 func BenchmarkFleet(b *testing.B) {
 	for _, count := range []int{2, 8} {
 		b.Run(fmt.Sprintf("nodes=%d", count), func(b *testing.B) {

@@ -15,7 +15,7 @@ import (
 	"grapevine/gossip/member"
 )
 
-// memnet is a network in virtual time whose streams stall, like TCP, while nodes are cut off.
+// memnet is a network in virtual time. Its streams stall, like TCP, while nodes are cut off.
 type memnet struct {
 	t       *testing.T
 	latency time.Duration
@@ -204,13 +204,11 @@ func (m *memnode) connect(ctx context.Context, peer member.Info) (net.Conn, memb
 	return here, o.self, nil
 }
 
-// partition is noticed by the membership later.
 func (n *memnet) partition(side func(name string) bool) {
 	n.setCut(func(a, b string) bool { return side(a) != side(b) })
 	n.afterNotice(member.Failed)
 }
 
-// heal is noticed within a second.
 func (n *memnet) heal() {
 	n.setCut(nil)
 	n.mu.Lock()
@@ -512,7 +510,6 @@ func (n *testNode) stop(t *testing.T) {
 	}
 }
 
-// kill sends nothing more, like SIGKILL.
 func (n *testNode) kill(t *testing.T) {
 	t.Helper()
 	n.inner.net.kill(n.name)

@@ -258,7 +258,6 @@ func (m *model) appliedTwice() string {
 	return ""
 }
 
-// until polls a condition with a deadline in virtual time.
 func until(t *testing.T, limit time.Duration, what string, ok func() bool) time.Duration {
 	t.Helper()
 	began := time.Now()

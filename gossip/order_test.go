@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A paused node finds its peers silent before it reads their waiting frames. The model panics if
-// one of these changes a void vector.
+// A paused node finds its peers silent before it reads their waiting frames; the model panics if
+// they change a void vector.
 func TestSilentPeerBeginsAnewWithItsWholeLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

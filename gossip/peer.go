@@ -12,21 +12,18 @@ import (
 )
 
 const (
-	// maxPeers bounds the members with streams or remembered state.
-	maxPeers    = 2048
+	maxPeers    = 2048 // with streams or remembered state
 	forgetAfter = 10 * time.Minute
-	// voidAfter is the silence that voids a living peer's load: old load misleads more than none.
-	voidAfter = 10 * time.Second
+	voidAfter   = 10 * time.Second // silence; old load misleads more than none
 )
 
 var (
 	errStopped  = errors.New("this node stops")
 	errGone     = errors.New("the peer is no member any more")
 	errReplaced = errors.New("the peer was restarted")
-	errSilent   = errors.New("nothing was heard from the peer for too long")
+	errSilent   = errors.New("the peer was silent for too long")
 )
 
-// peer is another node, over all its streams and restarts.
 type peer struct {
 	name string
 
@@ -34,7 +31,7 @@ type peer struct {
 	order    sync.Mutex // orders PeerLoad, PeerState and DropPeer
 
 	mu     sync.Mutex // guards the following
-	Peer              // what describe does not compute; SentBytes excludes the open subscriber stream
+	Peer              // what describe does not compute
 	cancel context.CancelFunc
 	stream *subscription
 	cursor cursor
@@ -45,8 +42,8 @@ type peer struct {
 	lagged bool          // Lag is measured
 }
 
-// cursor is the position in one process's journal. All batches below next were applied or are in a
-// snapshot, except that some below missing may be absent; 0 means none are.
+// cursor is a position in one process's journal. Batches below next were applied or are in a
+// snapshot, but some below missing (0: none) may be absent.
 type cursor struct {
 	incarnation   uint64
 	next, missing uint64 // next is 0 before the first stream has started
@@ -62,7 +59,7 @@ func (x *Exchange) onEvent(e member.Event) {
 	if p == nil {
 		if len(x.peers) >= maxPeers {
 			x.count(&x.stats.Refused, 1)
-			x.log.Error().Str("peer", e.Member.Name).Int("peers", maxPeers).Msg("too many members: no stream to this one")
+			x.log.Error().Str("peer", e.Member.Name).Int("peers", maxPeers).Msg("too many members: no stream to this peer")
 			return
 		}
 		p = &peer{name: e.Member.Name}
@@ -109,7 +106,6 @@ func (x *Exchange) followLocked(p *peer, info member.Info) {
 	p.cancel = cancel
 }
 
-// loseLocked ends a subscription. The peer's facts stay, its load is void.
 func (x *Exchange) loseLocked(p *peer, info member.Info, state member.State) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -137,7 +133,7 @@ func (p *peer) stopDialingLocked() {
 	}
 }
 
-// endLocked ends the open stream; no more of its frames reach Knowledge. p.mu is held.
+// p.mu is held.
 func (p *peer) endLocked(why error) {
 	if p.stream != nil {
 		p.stream.end(why)
@@ -145,8 +141,8 @@ func (p *peer) endLocked(why error) {
 	}
 }
 
-// voidLocked schedules DropPeer, because Knowledge may be busy; pass calls it before new load or
-// state. x.mu and p.mu are held.
+// voidLocked schedules DropPeer, as Knowledge may be busy; pass calls it before new load. x.mu and
+// p.mu are held.
 func (x *Exchange) voidLocked(p *peer) {
 	if p.passed {
 		p.passed, p.void = false, true
@@ -174,8 +170,8 @@ func (p *peer) endStream(why error) {
 	}
 }
 
-// cursorAt returns the first sequence wanted of a process: behind the last applied batch, else
-// behind the last snapshot's; 0 if neither exists. It waits for a batch being applied.
+// cursorAt returns the first sequence wanted: behind the last applied batch, else the last
+// snapshot's; 0 without both. It waits for a batch being applied.
 func (x *Exchange) cursorAt(p *peer, id processID) uint64 {
 	p.applying.Lock()
 	defer p.applying.Unlock()
@@ -191,8 +187,8 @@ func (x *Exchange) cursorAt(p *peer, id processID) uint64 {
 	return next
 }
 
-// startAt sets the cursor to a stream's first batch and returns the number of missing batches from
-// asked on, which make learn take a snapshot.
+// startAt sets the cursor to a stream's first batch and returns the missing ones since asked, for
+// which learn takes a snapshot.
 func (x *Exchange) startAt(s *subscription, asked, start uint64) (missed uint64) {
 	contained := x.warming.contained(s.id)
 	s.p.mu.Lock()
@@ -217,7 +213,7 @@ func (p *peer) open() *subscription {
 	return p.stream
 }
 
-// staleLocked returns the measured lag, or the peer's unusual silence if longer. p.mu is held.
+// p.mu is held.
 func (p *peer) staleLocked(now time.Time) time.Duration {
 	last := p.LastHeard
 	if last.IsZero() {
@@ -226,8 +222,7 @@ func (p *peer) staleLocked(now time.Time) time.Duration {
 	return max(p.Lag, now.Sub(last)-pingInterval-pingInterval/2)
 }
 
-// shift returns the offset added to the peer's times: 0 while unmeasured, close, or beyond
-// maxShift.
+// shift is 0 while unmeasured, close, or beyond maxShift.
 func (p *peer) shift() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -267,8 +262,7 @@ func (x *Exchange) alive() []*peer {
 	return out
 }
 
-// sweepPeers voids silent peers' load, forgets peers long gone, and returns the number of living
-// nodes and the staleness.
+// sweepPeers returns the number of living nodes and the staleness.
 func (x *Exchange) sweepPeers(now time.Time) (nodes int, stale time.Duration) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

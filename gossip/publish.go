@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -11,30 +12,23 @@ import (
 )
 
 const (
-	// batchPayload is a few packets, so that load never waits long behind a batch.
-	batchPayload = 16 << 10
-	// batchesPerFlush allows 5 MB/s, far more news than engines can make.
-	batchesPerFlush = 16
-	// minDrain is the least worth asking Knowledge for, in bytes.
-	minDrain      = 256
-	houseInterval = time.Second
-	// stateInterval is long because the state is learned over many requests.
-	stateInterval = 5 * time.Second
-	// stateGap bounds the cost of frequent Touch calls.
-	stateGap = 100 * time.Millisecond
-	// drainPatience bounds Stop's wait for peers to receive the last batches.
-	drainPatience = 250 * time.Millisecond
+	batchPayload    = 16 << 10 // a few packets: load never waits long behind a batch
+	batchesPerFlush = 16       // 5 MB/s, far more news than engines make
+	minDrain        = 256      // bytes worth asking Knowledge for
+	houseInterval   = time.Second
+	stateInterval   = 5 * time.Second        // the state is learned over many requests
+	stateGap        = 100 * time.Millisecond // bounds the cost of Touch
+	drainPatience   = 250 * time.Millisecond // Stop's wait for peers to receive the last batches
 )
 
 type publisher struct {
 	drain, body []byte
 	loads       []Load
-	next        uint64
 	time        int64
 }
 
 func (x *Exchange) publish() {
-	p := publisher{next: 1}
+	var p publisher
 	tick := time.NewTicker(x.flush)
 	defer tick.Stop()
 	for {
@@ -71,7 +65,7 @@ func (x *Exchange) flushNews(p *publisher, now time.Time) {
 			break
 		}
 		if len(payload) > limit || records > wire.MaxRecords {
-			x.log.Error().Int("bytes", len(payload)).Int("limit", limit).Int("records", records).Msg("news beyond the bound: dropped")
+			x.log.Error().Int("bytes", len(payload)).Int("limit", limit).Int("records", records).Msg("batch beyond the bound: dropped")
 			x.count(&x.stats.Malformed, 1)
 			break
 		}
@@ -91,8 +85,7 @@ func (x *Exchange) flushNews(p *publisher, now time.Time) {
 
 func (x *Exchange) publishBatch(p *publisher, payload []byte, records int, ms int64) {
 	p.time = max(p.time, ms) // the wall clock may be set back
-	b := wire.Batch{Sequence: p.next, Time: p.time, Records: records, Payload: payload}
-	p.next++
+	b := wire.Batch{Sequence: x.Position(), Time: p.time, Records: records, Payload: payload}
 	p.body = b.AppendBody(p.body[:0])
 	x.journal.append(p.body, p.time)
 	x.count(&x.stats.PublishedBatches, 1)
@@ -100,7 +93,6 @@ func (x *Exchange) publishBatch(p *publisher, payload []byte, records int, ms in
 	x.count(&x.stats.PublishedBytes, uint64(len(payload)))
 }
 
-// flushLast waits until the next flush has reached every subscriber that keeps up.
 func (x *Exchange) flushLast(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, x.flush+drainPatience)
 	defer cancel()
@@ -109,13 +101,7 @@ func (x *Exchange) flushLast(ctx context.Context) {
 	}
 	for more := sleep(ctx, x.flush+time.Millisecond); more; more = sleep(ctx, 5*time.Millisecond) {
 		_, next := x.journal.position()
-		behind := 0
-		for _, d := range x.listSubscribers() {
-			if d.position() < next {
-				behind++
-			}
-		}
-		if behind == 0 {
+		if !slices.ContainsFunc(x.listSubscribers(), func(d *subscriber) bool { return d.position() < next }) {
 			return
 		}
 	}
@@ -212,7 +198,7 @@ func (x *Exchange) collectState(scratch []byte, now time.Time) []byte {
 	return blob[:0]
 }
 
-// jitter returns 0.5 to 1.5 times d, so that nodes spread out.
+// jitter returns 0.5 to 1.5 times d.
 func jitter(d time.Duration) time.Duration {
 	return d/2 + time.Duration(rand.Int64N(int64(d)+1))
 }

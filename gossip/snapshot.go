@@ -10,33 +10,31 @@ import (
 
 const (
 	maxSnapshots = 2
-	// pageBytes bounds a page. Small budgets make smaller pages, so that a paced source does not
-	// look stalled.
-	pageBytes = 32 << 10
-	// maxIntake is ten times the facts of 800 engines.
-	maxIntake = 256 << 20
+	// Small budgets make smaller pages, so that a paced source does not look stalled.
+	pageBytes        = 32 << 10
+	maxSnapshotBytes = 256 << 20 // ten times the facts of 800 engines
 )
 
-// offer is a snapshot being sent: one frame at a time. Guarded by subscriber.mu.
-type offer struct {
+// outgoing is a snapshot being sent: one frame at a time. Guarded by subscriber.mu.
+type outgoing struct {
 	request uint64
 	frame   []byte // to be sent next; empty: sent
 	last    bool
 	taken   chan struct{}   // capacity 1
-	ctx     context.Context // ends with the subscriber's wish for it, and after intakeTimeout
+	ctx     context.Context // ends with the subscriber's wish for it, and after snapshotTimeout
 	cancel  context.CancelFunc
 }
 
-// offerSnapshot starts a snapshot or refuses it. A subscriber may have one at a time.
-func (d *subscriber) offerSnapshot(request uint64) error {
+// A subscriber may have one snapshot at a time.
+func (d *subscriber) startSnapshot(request uint64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.offer != nil {
+	if d.outgoing != nil {
 		return errTooMany
 	}
-	o := &offer{request: request, taken: make(chan struct{}, 1)}
-	o.ctx, o.cancel = context.WithTimeout(d.x.ctx, intakeTimeout)
-	d.offer = o
+	o := &outgoing{request: request, taken: make(chan struct{}, 1)}
+	o.ctx, o.cancel = context.WithTimeout(d.x.ctx, snapshotTimeout)
+	d.outgoing = o
 	refuse := func(why wire.Outcome) error {
 		o.cancel()
 		o.frame, o.last = wire.AppendSnapshotDone(nil, request, why), true
@@ -67,13 +65,13 @@ func (d *subscriber) offerSnapshot(request uint64) error {
 func (d *subscriber) cancelSnapshot(request uint64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if o := d.offer; o != nil && o.request == request {
+	if o := d.outgoing; o != nil && o.request == request {
 		o.cancel()
 	}
 }
 
-// sendSnapshot reads the positions first, so that the pages contain at least what they promise.
-func (d *subscriber) sendSnapshot(o *offer) {
+// Positions come first: pages must contain at least what they promise.
+func (d *subscriber) sendSnapshot(o *outgoing) {
 	defer func() { <-d.x.snapshots }()
 	defer o.cancel()
 	began := time.Now()
@@ -104,7 +102,7 @@ func (d *subscriber) sendSnapshot(o *offer) {
 	}
 }
 
-// positions lists this node's cursors, itself included, except where batches are missing.
+// positions leaves out cursors with missing batches.
 func (x *Exchange) positions() []wire.Position {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -120,9 +118,9 @@ func (x *Exchange) positions() []wire.Position {
 	return out
 }
 
-// put offers the next frame once the previous one is sent; false if the subscriber cancelled or
-// timed out. The last frame is offered even then.
-func (d *subscriber) put(o *offer, last bool, add func([]byte) []byte) bool {
+// put waits for the previous frame; false if the subscriber cancelled or timed out, which does not
+// stop the last frame.
+func (d *subscriber) put(o *outgoing, last bool, add func([]byte) []byte) bool {
 	for {
 		d.mu.Lock()
 		if !last && o.ctx.Err() != nil {
@@ -151,8 +149,8 @@ func (d *subscriber) put(o *offer, last bool, add func([]byte) []byte) bool {
 	}
 }
 
-// intake is a snapshot being received. Guarded by subscription.mu.
-type intake struct {
+// incoming is a snapshot being received. Guarded by subscription.mu.
+type incoming struct {
 	request   uint64
 	bytes     int64
 	at        time.Time
@@ -162,41 +160,41 @@ type intake struct {
 	outcome   wire.Outcome
 }
 
-// askSnapshot returns nil if the stream has ended, its queue is full, or a snapshot is in progress.
-func (s *subscription) askSnapshot(now time.Time) *intake {
+// askSnapshot returns nil if the stream ended, its queue is full, or a snapshot is in progress.
+func (s *subscription) askSnapshot(now time.Time) *incoming {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.intake != nil || s.why != nil {
+	if s.incoming != nil || s.why != nil {
 		return nil
 	}
-	in := &intake{request: s.requests.Add(1), at: now, positions: map[processID]uint64{}, end: make(chan struct{})}
+	in := &incoming{request: s.requests.Add(1), at: now, positions: map[processID]uint64{}, end: make(chan struct{})}
 	if !s.sendLocked(func(b []byte) []byte { return wire.AppendRequest(b, wire.KindSnapshot, in.request) }) {
 		return nil
 	}
-	s.intake = in
+	s.incoming = in
 	return in
 }
 
-func (s *subscription) cancelIntake(in *intake) {
+func (s *subscription) cancelIncoming(in *incoming) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.intake == in && !in.cancelled {
+	if s.incoming == in && !in.cancelled {
 		in.cancelled = true
 		s.sendLocked(func(b []byte) []byte { return wire.AppendRequest(b, wire.KindCancel, in.request) })
 	}
 }
 
-func (s *subscription) finishIntake(how wire.Outcome) {
+func (s *subscription) finishIncoming(how wire.Outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.intake != nil {
-		s.intake.outcome = how
-		close(s.intake.end)
-		s.intake = nil
+	if s.incoming != nil {
+		s.incoming.outcome = how
+		close(s.incoming.end)
+		s.incoming = nil
 	}
 }
 
-func (s *subscription) progress(in *intake) time.Time {
+func (s *subscription) progress(in *incoming) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return in.at
@@ -210,14 +208,14 @@ func (s *subscription) takeSnapshot(kind wire.Kind, body []byte, now time.Time) 
 		return err
 	}
 	s.mu.Lock()
-	in := s.intake
+	in := s.incoming
 	if in == nil || request != in.request {
 		s.mu.Unlock()
 		return errUnexpected
 	}
 	in.at = now
 	in.bytes += int64(len(body))
-	endless, cancelled := in.bytes > maxIntake, in.cancelled
+	endless, cancelled := in.bytes > maxSnapshotBytes, in.cancelled
 	s.mu.Unlock()
 	switch {
 	case endless:
@@ -225,7 +223,7 @@ func (s *subscription) takeSnapshot(kind wire.Kind, body []byte, now time.Time) 
 	case kind == wire.KindSnapshotDone:
 		_, how, err := wire.DecodeSnapshotDone(body)
 		if err == nil {
-			s.finishIntake(how)
+			s.finishIncoming(how)
 		}
 		return err
 	case cancelled:
@@ -237,7 +235,7 @@ func (s *subscription) takeSnapshot(kind wire.Kind, body []byte, now time.Time) 
 	if err != nil {
 		return err
 	}
-	s.x.warming.expected.Store(max(records, 1))
+	s.x.warming.expected.Store(records)
 	s.x.warming.records.Store(0)
 	s.mu.Lock()
 	defer s.mu.Unlock()

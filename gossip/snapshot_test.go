@@ -123,7 +123,6 @@ func TestSecondSourceWhenTheFirstStalls(t *testing.T) {
 	}
 }
 
-// slowPages delays pages without stalling them.
 func slowPages(nodes []*testNode, from int) (release chan struct{}) {
 	release = make(chan struct{})
 	for _, n := range nodes {
@@ -164,7 +163,6 @@ func TestReadyAtTheDeadlineWithoutKnowledge(t *testing.T) {
 	})
 }
 
-// A node that is warm by the deadline alone does not serve its partial knowledge.
 func TestPartOfASnapshotIsNotServed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -288,7 +286,6 @@ func TestBudgetHoldsNewsBack(t *testing.T) {
 	})
 }
 
-// A node whose news exceeds its budget still serves a joiner within the budget.
 func TestNewsBeyondTheBudgetLeavesASnapshotItsShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -329,13 +326,13 @@ func TestManySubscribersOfASmallBudgetAreSentNews(t *testing.T) {
 		f.subscribers[fmt.Sprint(i)] = &subscriber{wake: make(chan struct{}, 1)}
 	}
 	know.learn(1, 1)
-	f.flushNews(&publisher{next: 1}, time.Now())
+	f.flushNews(&publisher{}, time.Now())
 	if s := f.Stats(); s.PublishedBatches != 1 || s.DroppedBudget != 0 {
 		t.Errorf("%d batches, %d flushes cut short of a full bucket", s.PublishedBatches, s.DroppedBudget)
 	}
 }
 
-// Positions exclude a batch that is still being applied, since the pages may lack it.
+// The pages may lack that batch.
 func TestPositionsLeaveOutABatchThatIsBeingApplied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
@@ -379,7 +376,6 @@ func TestPositionsLeaveOutABatchThatIsBeingApplied(t *testing.T) {
 	})
 }
 
-// A joiner whose source lacks a third node's batches takes another snapshot, from that node.
 func TestJoinerTakesWhatItsSourceHasNotHeard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

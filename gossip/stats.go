@@ -121,12 +121,8 @@ func (x *Exchange) Peers() []Peer {
 	published := x.Position()
 	subscribers := maps.Clone(x.subscribers)
 	out := make([]Peer, 0, len(x.peers))
-	for name, p := range x.peers {
-		o := p.describe(now)
-		if d := subscribers[name]; d != nil {
-			o.SentBytes += d.sent.Load()
-		}
-		out = append(out, o)
+	for _, p := range x.peers {
+		out = append(out, p.describe(now))
 	}
 	x.mu.Unlock()
 	for i := range out {

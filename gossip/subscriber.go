@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"grapevine/gossip/member"
@@ -15,29 +14,23 @@ import (
 )
 
 const (
-	// replaySpan is how far back a joiner's streams begin: its snapshot may lack other peers'
-	// latest batches.
-	replaySpan = 5 * time.Second
-	// subscriberSilence bounds the silence of a subscriber, which pings.
-	subscriberSilence = 10 * time.Second
-	// fullLoadInterval limits how long an error in a load vector lasts.
-	fullLoadInterval = 10 * time.Second
-	writeSize        = 48 << 10
-	// resumeSize bounds the old batches in one write.
-	resumeSize = 32 << 10
-	// maxPongs exceeds what honest subscribers send within writeTimeout.
-	maxPongs = 16
+	// replaySpan is how far back a joiner's streams begin: its snapshot may lack the latest
+	// batches.
+	replaySpan        = 5 * time.Second
+	subscriberSilence = 10 * time.Second // subscribers ping
+	fullLoadInterval  = 10 * time.Second // an error in a load vector lasts at most this
+	writeSize         = 48 << 10
+	resumeSize        = 32 << 10 // old batches in one write
+	maxPongs          = 16       // beyond what honest subscribers send within writeTimeout
 )
 
-// subscriber is another node that follows this node's journal. Its reader takes requests; its
-// writer sends answers and the journal from a cursor on. Neither waits for the other.
+// subscriber follows this node's journal. Its reader and its writer never wait for each other.
 type subscriber struct {
 	x    *Exchange
 	conn net.Conn
 	who  processID
 	wake chan struct{} // capacity 1
 	done chan struct{}
-	sent atomic.Uint64
 
 	mu         sync.Mutex
 	subscribed bool
@@ -45,7 +38,7 @@ type subscriber struct {
 	cursor     uint64 // sequence of the next batch
 	live       uint64 // older batches wait for the bulk budget
 	pongs      []wire.Pong
-	offer      *offer
+	outgoing   *outgoing
 
 	// Used by the writer only.
 	started bool
@@ -78,7 +71,6 @@ func (x *Exchange) serve(c net.Conn, peer member.Info) {
 	}
 }
 
-// admit registers a stream and starts its writer. A newer stream of a node replaces the older.
 func (x *Exchange) admit(d *subscriber) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -94,7 +86,6 @@ func (x *Exchange) admit(d *subscriber) bool {
 	}
 	if old != nil {
 		old.conn.Close()
-		x.keepSentLocked(old)
 	}
 	x.subscribers[d.who.name] = d
 	x.wg.Add(1) // for serve
@@ -108,14 +99,6 @@ func (x *Exchange) dismiss(d *subscriber) {
 	if x.subscribers[d.who.name] == d {
 		delete(x.subscribers, d.who.name)
 	}
-	x.keepSentLocked(d)
-}
-
-// keepSentLocked adds a stream's bytes to its peer, which counts over reconnections.
-func (x *Exchange) keepSentLocked(d *subscriber) {
-	if p := x.peers[d.who.name]; p != nil {
-		p.count(&p.SentBytes, d.sent.Swap(0))
-	}
 }
 
 func (x *Exchange) listSubscribers() []*subscriber {
@@ -126,7 +109,7 @@ func (x *Exchange) listSubscribers() []*subscriber {
 
 func (d *subscriber) poke() { wake(d.wake) }
 
-// position returns the sequence of the next batch; 0 before Subscribe.
+// position is 0 before Subscribe.
 func (d *subscriber) position() uint64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -159,7 +142,7 @@ func (d *subscriber) take(kind wire.Kind, body []byte, _ int, now time.Time) err
 		if err != nil {
 			return err
 		}
-		return d.offerSnapshot(request)
+		return d.startSnapshot(request)
 	case wire.KindCancel:
 		request, err := wire.DecodeRequest(body)
 		if err != nil {
@@ -171,8 +154,7 @@ func (d *subscriber) take(kind wire.Kind, body []byte, _ int, now time.Time) err
 	return errUnexpected
 }
 
-// subscribe sets the cursor to the wanted batch if the journal holds it, else behind the last
-// batch, which makes the subscriber take a snapshot.
+// A cursor behind the last batch makes the subscriber take a snapshot.
 func (d *subscriber) subscribe(s wire.Resume) error {
 	oldest, next := d.x.journal.position()
 	from := next
@@ -195,7 +177,7 @@ func (d *subscriber) subscribe(s wire.Resume) error {
 
 func (d *subscriber) write() {
 	defer d.conn.Close() // ends the reader
-	// The timer serves the full load vector and frames held back by the budget.
+	// For the full load vector and frames held back by the budget.
 	timer := time.NewTimer(fullLoadInterval)
 	defer timer.Stop()
 	var buf []byte
@@ -230,7 +212,9 @@ func (d *subscriber) write() {
 
 func (d *subscriber) flush(buf []byte, now time.Time) bool {
 	n, err := d.x.writeFrames(d.conn, now, buf)
-	d.sent.Add(uint64(n))
+	if p := d.x.peer(d.who.name); p != nil {
+		p.count(&p.SentBytes, uint64(n))
+	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		d.x.count(&d.x.stats.SlowPeers, 1)
 		d.x.log.Warn().Str("peer", d.who.name).Dur("dur_ms", writeTimeout).Msg("subscriber reads nothing: stream closed")
@@ -238,8 +222,8 @@ func (d *subscriber) flush(buf []byte, now time.Time) bool {
 	return err == nil
 }
 
-// fill appends the frames to send now, most urgent first. If there are none, wait bounds the time
-// until the next call. ok is false if the journal dropped the next batch.
+// fill appends frames, most urgent first. wait bounds the time until the next call; ok is false if
+// the journal dropped the next batch.
 func (d *subscriber) fill(dst []byte, now time.Time) (out []byte, wait time.Duration, ok bool) {
 	dst = d.fillPongs(dst, now)
 	d.mu.Lock()
@@ -300,7 +284,7 @@ func (d *subscriber) fillLoad(dst []byte, now time.Time) []byte {
 	return wire.AppendLoad(dst, ms, full, loads)
 }
 
-// fillBatches appends batches from the cursor on; held is how long the budget delays old batches.
+// held is how long the budget delays old batches.
 func (d *subscriber) fillBatches(dst []byte, now time.Time) (out []byte, held time.Duration, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -333,11 +317,11 @@ func (d *subscriber) fillState(dst []byte) []byte {
 	return wire.AppendState(dst, ms, blob)
 }
 
-// fillSnapshot appends a snapshot frame, or returns how long the budget delays it.
+// wait is how long the budget delays the frame.
 func (d *subscriber) fillSnapshot(dst []byte, now time.Time) (out []byte, wait time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	o := d.offer
+	o := d.outgoing
 	if o == nil || len(o.frame) == 0 {
 		return dst, 0
 	}
@@ -348,7 +332,7 @@ func (d *subscriber) fillSnapshot(dst []byte, now time.Time) (out []byte, wait t
 	dst = append(dst, o.frame...)
 	o.frame = o.frame[:0]
 	if o.last {
-		d.offer = nil
+		d.outgoing = nil
 	}
 	select {
 	case o.taken <- struct{}{}:

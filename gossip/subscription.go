@@ -14,12 +14,10 @@ import (
 )
 
 const (
-	pingInterval = 500 * time.Millisecond
-	// publisherSilence bounds the silence of a publisher, which answers pings.
-	publisherSilence = 3 * time.Second
-	// dialTimeout bounds connect, TLS handshake and hello together.
-	dialTimeout = 5 * time.Second
-	// Pauses between dials, before jitter. maxPause is short so that a healed network is used soon.
+	pingInterval     = 500 * time.Millisecond
+	publisherSilence = 3 * time.Second // publishers answer pings
+	dialTimeout      = 5 * time.Second // connect, TLS handshake and hello together
+	// Pauses between dials, before jitter; short, to use a healed network soon.
 	firstPause     = 50 * time.Millisecond
 	maxPause       = 2 * time.Second
 	violationPause = 10 * time.Second
@@ -27,8 +25,7 @@ const (
 	maxShift       = 365 * 24 * time.Hour
 )
 
-// subscription is one stream from a peer. Its reader applies frames, its writer sends requests and
-// pings; neither waits for the other.
+// subscription is one stream from a peer. Its reader and its writer never wait for each other.
 type subscription struct {
 	x     *Exchange
 	p     *peer
@@ -41,10 +38,10 @@ type subscription struct {
 	done     chan struct{}
 	wake     chan struct{} // capacity 1
 
-	mu     sync.Mutex
-	why    error // why the stream ended; nil while it is open
-	out    []byte
-	intake *intake
+	mu       sync.Mutex
+	why      error // why the stream ended; nil while it is open
+	out      []byte
+	incoming *incoming
 
 	// Used by the reader only.
 	asked  wire.Resume
@@ -113,7 +110,7 @@ func (x *Exchange) follow(ctx context.Context, p *peer, info member.Info) error 
 	err = s.why // the first reason: closing the connection fails the reader, too
 	s.mu.Unlock()
 	p.failed(err)
-	s.finishIntake(wire.Cancelled)
+	s.finishIncoming(wire.Cancelled)
 	return err
 }
 
@@ -153,7 +150,7 @@ func (s *subscription) end(why error) {
 	}
 }
 
-// sendLocked queues a frame if there is room. s.mu is held.
+// sendLocked returns false if the queue is full. s.mu is held.
 func (s *subscription) sendLocked(add func([]byte) []byte) bool {
 	if len(s.out) > maxOut {
 		return false
@@ -169,8 +166,7 @@ func (s *subscription) send(add func([]byte) []byte) {
 	s.sendLocked(add)
 }
 
-// request subscribes from this node's cursor on. The ping goes first: the first batch's times need
-// the clock offset.
+// The ping goes first: the first batch's times need the clock offset.
 func (s *subscription) request() {
 	s.ping()
 	s.asked = wire.Resume{Version: wire.Version}
@@ -261,8 +257,7 @@ func (s *subscription) takePong(body []byte, now time.Time) error {
 	return nil
 }
 
-// takeStart compares the stream's first batch with the wanted one. If batches between were dropped,
-// a snapshot must replace them.
+// If batches before the stream's first were dropped, a snapshot must replace them.
 func (s *subscription) takeStart(body []byte) error {
 	st, err := wire.DecodeResume(body)
 	if err != nil {
@@ -279,13 +274,13 @@ func (s *subscription) takeStart(body []byte) error {
 	case missed > 0:
 		s.x.count(&s.x.stats.MissedBatches, missed)
 		s.p.count(&s.p.Missed, missed)
-		s.x.log.Info().Str("peer", s.p.name).Uint64("batches", missed).Msg("the peer's journal has dropped what this node needs next: taking a snapshot")
+		s.x.log.Info().Str("peer", s.p.name).Uint64("batches", missed).Msg("the peer's journal dropped the next batch: this node takes a snapshot")
 	}
 	s.started.Store(true)
 	return nil
 }
 
-// takeBatch applies the next batch; streams neither lose nor reorder.
+// Streams neither lose nor reorder.
 func (s *subscription) takeBatch(body []byte, now time.Time) error {
 	b, err := wire.DecodeBatch(body)
 	if err != nil {
@@ -306,8 +301,8 @@ func (s *subscription) takeBatch(body []byte, now time.Time) error {
 	}
 	s.p.mu.Unlock()
 	err = s.apply(&b)
-	// The cursor moves after Apply, because snapshots promise all batches below it, and also behind
-	// a malformed batch, which would stay malformed.
+	// The cursor moves after Apply, as snapshots promise all batches below it, and also past a
+	// malformed batch.
 	s.p.mu.Lock()
 	s.p.cursor.next++
 	s.p.mu.Unlock()
@@ -361,8 +356,7 @@ func (s *subscription) takeState(body []byte) error {
 	return nil
 }
 
-// pass calls what unless the peer is gone or has a newer stream, so that dropped load stays
-// dropped.
+// pass keeps dropped load dropped: the peer may be gone, or have a newer stream.
 func (s *subscription) pass(what func()) {
 	p := s.p
 	p.order.Lock()

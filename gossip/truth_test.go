@@ -11,7 +11,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// virtualBackends counts the backends; the last is never fenced and takes the probes.
+// The last backend is never fenced and takes the probes.
 const virtualBackends = 5
 
 type spot struct {
@@ -83,7 +83,6 @@ func (w *truth) renew(key uint32, at prefixtree.Time) {
 	w.renewed[key] = max(w.renewed[key], at)
 }
 
-// judge returns an error if a believed fact contradicts the truth.
 func (w *truth) judge(key uint32, f prefixtree.Fact) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -109,8 +108,7 @@ func (w *truth) judge(key uint32, f prefixtree.Fact) error {
 	return nil
 }
 
-// begunLocked reports whether the backend process of generation existed at that time, known to
-// other nodes or not.
+// begunLocked reports whether the generation's process ran at that time, whether nodes knew or not.
 func (w *truth) begunLocked(key, generation uint32, at prefixtree.Time) bool {
 	for g, first := range w.first[key] {
 		if g >= generation && first <= at {
@@ -120,8 +118,7 @@ func (w *truth) begunLocked(key, generation uint32, at prefixtree.Time) bool {
 	return false
 }
 
-// comparable reports whether all trees must agree on a fact: no generation change clears it on some
-// nodes only.
+// comparable reports whether all trees must agree: no generation change clears the fact on some.
 func (w *truth) comparable(key uint32, f prefixtree.Fact) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -153,7 +150,6 @@ func (w *truth) sure(p spot, at prefixtree.Time) bool {
 	return then != nil && !slices.ContainsFunc(then.by, func(k *treeKnowledge) bool { return w.ended[k] })
 }
 
-// virtualNames gives each node different ids for the same backends.
 type virtualNames struct{ turn int }
 
 var virtualKeys = func() (keys [virtualBackends]uint32) {
@@ -183,7 +179,6 @@ func (n virtualNames) Backend(key uint32) (prefixtree.Backend, bool) {
 	return 0, false
 }
 
-// treeKnowledge is Knowledge with a real tree and outbox.
 type treeKnowledge struct {
 	*model
 	tree   *prefixtree.Tree
@@ -275,7 +270,7 @@ func (k *treeKnowledge) ApplySnapshot(page []byte, shift time.Duration) (Applied
 	return k.merge(page, shift)
 }
 
-// request places a chain and returns its end. cached is the engine's report; -1: none.
+// cached is the engine's report; -1: none.
 func (k *treeKnowledge) request(backend int, chain []prefixtree.Hash, cached int) (end func(failed bool)) {
 	b, key, trail := k.names.id(backend), virtualKeys[backend], new(prefixtree.TouchHistory)
 	tell := func(at prefixtree.Time, change func()) {
@@ -345,7 +340,6 @@ func (k *treeKnowledge) believes() (held map[spot]prefixtree.Time, err error) {
 	return held, err
 }
 
-// difference describes how two nodes differ on running processes' facts.
 func (w *truth) difference(a, b map[spot]prefixtree.Time) string {
 	missing, extra, other := 0, 0, 0
 	example := ""
@@ -389,7 +383,7 @@ func virtualChain(family, own uint64, common, blocks int) []prefixtree.Hash {
 	return chain
 }
 
-// scramble is the finaliser of SplitMix64.
+// The finaliser of SplitMix64.
 func scramble(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9

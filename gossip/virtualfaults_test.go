@@ -95,7 +95,6 @@ func (v *virtualFleet) strike(what int) {
 	}
 }
 
-// renew raises a generation, which nodes learn at different times.
 func (v *virtualFleet) renew(b int) {
 	v.generations[b]++
 	g := v.generations[b]
@@ -157,7 +156,6 @@ func (v *virtualFleet) end(n *virtualNode, kill bool) {
 }
 
 func (v *virtualFleet) trouble(lasts time.Duration) {
-	// Faults come by kinds, some not at all.
 	swarm := virtual.NewSwarm(v.r, virtualFaults)
 	until := time.Now().Add(lasts)
 	next := time.Now()
@@ -184,8 +182,7 @@ const (
 	heardWithin  = 10 * time.Second
 )
 
-// Under any faults no node believes an invented or fenced fact, counters and bounds hold, and
-// afterwards all nodes agree.
+// Under any faults no node believes an invented or fenced fact; afterwards all nodes agree.
 func TestSeedsFleet(t *testing.T) {
 	t.Parallel()
 	size := 6

@@ -18,8 +18,8 @@ import (
 	"grapevine/prefixtree"
 )
 
-// virtualFleet is a fleet of real nodes in virtual time. The seed determines network, clocks and
-// faults, but not the order of goroutines, so a failing seed may pass on a rerun.
+// virtualFleet is a fleet of real nodes in virtual time. The seed does not determine the order of
+// goroutines, so a failing seed may pass on a rerun.
 type virtualFleet struct {
 	t     *testing.T
 	r     *rand.Rand
@@ -227,7 +227,6 @@ func (v *virtualFleet) request(n *virtualNode) {
 	v.open = append(v.open, openRequest{n, n.life, end, time.Now().Add(v.between(0, 20*time.Second))})
 }
 
-// inspect checks every node against the truth, its bounds and its sums.
 func (v *virtualFleet) inspect() {
 	v.t.Helper()
 	for _, n := range v.up() {
@@ -248,7 +247,7 @@ func sendsLaterFrames() bool {
 	return len(ping) > size
 }
 
-// account returns an error if counters do not add up or exceed a bound. old is the previous sample.
+// account checks counters and bounds; old is the previous sample.
 func account(f *Exchange, k *treeKnowledge, old Stats, journal int64) (s Stats, err error) {
 	s = f.Stats() // before the knowledge's counts, which run ahead
 	k.counting.Lock()
@@ -330,7 +329,6 @@ func (m *model) ownLoad() map[uint32]Load {
 	return maps.Clone(m.loads)
 }
 
-// rest heals everything and waits for rest.
 func (v *virtualFleet) rest(limit time.Duration) time.Duration {
 	v.t.Helper()
 	v.note("quiet")
@@ -347,7 +345,6 @@ func (v *virtualFleet) rest(limit time.Duration) time.Duration {
 	}
 }
 
-// probe waits until all nodes believe a new fact of each.
 func (v *virtualFleet) probe(limit time.Duration) time.Duration {
 	v.t.Helper()
 	want := map[spot]string{}

@@ -15,16 +15,12 @@ import (
 )
 
 const (
-	// stallTimeout is how long a source may be stalled or unreachable before another is asked.
-	stallTimeout = 2 * time.Second
-	// busyPause precedes the next request to a busy peer, and is the period at which a warm node
-	// checks for missing batches.
-	busyPause     = 250 * time.Millisecond
-	lookInterval  = 20 * time.Millisecond
-	intakeTimeout = time.Minute
-	// learnTimeout ends the search for a source, long after the deadline.
-	learnTimeout  = 5 * time.Minute
-	snapshotPause = time.Second
+	stallTimeout    = 2 * time.Second        // then another source is asked
+	busyPause       = 250 * time.Millisecond // before asking a busy peer again; period of looking for missing batches
+	lookInterval    = 20 * time.Millisecond
+	snapshotTimeout = time.Minute
+	learnTimeout    = 5 * time.Minute // ends the search for a source, long after the deadline
+	snapshotPause   = time.Second
 )
 
 type warming struct {
@@ -52,18 +48,13 @@ func (w *warming) finish() {
 	w.open()
 }
 
-// learning reports whether the node still needs its first snapshot.
 func (w *warming) learning() bool { return !w.complete.Load() && !w.gaveUp.Load() }
 
 func (w *warming) fraction() float64 {
-	expected := w.expected.Load()
-	switch {
-	case w.complete.Load():
+	if w.complete.Load() {
 		return 1
-	case expected == 0:
-		return 0
 	}
-	return min(0.99, float64(w.records.Load())/float64(expected))
+	return min(0.99, float64(w.records.Load())/float64(max(1, w.expected.Load())))
 }
 
 func (w *warming) contained(id processID) uint64 {
@@ -73,12 +64,12 @@ func (w *warming) contained(id processID) uint64 {
 	return 0
 }
 
-// learn takes a first snapshot, and later one whenever batches are missing. The deadline makes the
-// node warm without one.
+// learn takes a first snapshot, then one whenever batches are missing. The deadline makes the node
+// warm all the same.
 func (x *Exchange) learn() {
 	deadline := time.AfterFunc(x.deadline, func() {
 		if !x.warming.warm() {
-			x.log.Warn().Dur("dur_ms", x.deadline).Float64("fraction", x.WarmFraction()).Msg("not all knowledge has come in time: ready without it")
+			x.log.Warn().Dur("dur_ms", x.deadline).Float64("fraction", x.WarmFraction()).Msg("ready without a complete snapshot: the deadline has passed")
 			x.warming.open()
 		}
 	})
@@ -102,14 +93,13 @@ func (x *Exchange) learn() {
 		if s == nil {
 			continue
 		}
-		switch how := x.takeFrom(s); how {
-		case wire.Complete:
-			x.warming.finish()
-			x.log.Info().Str("peer", s.p.name).Msg("missing batches replaced by a snapshot")
-			x.sleep(snapshotPause - busyPause)
-		default:
+		if how := x.takeFrom(s); how != wire.Complete {
 			notBefore[s.id] = time.Now().Add(pauseAfter(how))
+			continue
 		}
+		x.warming.finish()
+		x.log.Info().Str("peer", s.p.name).Msg("missing batches replaced by a snapshot")
+		x.sleep(snapshotPause - busyPause)
 	}
 }
 
@@ -120,8 +110,8 @@ func pauseAfter(how wire.Outcome) time.Duration {
 	return stallTimeout
 }
 
-// missingFrom chooses an open stream from a peer with missing batches, or nil. Each node has its
-// own order, so that after a partition nodes ask different peers.
+// missingFrom may return nil. The order differs by node, so that after a partition nodes ask
+// different peers.
 func (x *Exchange) missingFrom(notBefore map[processID]time.Time) (s *subscription) {
 	least := uint64(0)
 	for _, p := range x.alive() {
@@ -146,8 +136,6 @@ type source struct {
 	since time.Time
 }
 
-// takeFirst asks peers for a snapshot in rendezvous order, so that many joiners ask different
-// peers.
 func (x *Exchange) takeFirst(began time.Time) (why string, ok bool) {
 	known := map[processID]*source{}
 	for x.ctx.Err() == nil && time.Since(began) < learnTimeout {
@@ -170,8 +158,7 @@ func (x *Exchange) takeFirst(began time.Time) (why string, ok bool) {
 	return "", false
 }
 
-// pickSource returns the next peer to ask, or nil. why is set if there is nothing to learn: no
-// peer, or only cold or unreachable ones.
+// pickSource may return nil; why is set if there is nothing to learn.
 func (x *Exchange) pickSource(known map[processID]*source, now time.Time) (s *subscription, why string) {
 	if !x.members.Joined() {
 		return nil, ""
@@ -213,19 +200,19 @@ func (x *Exchange) pickSource(known map[processID]*source, now time.Time) (s *su
 		}
 	}
 	if open == 0 && cold > 0 {
-		return nil, "peers know nothing yet"
+		return nil, "peers have no knowledge yet"
 	}
 	return s, ""
 }
 
-// attraction orders peers by rendezvous hashing, differently on each node.
+// Rendezvous hashing: many joiners ask different peers.
 func (x *Exchange) attraction(name string) uint64 {
 	h := fnv.New64a()
 	_, _ = io.WriteString(h, name+" "+x.self.name) // names have no spaces
 	return mix(h.Sum64())
 }
 
-// mix is the finaliser of SplitMix64: FNV alone orders similar names alike.
+// The finaliser of SplitMix64: FNV alone orders similar names alike.
 func mix(x uint64) uint64 {
 	x ^= x >> 30
 	x *= 0xbf58476d1ce4e5b9
@@ -239,8 +226,8 @@ func (x *Exchange) takeFrom(s *subscription) wire.Outcome {
 	if in == nil {
 		return wire.Cancelled
 	}
-	defer s.cancelIntake(in)
-	limit := time.NewTimer(intakeTimeout)
+	defer s.cancelIncoming(in)
+	limit := time.NewTimer(snapshotTimeout)
 	defer limit.Stop()
 	look := time.NewTicker(stallTimeout / 8)
 	defer look.Stop()

@@ -14,20 +14,18 @@ import (
 	"time"
 )
 
-// MaxAddrs bounds the addresses of one name or record; the rest is ignored.
-const MaxAddrs = 1024
+const MaxAddrs = 1024 // of one name or record; the rest is ignored
 
-// Kind is how a source names addresses.
+// Kind is how a source names addresses, and the prefix of its entry.
 type Kind string
 
-// Kinds of sources, each the prefix of its entry.
 const (
 	Host Kind = "dns"
 	SRV  Kind = "srv"
 	File Kind = "file"
 )
 
-// Split returns the kind of "dns:rest", "srv:rest" or "file:rest", else "" and the whole entry.
+// Split returns an entry's kind and rest; without a known prefix, no kind and the whole entry.
 func Split(entry string) (kind Kind, rest string) {
 	prefix, rest, _ := strings.Cut(entry, ":")
 	switch kind := Kind(prefix); kind {
@@ -45,7 +43,7 @@ func CheckSRV(name string) error {
 	return nil
 }
 
-// LookupHost returns the addresses of host, at least one, or host itself if it is an address.
+// LookupHost returns at least one address, host itself if it is one.
 func LookupHost(ctx context.Context, host string) ([]netip.Addr, error) {
 	if ip, err := netip.ParseAddr(host); err == nil {
 		return []netip.Addr{ip.Unmap()}, nil
@@ -74,8 +72,7 @@ func LookupHostPort(ctx context.Context, host, port string) ([]string, error) {
 	return out, err
 }
 
-// LookupSRV returns host:port for each address of each target. It may return both addresses and the
-// errors of other targets.
+// LookupSRV may return both host:port addresses and other targets' errors.
 func LookupSRV(ctx context.Context, name string) (out []string, err error) {
 	_, records, err := net.DefaultResolver.LookupSRV(ctx, "", "", name)
 	if err != nil {
@@ -95,7 +92,7 @@ func LookupSRV(ctx context.Context, name string) (out []string, err error) {
 	return out[:min(len(out), MaxAddrs)], errors.Join(errs...)
 }
 
-// Stamp tells versions of a file apart. The zero value stands for no file.
+// Stamp tells versions of a file apart; zero means no file.
 type Stamp struct {
 	at   time.Time
 	size int64

@@ -13,7 +13,7 @@ import (
 
 var errNoAddress = errors.New("no address that other nodes could dial: give --gossip-advertise")
 
-// advertise returns the address that peers dial: see Config.Advertise.
+// See Config.Advertise.
 func (l *List) advertise(ctx context.Context, t *transport) (netip.AddrPort, error) {
 	host, port := "", t.bound().Port
 	if l.cfg.Advertise != "" {

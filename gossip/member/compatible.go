@@ -5,10 +5,10 @@ import (
 	"fmt"
 )
 
-// Field names what differs between two nodes that refuse each other.
+// Field names a difference for which two nodes refuse each other.
 type Field string
 
-// Differences between two nodes.
+// Differences for which two nodes refuse each other.
 const (
 	FieldCluster    Field = "cluster"
 	FieldProtocol   Field = "protocol"
@@ -22,11 +22,9 @@ const (
 
 // MismatchError says why two nodes cannot be in one fleet, with the remedy.
 type MismatchError struct {
-	Field Field
-	// Mine and Theirs are text; keys appear as fingerprints.
-	Mine, Theirs string
-	// Peer is the other node's address, or its name.
-	Peer string
+	Field        Field
+	Mine, Theirs string // keys appear as fingerprints
+	Peer         string // address or name
 }
 
 func (e *MismatchError) Error() string {
@@ -60,8 +58,8 @@ func (e *MismatchError) Error() string {
 	return fmt.Sprintf("%s: %s differs (%s there, %s here)", e.Peer, e.Field, e.Theirs, e.Mine)
 }
 
-// Compatible returns nil, or a *MismatchError for the first difference between this node, a, and
-// node b. Symmetric, so two nodes always refuse each other.
+// Compatible returns a *MismatchError for the first difference, nil if there is none; it is
+// symmetric.
 func Compatible(a, b Info) error {
 	e := &MismatchError{Peer: cmp.Or(b.Addr, b.Name)}
 	switch {

@@ -41,51 +41,44 @@ type Status struct {
 
 // SeedError is the last attempt to join through one address.
 type SeedError struct {
-	// Seed is the entry of Config.Join, "failed member NAME" or "stream from NAME".
-	Seed string
+	Seed string // entry of Config.Join, "failed member NAME" or "stream from NAME"
 	Addr string
-	// Err is nil if the node there is a member now.
-	Err error
-	At  time.Time
+	Err  error // nil: a member now
+	At   time.Time
 }
 
 // Config configures a List. New copies it.
 type Config struct {
-	// Self describes this node. Listen sets Addr. Incarnation 0 means now.
+	// Listen sets Addr; Incarnation 0 means now.
 	Self Info
-	// Bind is the UDP and TCP host:port; port 0 takes a free one, an unspecified host every
-	// interface.
+	// Bind is the host:port of UDP and TCP; port 0 takes a free one.
 	Bind string
-	// Advertise is the host:port that peers dial; both parts are optional. Default: Bind's; for an
-	// unspecified host, the local address on the route to the first seed, else an interface's.
+	// Advertise is the host:port that peers dial, both optional. Default: Bind's, or for an
+	// unspecified host the local address towards the first seed, else an interface's.
 	Advertise string
 	// Join lists "host:port", "dns:name:port" (the same), "srv:_svc._tcp.name" and "file:path" (one
-	// address a line, watched). The default port is 7946. Every round resolves names again.
+	// address a line, watched), resolved again each round. The default port is 7946.
 	Join []string
 
-	// Keys are at most 8 keys of 16, 24 or 32 bytes, the primary first. A rotation is lost at exit.
+	// Keys are at most 8 of 16, 24 or 32 bytes, the primary first. A rotation is lost at exit.
 	Keys [][]byte
-	// KeyringFile holds the keys instead: a JSON list of base64, or one key a line, private (see
-	// CheckSecret). A rotation rewrites it.
+	// KeyringFile holds the keys instead: a JSON list of base64, or one a line; see CheckSecret.
+	// Rotations rewrite it.
 	KeyringFile string
-	// TLS replaces derived certificates: Certificates, RootCAs (for dialed peers), ClientCAs (for
-	// dialing peers; nil means RootCAs). A peer's certificate must carry ServerName if set, else
-	// the peer's name or address.
-	TLS *tls.Config
-	// Insecure allows any node to join a non-loopback address without a key.
-	Insecure bool
+	// TLS replaces derived certificates; nil ClientCAs means RootCAs. A peer's certificate must
+	// carry ServerName if set, else the peer's name or address.
+	TLS      *tls.Config
+	Insecure bool // any node may join a non-loopback address without a key
 
-	// ProbeInterval and ProbeTimeout tune failure detection; 0 means 750 ms and 400 ms (3 to 4 s up
-	// to ten nodes, then times log10(nodes)).
+	// 0 means 750 ms and 400 ms: failures are detected in 3 to 4 s up to ten nodes, then times
+	// log10(nodes).
 	ProbeInterval, ProbeTimeout time.Duration
-	// RejoinInterval is the longest pause between rounds that dial join addresses and recently
-	// failed members; 0 means 5 s.
-	RejoinInterval time.Duration
+	RejoinInterval              time.Duration // between rounds that dial join addresses and failed members; 0 means 5 s
 
-	// OnEvent is called in order by one goroutine. While it blocks, a member's changes are merged.
+	// OnEvent is called in order by one goroutine; while it blocks, a member's changes are merged.
 	OnEvent func(Event)
-	// Serve runs in its own goroutine for every knowledge stream that a peer opens, which closes on
-	// return. Serve must return when the stream closes.
+	// Serve runs in a goroutine per incoming knowledge stream, returns when the stream closes, and
+	// closes it by returning.
 	Serve func(c *Conn)
 	Log   zerolog.Logger
 }

@@ -13,23 +13,19 @@ import (
 )
 
 const (
-	// maxConns is a mesh of 1,000 nodes and some to spare.
-	maxConns = 4096
-	// maxConnsPerPeer bounds incoming streams of one name and protocol. The oldest, usually dead,
-	// makes room.
+	maxConns = 4096 // a mesh of 1,000 nodes
+	// Incoming streams of one name and protocol; the oldest, usually dead, makes room.
 	maxConnsPerPeer = 4
-	// probeTimeout leaves room for one lost SYN.
-	probeTimeout = 3 * time.Second
+	probeTimeout    = 3 * time.Second // room for one lost SYN
 )
 
 var errFull = fmt.Errorf("%d streams are open already", maxConns)
 
-// Conn is an authenticated stream without deadlines. Close is idempotent and safe for concurrent
+// Conn is an authenticated stream without deadlines; Close is idempotent and safe for concurrent
 // use.
 type Conn struct {
 	net.Conn
-	// Peer is the other node's Info from the hello; other protocols than gossip's have only its
-	// certificate's name.
+	// From the hello; protocols of Streams have only the certificate's name.
 	Peer Info
 
 	raw      net.Conn
@@ -40,7 +36,7 @@ type Conn struct {
 	once     sync.Once
 }
 
-// Close does not wait for the peer to read earlier writes.
+// Close does not wait until the peer has read earlier writes.
 func (c *Conn) Close() error {
 	err := net.ErrClosed
 	c.once.Do(func() {
@@ -52,7 +48,7 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// conns holds the open streams, the oldest first.
+// The oldest stream is first.
 type conns struct {
 	ring *ring
 
@@ -90,14 +86,12 @@ func (s *conns) add(c *Conn) error {
 	return nil
 }
 
-// removedLocked reports whether a key of the stream has left the ring.
 func (s *conns) removedLocked(c *Conn) bool {
 	roots := s.ring.identity.Load().roots
 	return slices.ContainsFunc(c.keys[:], func(k Fingerprint) bool { return k != Fingerprint{} && roots[k] == nil })
 }
 
-// closeRemoved closes the streams under removed keys, except key operations, whose answers must
-// arrive.
+// closeRemoved spares key operations, whose answers must arrive.
 func (s *conns) closeRemoved() {
 	s.mu.Lock()
 	open := slices.Clone(s.open)
@@ -124,7 +118,7 @@ func (s *conns) close() {
 	}
 }
 
-// Dial opens a knowledge stream to a member of the same name; its incarnation may be newer.
+// Dial opens a knowledge stream to the member of that name; its incarnation may be newer.
 func (l *List) Dial(ctx context.Context, peer Info) (*Conn, error) {
 	c, err := l.dial(ctx, peer.Addr, alpnKnowledge)
 	if err != nil {
@@ -137,8 +131,7 @@ func (l *List) Dial(ctx context.Context, peer Info) (*Conn, error) {
 	return c, nil
 }
 
-// dial opens a stream of any protocol. If the nodes refuse each other, the error names the
-// difference.
+// The error names the difference if the nodes refuse each other.
 func (l *List) dial(ctx context.Context, addr, alpn string) (*Conn, error) {
 	least := lifeListening
 	if ownProtocol(alpn) {
@@ -167,7 +160,6 @@ func (l *List) dial(ctx context.Context, addr, alpn string) (*Conn, error) {
 	return c, nil
 }
 
-// authenticate does the handshake on a dialed connection, and the hello of gossip's own protocols.
 func (l *List) authenticate(ctx context.Context, raw net.Conn, addr, alpn string) (*Conn, error) {
 	_ = raw.SetDeadline(time.Now().Add(handshakeTimeout))
 	conn, proof, err := l.secure.client(ctx, raw, addr, alpn)
@@ -191,7 +183,6 @@ func newConn(c *tls.Conn, raw net.Conn, proof *peerProof, peer Info, incoming bo
 	}
 }
 
-// accept authenticates an accepted connection and serves it.
 func (l *List) accept(x *inbound) {
 	host := x.from.String()
 	c, err := l.welcome(x, host)
@@ -223,7 +214,7 @@ func (l *List) accept(x *inbound) {
 	}
 }
 
-// welcome returns the stream, or records and returns the reason for refusing it.
+// welcome records why it refuses a stream.
 func (l *List) welcome(x *inbound, host string) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), handshakeTimeout)
 	defer cancel()
@@ -264,7 +255,6 @@ func (l *List) noteMismatch(addr, name string, err error) {
 	}
 }
 
-// probe finds out which node is at addr and whether both can be in one fleet.
 func (l *List) probe(ctx context.Context, addr string) (Info, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, probeTimeout, fmt.Errorf("no answer within %v", probeTimeout))
 	defer cancel()

@@ -6,8 +6,7 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// delegate implements all of memberlist's callbacks, which run mostly under its lock and must not
-// block.
+// delegate has memberlist's callbacks, which run mostly under its lock and must not block.
 type delegate struct{ l *List }
 
 var (
@@ -37,7 +36,6 @@ func (d delegate) NotifyJoin(n *memberlist.Node)   { d.l.table.alive(n) }
 func (d delegate) NotifyUpdate(n *memberlist.Node) { d.l.table.alive(n) }
 func (d delegate) NotifyLeave(n *memberlist.Node)  { d.l.table.gone(n.Name) }
 
-// NotifyAlive refuses incompatible nodes.
 func (d delegate) NotifyAlive(n *memberlist.Node) error {
 	if n.Name == d.l.Self().Name {
 		return nil
@@ -49,7 +47,7 @@ func (d delegate) NotifyAlive(n *memberlist.Node) error {
 	return err
 }
 
-// NotifyMerge refuses a node with incompatible living members, which would disagree about the fleet.
+// Nodes with incompatible members would disagree about the fleet.
 func (d delegate) NotifyMerge(nodes []*memberlist.Node) error {
 	for _, n := range nodes {
 		if n.State != memberlist.StateAlive || n.Name == d.l.Self().Name {

@@ -19,7 +19,6 @@ import (
 	"go.uber.org/goleak"
 )
 
-// patience allows for a starved machine.
 const patience = 90 * time.Second
 
 func TestMain(m *testing.M) {
@@ -102,7 +101,6 @@ func testConfig(name string) Config {
 
 func echo(c *Conn) { _, _ = io.Copy(c, c) }
 
-// patient avoids false failures on a starved machine.
 func patient(_ int, cfg *Config) {
 	cfg.ProbeInterval, cfg.ProbeTimeout = 15*time.Second, 10*time.Second
 }
@@ -184,7 +182,6 @@ func fleetOf(t *testing.T, n int, edit func(i int, cfg *Config), before func(i i
 	return nodes
 }
 
-// virtualFleet is n nodes on a network in memory, for tests in virtual time.
 func virtualFleet(t *testing.T, n int) (nodes []*testNode, network *memNet) {
 	t.Helper()
 	network = &memNet{}
@@ -196,7 +193,7 @@ func virtualFleet(t *testing.T, n int) (nodes []*testNode, network *memNet) {
 	return nodes, network
 }
 
-// startVirtual starts a node at 10.0.0.host that joins by the node at 10.0.0.1.
+// The node is at 10.0.0.host and joins by 10.0.0.1.
 func startVirtual(t *testing.T, network *memNet, name string, host int, incarnation uint64) *testNode {
 	t.Helper()
 	at := virtualAddr(host)
@@ -334,8 +331,7 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// A process that restarts at its old address before detection is distinguished from its
-// predecessor.
+// A process that restarts at its address before detection is not its predecessor.
 func TestRestart(t *testing.T) {
 	nodes := fleet(t, 3, patient)
 	old := nodes[2].Self()
@@ -360,7 +356,6 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// A restarted seed without a join list finds the fleet by the first stream that a peer opens.
 func TestSeedRestartsAlone(t *testing.T) {
 	nodes := fleet(t, 3, patient)
 	old := nodes[0].Self()
@@ -378,7 +373,6 @@ func TestSeedRestartsAlone(t *testing.T) {
 	whole(t, nodes)
 }
 
-// A moved node gets its name back once its old address is dead.
 func TestMovedNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes, network := virtualFleet(t, 2)

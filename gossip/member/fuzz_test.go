@@ -102,7 +102,6 @@ func FuzzMeta(f *testing.F) {
 	})
 }
 
-// message returns what writeMessage writes.
 func message(t testing.TB, v any) []byte {
 	t.Helper()
 	var b bytes.Buffer

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// gate bounds connections of strangers. At the bound it closes the oldest one of the address that
-// has the most: an honest handshake takes milliseconds and is rarely the oldest.
+// gate bounds strangers' connections. It closes the oldest of the address with the most: honest
+// handshakes take milliseconds.
 type gate struct {
 	limit int
 
@@ -20,16 +20,13 @@ type gate struct {
 	closed bool
 }
 
-// inbound is an accepted connection, counted by a gate until its peer is authenticated. One
-// goroutine reads it.
+// inbound is counted by a gate until its peer is authenticated. One goroutine reads it.
 type inbound struct {
 	net.Conn
-	from netip.Addr
-	gate *gate // nil: none counts it
-	// first is the byte that selected the protocol; Read returns it again.
-	first []byte
-	// left is how many more bytes may be read; below 0, any number.
-	left int
+	from  netip.Addr
+	gate  *gate  // nil: none counts it
+	first []byte // selected the protocol; Read returns it again
+	left  int    // bytes that may be read; below 0, any number
 }
 
 var errLongHandshake = fmt.Errorf("no handshake within %d bytes", maxHandshakeBytes)
@@ -66,7 +63,6 @@ func newInbound(c net.Conn) *inbound {
 	return x
 }
 
-// admit counts x, which no gate counts, and evicts another connection at the limit.
 func (g *gate) admit(x *inbound) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -93,7 +89,6 @@ func (g *gate) worstLocked() int {
 	return slices.IndexFunc(g.open, func(x *inbound) bool { return counts[x.from] == most })
 }
 
-// leave ends the counting, not the connection. Idempotent.
 func (x *inbound) leave() {
 	g := x.gate
 	if g == nil {
@@ -116,8 +111,7 @@ func (g *gate) closeAll() {
 
 const lingerTime = time.Second
 
-// closeGently half-closes and reads briefly: a close with unread input sends a reset, which can
-// overtake an alert or a verdict.
+// A close with unread input sends a reset, which can overtake an alert or a verdict.
 func closeGently(c net.Conn) {
 	defer func() { _ = c.Close() }()
 	half, ok := c.(interface{ CloseWrite() error })

@@ -11,13 +11,11 @@ import (
 )
 
 const (
-	// maxMessage bounds a message in bytes: a meta, or a key operation's answer.
-	maxMessage = 2048
-	// maxReason bounds a text for the other node in bytes.
-	maxReason = 512
+	maxMessage = 2048 // bytes: a meta, or a key operation's answer
+	maxReason  = 512  // bytes
 )
 
-// writeMessage writes the length (u16 big-endian) and the JSON of v.
+// The length (u16 big-endian), then the JSON of v.
 func writeMessage(w io.Writer, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -46,13 +44,10 @@ func readMessage(r io.Reader, v any) error {
 	return nil
 }
 
-// verdict answers a hello.
 type verdict struct {
-	// Refusal is the reason for a refusal; empty means welcome.
-	Refusal string `json:"refusal,omitempty"`
-	// Later means that the acceptor is starting or leaving.
-	Later bool `json:"later,omitempty"`
-	// Taken is the name or the raft id if Holder, another member, has it.
+	Refusal string `json:"refusal,omitempty"` // empty: welcome
+	Later   bool   `json:"later,omitempty"`   // the acceptor is starting or leaving
+	// Taken is the name or raft id that Holder, another member, has.
 	Taken  Field  `json:"taken,omitempty"`
 	Holder string `json:"holder,omitempty"`
 }
@@ -69,8 +64,7 @@ func readHello(r io.Reader) (meta, error) {
 	return c, err
 }
 
-// compatible also checks the raft groups, and that each side has the other's primary key, which
-// handshakes with the operator's certificates do not show.
+// compatible also checks raft groups, and primary keys, which operators' certificates do not show.
 func compatible(mine, theirs *meta) error {
 	if err := Compatible(mine.Info, theirs.Info); err != nil {
 		return err
@@ -92,7 +86,6 @@ func compatible(mine, theirs *meta) error {
 
 func groupText(id uint64) string { return fmt.Sprintf("%016x", id) }
 
-// greet exchanges hellos with the node dialed at addr.
 func (l *List) greet(c net.Conn, addr string, proof *peerProof) (Info, error) {
 	mine := l.meta()
 	if err := writeMessage(c, &mine); err != nil {
@@ -127,7 +120,7 @@ func (l *List) greet(c net.Conn, addr string, proof *peerProof) (Info, error) {
 	return theirs.Info, fmt.Errorf("%s: %w: %s", addr, ErrRefused, clean(v.Refusal, maxReason))
 }
 
-// answer answers the hello on an accepted connection. The error is the refusal, if any.
+// The error is the refusal.
 func (l *List) answer(c net.Conn, addr string, proof *peerProof) (Info, error) {
 	theirs, err := readHello(c)
 	if err != nil {
@@ -149,7 +142,6 @@ func (l *List) answer(c net.Conn, addr string, proof *peerProof) (Info, error) {
 	return theirs.Info, refusal
 }
 
-// judge returns the reason for which an authenticated node must not open a stream.
 func (l *List) judge(mine, theirs *meta, proof *peerProof) error {
 	host, _, err := net.SplitHostPort(theirs.Addr)
 	if err != nil {

@@ -53,7 +53,6 @@ func (g *gate) count() int {
 	return len(g.open)
 }
 
-// A flood of half-open handshakes does not keep honest nodes out, and ends by its deadline.
 func TestFloodOfHalfOpenHandshakes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		nodes, network := virtualFleet(t, 2)
@@ -92,7 +91,6 @@ func TestFloodOfHalfOpenHandshakes(t *testing.T) {
 	})
 }
 
-// A handshake of one byte at a time ends by its deadline.
 func TestSlowLoris(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, network := virtualFleet(t, 1)
@@ -125,7 +123,6 @@ func held(t *transport) int {
 	return t.buffered
 }
 
-// Garbage from strangers does not stop a node.
 func TestGarbage(t *testing.T) {
 	nodes := fleet(t, 2, patient)
 	udp, err := net.Dial("udp", nodes[0].Self().Addr)
@@ -181,7 +178,6 @@ func TestGarbage(t *testing.T) {
 	eventually(t, "memory is given back", func() bool { return held(nodes[0].transport) == 0 }, func() any { return held(nodes[0].transport) })
 }
 
-// A node with the key misbehaves after the handshake.
 func TestHostilePeer(t *testing.T) {
 	n := start(t, testConfig("a"))
 	r, err := newRing("evil", [][]byte{key(1)}, "")
@@ -243,7 +239,6 @@ func openStreams(n *testNode) int {
 	return len(n.conns.open)
 }
 
-// A peer that opens many streams loses its oldest.
 func TestStreamsPerPeerAreBounded(t *testing.T) {
 	nodes := fleet(t, 2, patient)
 	first := dialed(t, nodes[0], nodes[1])
@@ -313,7 +308,6 @@ func TestLogBridge(t *testing.T) {
 	}
 }
 
-// guest opens a stream as who without being a member.
 func guest(t *testing.T, n *testNode, s *secure, alpn string, who Info) (c *tls.Conn, v verdict) {
 	t.Helper()
 	c, _, err := s.client(context.Background(), connect(t, n), n.Self().Addr, alpn)
@@ -339,7 +333,6 @@ func stranger(n *testNode, name, addr string) Info {
 	return who
 }
 
-// A refused stranger counts until its connection closes.
 func TestRefusedStrangersAreBounded(t *testing.T) {
 	n := start(t, testConfig("a"))
 	eventually(t, "a refused stranger that stays is counted", func() bool {
@@ -354,7 +347,6 @@ func TestRefusedStrangersAreBounded(t *testing.T) {
 	}, func() any { return n.transport.handshakes.count() })
 }
 
-// Strangers that fill memberlist's streams do not block members: the fullest streams make room.
 func TestStreamsFullOfGarbage(t *testing.T) {
 	tr := &transport{open: make(map[*stream]struct{}), ctx: t.Context()}
 	open := func() *stream {
@@ -408,7 +400,6 @@ func (c *countingConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// A stranger cannot send certificates of unlimited length.
 func TestLongHandshakeIsCut(t *testing.T) {
 	n := start(t, testConfig("a"))
 	r, err := newRing("evil", [][]byte{key(2)}, "")

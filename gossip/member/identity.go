@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// Fingerprint identifies a key publicly: 8 bytes derived from it.
+// Fingerprint identifies a key publicly.
 type Fingerprint [8]byte
 
 func (f Fingerprint) String() string { return hex.EncodeToString(f[:]) }
@@ -43,26 +43,23 @@ func FingerprintOf(key []byte) Fingerprint {
 }
 
 const (
-	// derivation is the salt. Nodes with different salts cannot communicate.
-	derivation = "grapevine gossip identity 1"
-	// noKey replaces the key in a fleet without keys; real keys never have 17 bytes.
-	noKey        = "grapevine: no key"
+	derivation   = "grapevine gossip identity 1" // salt; nodes with different ones cannot communicate
+	noKey        = "grapevine: no key"           // real keys never have 17 bytes
 	issuerPrefix = "grapevine gossip "
-	// sniSuffix follows the fingerprint of the client's primary key, so that a server without the
-	// key can say so.
+	// sniSuffix follows the client's primary fingerprint, so that a server without the key can
+	// report it.
 	sniSuffix = ".gossip.grapevine"
 	maxChain  = 8
 )
 
-// Certificates are checked at a fixed time, so clocks do not matter. Keys end by removal from the
-// ring.
+// Certificates are checked at a fixed time: clocks do not matter.
 var (
 	validFrom = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 	validAt   = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 	validTo   = time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) // RFC 5280, 4.1.2.5
 )
 
-// identity is derived from one state of the ring. Immutable.
+// identity derives from one state of the ring. Immutable.
 type identity struct {
 	keys   [][]byte      // primary first; empty without keys
 	prints []Fingerprint // in the order of keys; without keys, of noKey
@@ -72,7 +69,7 @@ type identity struct {
 
 func (id *identity) primary() Fingerprint { return id.prints[0] }
 
-// derive expands a key by HKDF (RFC 5869).
+// HKDF (RFC 5869).
 func derive(key []byte, label string, n int) []byte {
 	out, err := hkdf.Key(sha256.New, key, []byte(derivation), label, n)
 	if err != nil {
@@ -105,7 +102,7 @@ func newIdentity(name string, keys [][]byte) (*identity, error) {
 	return id, nil
 }
 
-// newAuthority makes the same bytes on every node.
+// The bytes are the same on every node.
 func newAuthority(print Fingerprint, signer ed25519.PrivateKey) (*x509.Certificate, error) {
 	t := &x509.Certificate{
 		SerialNumber:          big.NewInt(1),
@@ -124,7 +121,7 @@ func newAuthority(print Fingerprint, signer ed25519.PrivateKey) (*x509.Certifica
 	return x509.ParseCertificate(der)
 }
 
-// newLeaf uses a fresh private key that is never stored.
+// The private key is fresh and never stored.
 func newLeaf(name string, root *x509.Certificate, signer ed25519.PrivateKey) (tls.Certificate, error) {
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -154,14 +151,13 @@ func newLeaf(name string, root *x509.Certificate, signer ed25519.PrivateKey) (tl
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private, Leaf: leaf}, nil
 }
 
-// keyError reports a certificate under an unknown key.
 type keyError struct {
 	theirs string
 }
 
 func (e *keyError) Error() string { return "certificate under another gossip key (" + e.theirs + ")" }
 
-// verify returns the leaf and the key that signed it.
+// verify also returns the key that signed the leaf.
 func (id *identity) verify(raw [][]byte, usage x509.ExtKeyUsage) (*x509.Certificate, Fingerprint, error) {
 	var print Fingerprint
 	if len(raw) != 1 {

@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// TestDerivation fixes the values that all releases must derive alike.
+// All releases must derive these values.
 func TestDerivation(t *testing.T) {
 	id, err := newIdentity("a", [][]byte{key(1), bytes.Repeat([]byte{2}, 16)})
 	if err != nil {
@@ -191,7 +191,6 @@ func TestOperatorServerName(t *testing.T) {
 	}
 }
 
-// A certificate for one address does not admit a node at another.
 func TestOperatorTLSAddressOfAnother(t *testing.T) {
 	ca := newTestAuthority(t)
 	cfg := testConfig("a")

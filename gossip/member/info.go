@@ -9,10 +9,8 @@ import (
 )
 
 const (
-	// maxMeta is memberlist's limit for metadata, in bytes.
-	maxMeta = 512
-	// maxHello bounds an Info, a full ring's fingerprints and later fields, in bytes.
-	maxHello = 1024
+	maxMeta  = 512  // bytes, memberlist's limit
+	maxHello = 1024 // bytes: an Info, a full ring's fingerprints, later fields
 
 	// Longest texts, in bytes.
 	maxName    = 128 // twice Linux's longest host name
@@ -24,31 +22,22 @@ const (
 
 var errInfo = errors.New("malformed node information")
 
-// Info describes a node, in memberlist's metadata and in hellos. A plain value. The JSON names are
-// short because metadata is small; a name is never reused, nor in other letter case.
+// Info describes a node in memberlist's metadata (hence short names) and in hellos. JSON names are
+// never reused, nor in other letter case.
 type Info struct {
-	// Name is unique: letters, digits, '.', '-' and '_'.
-	Name string `json:"n"`
-	// Incarnation is the start of the process in Unix ms.
-	Incarnation uint64 `json:"i"`
-	// Addr is the gossip address, host:port, that peers dial.
-	Addr string `json:"g,omitempty"`
-	// Data and Admin are listeners, host:port or empty.
-	Data  string `json:"d,omitempty"`
-	Admin string `json:"a,omitempty"`
-	// Version is the release: shown, never compared.
-	Version string `json:"v,omitempty"`
-	// ProtocolMin and ProtocolMax bound the versions spoken.
+	Name        string `json:"n"`           // unique: letters, digits, '.', '-' and '_'
+	Incarnation uint64 `json:"i"`           // start of the process, Unix ms
+	Addr        string `json:"g,omitempty"` // gossip's host:port
+	Data        string `json:"d,omitempty"`
+	Admin       string `json:"a,omitempty"`
+	Version     string `json:"v,omitempty"` // shown, never compared
 	ProtocolMin uint8  `json:"p"`
 	ProtocolMax uint8  `json:"q"`
 	Cluster     string `json:"c,omitempty"`
-	// KeyID identifies the secret and the version of the prompt hash.
-	KeyID      uint32 `json:"k"`
-	BlockBytes uint32 `json:"b"`
-	// RaftID is empty outside Raft.
-	RaftID string `json:"r,omitempty"`
-	// RaftVoter means that the node may vote.
-	RaftVoter bool `json:"w,omitempty"`
+	KeyID       uint32 `json:"k"` // of the secret and the prompt hash's version
+	BlockBytes  uint32 `json:"b"`
+	RaftID      string `json:"r,omitempty"`
+	RaftVoter   bool   `json:"w,omitempty"`
 }
 
 func (i *Info) validate() error {
@@ -81,7 +70,6 @@ func (i *Info) validate() error {
 	return nil
 }
 
-// validAddr accepts an empty address, and host:port with a numeric port above zero.
 func validAddr(addr string) error {
 	if addr == "" {
 		return nil
@@ -99,8 +87,7 @@ func validAddr(addr string) error {
 	return nil
 }
 
-// meta is an Info with the fields that only metadata or only hellos carry. Readers skip fields that
-// they do not know, so later releases may add some.
+// meta has fields for metadata or hellos only. Readers skip unknown fields.
 type meta struct {
 	Info
 	Leaving bool          `json:"l,omitempty"` // metadata: the node is about to leave
@@ -109,7 +96,6 @@ type meta struct {
 	laterFields
 }
 
-// encode returns the metadata for memberlist.
 func (c *meta) encode() ([]byte, error) {
 	c.laterFields = later
 	b, err := json.Marshal(c)

@@ -19,10 +19,8 @@ import (
 )
 
 const (
-	// maxKeys leaves room for abandoned rotations; a rotation needs two keys.
-	maxKeys = 8
-	// maxKeyringFile is a hundred times the size of eight keys, to allow comments.
-	maxKeyringFile = 64 << 10
+	maxKeys        = 8        // two for a rotation, and abandoned ones
+	maxKeyringFile = 64 << 10 // bytes: eight keys and comments
 )
 
 // Errors of ring operations. RotateKey returns them as text when another node reports them.
@@ -34,8 +32,7 @@ var (
 	errFullRing   = fmt.Errorf("the ring holds %d keys already: remove one first", maxKeys)
 )
 
-// ring holds the node's keys. A change updates the file first, so that a restart never returns to
-// an older ring.
+// ring changes the file first, so that a restart never returns to an older ring.
 type ring struct {
 	name string
 	file string
@@ -45,7 +42,6 @@ type ring struct {
 	identity atomic.Pointer[identity]
 }
 
-// newRing reads the file if set. Without keys the identity derives from a constant.
 func newRing(name string, keys [][]byte, file string) (*ring, error) {
 	r := &ring{name: name, file: file}
 	if file != "" {
@@ -101,9 +97,8 @@ func checkKey(key []byte) error {
 	return nil
 }
 
-// change does an operation for the holder of key under (zero: this node), and fails once that key is
-// off the ring: a stream may briefly outlive its key. Operations may be repeated. If the file cannot
-// be written, nothing changes.
+// change acts for the holder of key under (zero: this node) and fails once that key is off the
+// ring. Operations may be repeated; if the file cannot be written, nothing changes.
 func (r *ring) change(op KeyOp, key []byte, which, under Fingerprint) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -147,9 +142,8 @@ func (r *ring) change(op KeyOp, key []byte, which, under Fingerprint) error {
 	return nil
 }
 
-// movePackets sets memberlist's keyring. RemoveKey shifts later keys in an array that receivers may
-// be reading, so keys are removed from the end and added again; gossip tolerates packets lost
-// meanwhile.
+// RemoveKey shifts keys in an array that receivers may be reading, so keys are removed from the end
+// and added again; gossip tolerates packets lost meanwhile.
 func (r *ring) movePackets(keys [][]byte) error {
 	for _, k := range keys {
 		if err := r.packets.AddKey(k); err != nil {
@@ -194,7 +188,7 @@ func readKeyring(path string) ([][]byte, error) {
 	return keys, nil
 }
 
-// ParseKeys reads keys in either form of Config.KeyringFile. Errors never contain a key.
+// ParseKeys reads either form of Config.KeyringFile; errors never contain a key.
 func ParseKeys(text []byte) ([][]byte, error) {
 	var lines []string
 	if text = bytes.TrimSpace(text); bytes.HasPrefix(text, []byte("[")) {
@@ -225,7 +219,7 @@ func ParseKeys(text []byte) ([][]byte, error) {
 	return keys, checkKeys(keys)
 }
 
-// writeKeyring replaces the file atomically.
+// The replacement is atomic.
 func writeKeyring(path string, keys [][]byte) error {
 	lines := make([]string, len(keys))
 	for i, k := range keys {
@@ -262,8 +256,7 @@ func writeKeyring(path string, keys [][]byte) error {
 	if err != nil {
 		return err
 	}
-	// Without the directory's sync a crash might restore the old file. Not every file system
-	// supports it.
+	// Without it a crash might restore the old file. Not every file system supports it.
 	if err := d.Sync(); err != nil && !errors.Is(err, syscall.EINVAL) && !errors.Is(err, errors.ErrUnsupported) {
 		return err
 	}

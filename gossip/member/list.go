@@ -22,28 +22,26 @@ import (
 // Errors of a List.
 var (
 	ErrStopped     = errors.New("this node is not in a fleet: not started, or stopped")
-	ErrUnconfirmed = errors.New("left before the news had gone out")
+	ErrUnconfirmed = errors.New("this node left before its peers confirmed it")
 	ErrRefused     = errors.New("refuses this node")
 	errLeaving     = errors.New("the node is leaving")
 	errStarting    = errors.New("the node is starting")
-	errStarted     = errors.New("started or stopped before: a node of a fleet starts once")
+	errStarted     = errors.New("the membership was started or stopped before: it starts once")
 )
 
-// leastLeave is above 0, because memberlist takes 0 as no timeout.
-const leastLeave = 20 * time.Millisecond
+const leastLeave = 20 * time.Millisecond // memberlist takes 0 as no timeout
 
-// List is this node's membership in a fleet. Safe for concurrent use.
+// List is this node's membership in a fleet; safe for concurrent use.
 type List struct {
-	cfg    Config
-	net    network
-	log    zerolog.Logger
-	ring   *ring
-	secure *secure
-	table  *table
-	conns  conns
-	seeds  *seeds
-	// streams are other protocols by ALPN; fixed by Listen.
-	streams map[string]*Streams
+	cfg     Config
+	net     network
+	log     zerolog.Logger
+	ring    *ring
+	secure  *secure
+	table   *table
+	conns   conns
+	seeds   *seeds
+	streams map[string]*Streams // other protocols by ALPN; fixed by Listen
 
 	attempts attempts
 	refusals refusals
@@ -72,7 +70,7 @@ const (
 	lifeStopped
 )
 
-// New checks the configuration and reads the keys. It starts nothing.
+// New checks cfg and reads the keys; it starts nothing.
 func New(cfg Config) (*List, error) { return newList(cfg, hostNetwork{}) }
 
 func newList(cfg Config, n network) (*List, error) {
@@ -94,8 +92,8 @@ func newList(cfg Config, n network) (*List, error) {
 		return nil, err
 	}
 	if ip := net.ParseIP(host); ring.packets == nil && !cfg.Insecure && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		return nil, fmt.Errorf("gossip on %s without a key would let anybody join: "+
-			"make one with `grapevine keys generate` and give it to every node by --gossip-key-file (or say --gossip-insecure)", cfg.Bind)
+		return nil, fmt.Errorf("gossip on %s without a key admits every host: "+
+			"make one with `grapevine keys generate` and give it to every node by --gossip-key-file (or set --gossip-insecure)", cfg.Bind)
 	}
 	cfg.ProbeInterval = cmp.Or(cfg.ProbeInterval, defaultProbeInterval)
 	cfg.ProbeTimeout = cmp.Or(cfg.ProbeTimeout, defaultProbeTimeout)
@@ -127,8 +125,8 @@ func newList(cfg Config, n network) (*List, error) {
 	return l, nil
 }
 
-// Listen binds the port for the protocols registered by Streams; gossip waits for Start. ctx bounds
-// the search for the address to advertise.
+// Listen binds the port for the protocols of Streams; ctx bounds the search for the address to
+// advertise.
 func (l *List) Listen(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -170,8 +168,8 @@ func (l *List) Describe(change func(self *Info)) {
 	}
 }
 
-// Start listens, unless Listen was called, and joins in the background: see Joined. ctx bounds only
-// the start. After an error the List is stopped.
+// Start joins in the background (see Joined); ctx bounds only the start, and after an error the
+// List is stopped.
 func (l *List) Start(ctx context.Context) error {
 	err := l.start(ctx)
 	if err != nil && !errors.Is(err, errStarted) {
@@ -220,9 +218,7 @@ func (l *List) begin() error {
 	return nil
 }
 
-// memberlistConfig tunes memberlist. Detection takes up to one ProbeInterval until a probe begins,
-// one until it fails, and 3 * max(1, log10(n)) of suspicion, in which a starved node can refute: 3
-// to 4 s at 750 ms and up to ten nodes.
+// DESIGN.md derives the times of detection.
 func (l *List) memberlistConfig(t *transport, label string) *memberlist.Config {
 	c := memberlist.DefaultLANConfig()
 	c.Name = l.cfg.Self.Name
@@ -233,15 +229,11 @@ func (l *List) memberlistConfig(t *transport, label string) *memberlist.Config {
 	c.BindPort = t.bound().Port
 	c.ProbeInterval, c.ProbeTimeout = l.cfg.ProbeInterval, l.cfg.ProbeTimeout
 	c.SuspicionMult = 3
-	// The factor is low, since a dead process also ends its streams.
-	c.SuspicionMaxTimeoutMult = 3
-	// A message takes about four ticks per peer; ticks without messages are free.
-	c.GossipInterval = 50 * time.Millisecond
+	c.SuspicionMaxTimeoutMult = 3            // low: a dead process also ends its streams
+	c.GossipInterval = 50 * time.Millisecond // a message takes four ticks per peer
 	c.TCPTimeout = 5 * time.Second
-	// A full exchange of state repairs lost packets for some 700 bytes per member.
-	c.PushPullInterval = 15 * time.Second
-	// The payload is short and mostly hashes.
-	c.EnableCompression = false
+	c.PushPullInterval = 15 * time.Second // repairs lost packets for 700 bytes per member
+	c.EnableCompression = false           // short, mostly hashes
 	c.DelegateProtocolMin, c.DelegateProtocolMax, c.DelegateProtocolVersion = 0, 0, 0
 	c.Keyring = l.ring.packets
 	c.DeadNodeReclaimTime = nameReclaim
@@ -271,8 +263,8 @@ func (l *List) tell(ctx context.Context) {
 	}
 }
 
-// Leave announces that this node leaves. It returns when the message was sent often enough, or
-// after timeout with ErrUnconfirmed: then peers detect the end by failed probes. Call Stop next.
+// Leave announces the end, or returns ErrUnconfirmed after timeout, when failed probes must show
+// it; Stop follows.
 func (l *List) Leave(timeout time.Duration) error {
 	l.goodbye.Lock()
 	defer l.goodbye.Unlock()
@@ -282,7 +274,7 @@ func (l *List) Leave(timeout time.Duration) error {
 	if l.leaving.Swap(true) {
 		return nil
 	}
-	// memberlist's events do not distinguish leaving from dying; the metadata does, and goes first.
+	// memberlist's events do not distinguish leaving from dying: the metadata goes first.
 	end := time.Now().Add(timeout)
 	err := l.members.UpdateNode(max(time.Until(end), leastLeave))
 	if err = errors.Join(err, l.members.Leave(max(time.Until(end), leastLeave))); err != nil {
@@ -291,9 +283,8 @@ func (l *List) Leave(timeout time.Duration) error {
 	return nil
 }
 
-// Stop closes all streams and sockets. It returns when this package's goroutines, Serve included,
-// have ended, or with ctx's error. Without Leave, peers see a dead node. Idempotent; a stopped List
-// cannot start again.
+// Stop closes all streams and waits for the goroutines, Serve included, until ctx ends; idempotent
+// and final.
 func (l *List) Stop(ctx context.Context) error {
 	l.mu.Lock()
 	was, t := l.state, l.transport
@@ -332,7 +323,6 @@ func (l *List) Stop(ctx context.Context) error {
 	}
 }
 
-// port returns the transport while the List is at least in the given state and not stopped.
 func (l *List) port(least lifeState) (*transport, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -345,8 +335,8 @@ func (l *List) port(least lifeState) (*transport, error) {
 // Self returns this node's Info; Addr is set by Listen or Start.
 func (l *List) Self() Info { return *l.self.Load() }
 
-// SetGroup names the raft group in which this node's data began; 0 is none. Nodes of different
-// groups refuse each other's streams. It works at any time.
+// SetGroup names the raft group of this node's data, 0 for none; nodes of different groups refuse
+// each other's streams.
 func (l *List) SetGroup(id uint64) { l.group.Store(id) }
 
 func (l *List) meta() meta {
@@ -357,12 +347,11 @@ func (l *List) meta() meta {
 	return c
 }
 
-// Members returns the other nodes by name, including those that failed within the last hour or left
-// within the last ten minutes.
+// Members returns the other nodes by name, failed ones for an hour, those that left for ten
+// minutes.
 func (l *List) Members() []Status { return l.table.list() }
 
-// Keys returns the ring's keys, the primary first; without keys, the fingerprint of the constant
-// that replaces them.
+// Keys returns the ring, the primary first; without keys, the fingerprint of their substitute.
 func (l *List) Keys() []Fingerprint { return l.ring.identity.Load().prints }
 
 // Refused counts refusals since the start.

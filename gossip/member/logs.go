@@ -7,13 +7,12 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// limited passes at most burst lines in each period, so that garbage from the network cannot fill a
-// disk.
+// Garbage from the network must not fill a disk.
 func limited(log zerolog.Logger, burst uint32, period time.Duration) zerolog.Logger {
 	return log.Sample(&zerolog.BurstSampler{Burst: burst, Period: period})
 }
 
-// logBridge passes memberlist's lines to zerolog. One Write is one line.
+// logBridge takes one memberlist line per Write.
 type logBridge struct{ log zerolog.Logger }
 
 const maxLogLine = 300

@@ -7,10 +7,8 @@ import (
 	"net/netip"
 )
 
-// network opens the sockets of a List. Tests have one in memory.
 type network interface {
-	// listen opens TCP and UDP on one port.
-	listen(bind string) (net.Listener, packetConn, error)
+	listen(bind string) (net.Listener, packetConn, error) // TCP and UDP on one port
 	dial(ctx context.Context, addr string) (net.Conn, error)
 }
 

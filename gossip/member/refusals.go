@@ -9,21 +9,17 @@ import (
 )
 
 const (
-	maxRefusals = 64
-	// refusalPause is the time between log lines of equal refusals.
-	refusalPause = time.Minute
+	maxRefusals  = 64
+	refusalPause = time.Minute // between log lines of equal refusals
 )
 
 // Refusal is a refused node and the reason.
 type Refusal struct {
-	// Addr is the source, or the node's own address for relayed metadata.
-	Addr string
-	// Name is the claimed name, if known.
-	Name string
-	Err  error
-	At   time.Time
-	// Count is the number of equal refusals.
-	Count int
+	Addr  string // the source, or of relayed metadata the node's own
+	Name  string
+	Err   error
+	At    time.Time
+	Count int // of equal refusals
 
 	logged time.Time
 }
@@ -32,7 +28,7 @@ func (r *Refusal) equal(x Refusal) bool {
 	return r.Addr == x.Addr && r.Name == x.Name && r.Err.Error() == x.Err.Error()
 }
 
-// refusals holds the latest refusals, the latest last. Safe for concurrent use.
+// The latest is last. Safe for concurrent use.
 type refusals struct {
 	log zerolog.Logger
 
@@ -41,7 +37,7 @@ type refusals struct {
 	total uint64
 }
 
-// refused records and logs a refusal. addr has no ephemeral port, so that attempts count together.
+// addr has no ephemeral port, so that attempts count together.
 func (l *List) refused(addr, name string, err error) {
 	r := &l.refusals
 	x := Refusal{Addr: addr, Name: name, Err: err, At: time.Now()}

@@ -8,7 +8,6 @@ import (
 	"testing"
 )
 
-// Two nodes that differ refuse each other, and each names the difference.
 func TestRefusals(t *testing.T) {
 	for _, tc := range []struct {
 		field Field
@@ -63,7 +62,6 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// memberlist's delegates refuse an incompatible node even without a hello.
 func TestDelegatesRefuse(t *testing.T) {
 	a := start(t, testConfig("a"))
 	cfg := testConfig("b")

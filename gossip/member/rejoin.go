@@ -12,21 +12,19 @@ import (
 )
 
 const (
-	probers = 16
-	// maxRevivals bounds the failed members dialed per round.
-	maxRevivals = 16
-	// joinTries covers two nodes that believe each other dead: they need one exchange to learn that
-	// they must refute and one to refute.
-	joinTries = 3
-	joinWait  = time.Second
-	// firstPause doubles up to RejoinInterval: fleets often start all at once.
-	firstPause = 250 * time.Millisecond
+	probers     = 16
+	maxRevivals = 16 // failed members dialed per round
+	// Of two nodes that believe each other dead, each learns it in one exchange and refutes in the
+	// next.
+	joinTries  = 3
+	joinWait   = time.Second
+	firstPause = 250 * time.Millisecond // doubles up to RejoinInterval: fleets start all at once
 	healPause  = 500 * time.Millisecond
 	minPause   = 100 * time.Millisecond
 	maxHints   = 64
 )
 
-// Joined reports whether every address of the join list was tried once.
+// Joined reports whether every join address was tried once.
 func (l *List) Joined() bool {
 	if len(l.seeds.entries) == 0 {
 		return true
@@ -36,7 +34,7 @@ func (l *List) Joined() bool {
 	return l.attempts.rounds > 0
 }
 
-// JoinErrors returns the last attempt per address, failed member and stranger, successes included.
+// JoinErrors returns the last attempts, successes included.
 func (l *List) JoinErrors() []SeedError {
 	l.attempts.mu.Lock()
 	defer l.attempts.mu.Unlock()
@@ -47,16 +45,14 @@ type attempts struct {
 	mu     sync.Mutex
 	rounds int
 	last   []SeedError
-	// hints are non-members that opened a stream, by address.
-	hints map[string]Info
-	wake  chan struct{}
+	hints  map[string]Info // non-members that opened a stream, by address
+	wake   chan struct{}
 
-	// known maps addresses to the process found there. Used by the rejoin loop only.
+	// known has the process at each address; for the rejoin loop only.
 	known map[string]Info
 }
 
-// hint records a non-member that opened a stream: a seed restarted without a join list finds its
-// fleet by it.
+// A seed restarted without a join list finds its fleet by hints.
 func (l *List) hint(who *Info) {
 	if l.isMember(who) || l.isSelf(who) {
 		return
@@ -84,8 +80,7 @@ func (a *attempts) takeHints() map[string]Info {
 
 type target struct{ seed, addr string }
 
-// rejoin looks for members until ctx ends: memberlist neither heals partitions nor resolves names
-// again.
+// memberlist neither heals partitions nor resolves names again.
 func (l *List) rejoin(ctx context.Context) {
 	pause := firstPause
 	for !l.leaving.Load() {
@@ -105,7 +100,6 @@ func (l *List) rejoin(ctx context.Context) {
 	}
 }
 
-// rest waits, shorter if there is news; false when ctx has ended.
 func (l *List) rest(ctx context.Context, wait time.Duration) bool {
 	least, most := time.NewTimer(minPause), time.NewTimer(max(wait, minPause))
 	defer least.Stop()
@@ -125,8 +119,7 @@ func (l *List) rest(ctx context.Context, wait time.Duration) bool {
 	return true
 }
 
-// round dials every address that is no member. healed: a node joined and failed members remain.
-// vain: there are seeds and no living peer.
+// healed: a node joined and failed members remain. vain: there are seeds and no living peer.
 func (l *List) round(ctx context.Context) (healed, vain bool) {
 	targets, outcome := l.targets(ctx)
 	results := make([]error, len(targets))
@@ -170,8 +163,7 @@ func (l *List) round(ctx context.Context) (healed, vain bool) {
 	return healed && failed > 0, alive == 0 && len(l.seeds.entries) > 0
 }
 
-// targets resolves the join list and adds failed members. outcome has the entries that are not
-// dialed.
+// outcome has the entries that are not dialed.
 func (l *List) targets(ctx context.Context) (targets []target, outcome []SeedError) {
 	entries := l.seeds.entries
 	addrs := make([][]string, len(entries))
@@ -242,7 +234,7 @@ func (l *List) isSelf(info *Info) bool {
 	return info.Name == self.Name && info.Incarnation == self.Incarnation && info.Addr == self.Addr
 }
 
-// join exchanges state until the node at addr is a member; joined is false if it was one before.
+// joined is false if the node was a member before.
 func (l *List) join(ctx context.Context, who Info, addr string) (joined bool, err error) {
 	if l.isSelf(&who) || l.isMember(&who) {
 		return false, nil
@@ -303,7 +295,7 @@ func errText(err error) string {
 	return err.Error()
 }
 
-// each calls do for 0 to n-1, at most limit at a time.
+// each runs at most limit calls at a time.
 func each(n, limit int, do func(i int)) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, limit)

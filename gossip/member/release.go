@@ -2,7 +2,7 @@
 
 package member
 
-// laterFields is a hook for the newer build; see release_newer.go.
+// For the newer build; see release_newer.go.
 type laterFields struct{}
 
 var later laterFields

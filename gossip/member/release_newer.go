@@ -2,7 +2,7 @@
 
 package member
 
-// laterFields adds a field unknown to the present release, to test that it is skipped.
+// Skipped by the present release.
 type laterFields struct {
 	Later string `json:"later"`
 }

@@ -8,28 +8,21 @@ import (
 	"time"
 )
 
-// KeyOp is an operation on the fleet's keyrings.
+// KeyOp is an operation on keyrings; the texts are on the wire.
 type KeyOp string
 
-// Operations on keyrings. The texts are on the wire.
 const (
-	// KeyList returns the fingerprints of a node's keys.
-	KeyList KeyOp = "list"
-	// KeyInstall appends a key to the rings.
+	KeyList    KeyOp = "list"
 	KeyInstall KeyOp = "install"
-	// KeyUse makes a key the primary.
-	KeyUse KeyOp = "use"
-	// KeyRemove takes a key off the rings.
-	KeyRemove KeyOp = "remove"
+	KeyUse     KeyOp = "use" // makes a key the primary
+	KeyRemove  KeyOp = "remove"
 )
 
 // KeyResult is one member's answer to a key operation.
 type KeyResult struct {
-	Member Info
-	// Keys is the ring after the operation, the primary first.
-	Keys []Fingerprint
-	// Persisted means that the ring survives a restart.
-	Persisted bool
+	Member    Info
+	Keys      []Fingerprint // after the operation, the primary first
+	Persisted bool          // survives a restart
 	Err       error
 }
 
@@ -55,13 +48,10 @@ var (
 	ErrKeyInUse         = errors.New("the key is the primary one of a live member: use another one first")
 )
 
-// RotateKey does an operation on every live member, then on this node, and returns the answers,
-// this node first, then by name. key has 16, 24 or 32 bytes; KeyUse and KeyRemove also take its
-// fingerprint, KeyList nil. Operations may be repeated.
-//
-// KeyUse requires that every live member answers and has the key (ErrKeyNotEverywhere); KeyRemove,
-// that each has another primary (ErrKeyInUse). Else nothing changes. Both ends close streams under
-// a removed key. The error is nil only if every member succeeded.
+// RotateKey does an operation on every live member, then here; the answers are in that order, this
+// node's first. KeyUse and KeyRemove also take a fingerprint as key, KeyList nil. KeyUse needs the
+// key on every live member, KeyRemove another primary on each; else nothing changes. Operations may
+// be repeated.
 func (l *List) RotateKey(ctx context.Context, op KeyOp, key []byte) ([]KeyResult, error) {
 	if _, err := l.port(lifeRunning); err != nil {
 		return nil, err
@@ -102,7 +92,6 @@ func (l *List) RotateKey(ctx context.Context, op KeyOp, key []byte) ([]KeyResult
 	return results, errors.Join(errs...)
 }
 
-// check returns the fingerprint of the request's key.
 func (r keyRequest) check() (Fingerprint, error) {
 	switch {
 	case r.Op == KeyList && len(r.Key) == 0:
@@ -189,8 +178,7 @@ func (l *List) serveKeys(c *Conn) {
 	closeGently(c.raw)
 }
 
-// rotateOwn changes this node's ring for the holder of key under; zero means this node, or the
-// operator's TLS.
+// under is zero for this node or the operator's TLS.
 func (l *List) rotateOwn(request keyRequest, under Fingerprint) error {
 	which, err := request.check()
 	if err != nil || request.Op == KeyList {

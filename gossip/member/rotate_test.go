@@ -30,7 +30,6 @@ func rotate(t *testing.T, l *testNode, op KeyOp, key []byte, n int) []KeyResult 
 	return results
 }
 
-// traffic is a permanent stream between all pairs.
 type traffic struct {
 	said   []atomic.Int64
 	breaks atomic.Int64
@@ -80,7 +79,6 @@ func (f *traffic) goesOn(t *testing.T, when string) {
 	}
 }
 
-// A key rotation under traffic loses no node, and streams return under the new key.
 func TestRotationUnderTraffic(t *testing.T) {
 	dir := t.TempDir()
 	file := func(i int) string { return filepath.Join(dir, string(rune('a'+i))) }
@@ -128,11 +126,10 @@ func TestRotationUnderTraffic(t *testing.T) {
 	if left, err := os.ReadDir(dir); err != nil || len(left) != len(nodes) {
 		t.Error(left, err)
 	}
-	// A newcomer with the old key is refused; one with the new key joins.
 	cfg := testConfig("old")
 	cfg.Join = []string{nodes[0].Self().Addr}
 	late := start(t, cfg)
-	eventually(t, "the latecomer is told", func() bool {
+	eventually(t, "the refusal names the key", func() bool {
 		e := late.JoinErrors()
 		return len(e) == 1 && e[0].Err != nil && strings.Contains(e[0].Err.Error(), "another gossip key")
 	}, func() any { return late.JoinErrors() })
@@ -154,7 +151,6 @@ func onlyKey(t *testing.T, n *testNode, file string, want []byte) {
 	}
 }
 
-// Nodes with different primaries communicate, since each has both keys.
 func TestMixedPrimaries(t *testing.T) {
 	fleet(t, 2, func(i int, cfg *Config) {
 		cfg.Keys = [][]byte{key(1), key(2)}
@@ -164,7 +160,6 @@ func TestMixedPrimaries(t *testing.T) {
 	})
 }
 
-// A member that cannot persist a change reports it and keeps its keys.
 func TestRotationOnReadOnlyFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "sub", "keys")
 	if err := os.Mkdir(filepath.Dir(file), 0o700); err != nil {
@@ -248,7 +243,6 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// Packets are encrypted and decrypted while keys change, under the race detector.
 func TestRingUnderReaders(t *testing.T) {
 	r, err := newRing("a", [][]byte{key(1), key(2), key(3)}, "")
 	if err != nil {
@@ -313,7 +307,6 @@ func TestKeyringFile(t *testing.T) {
 	}
 }
 
-// An open key stream cannot add a key after its own key is removed.
 func TestRemovedKeyCannotChangeKeys(t *testing.T) {
 	cfg := testConfig("a")
 	cfg.Keys = [][]byte{key(1), key(2)}

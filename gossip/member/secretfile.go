@@ -6,8 +6,7 @@ import (
 	"os"
 )
 
-// CheckSecret returns an error that names the remedy if a secret file is accessible to all users or
-// writable by its group.
+// CheckSecret refuses a file that everyone may use or its group may change.
 func CheckSecret(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {

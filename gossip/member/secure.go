@@ -10,8 +10,7 @@ import (
 	"strings"
 )
 
-// Protocols by ALPN. A new version gets another name and is offered beside the old one for one
-// release.
+// By ALPN. A new version gets another name and is offered beside the old one for one release.
 const (
 	alpnKnowledge = "grapevine-knowledge/1"
 	alpnKeys      = "grapevine-keys/1"
@@ -24,11 +23,10 @@ func ownProtocol(alpn string) bool {
 
 type peerProof struct {
 	cert *x509.Certificate
-	// key signed the peer's certificate, own this node's; sni is the key named in the ClientHello.
+	// key signed the peer's certificate, own this node's; sni is the ClientHello's.
 	key, own, sni Fingerprint
 }
 
-// secure does TLS handshakes. Safe for concurrent use.
 type secure struct {
 	ring     *ring
 	operator *tls.Config // nil: derived
@@ -47,7 +45,7 @@ func checkOperator(c *tls.Config) error {
 	return nil
 }
 
-// base never resumes sessions: they would outlive the removal of their key.
+// Resumed sessions would outlive the removal of their key.
 func (s *secure) base(id *identity) *tls.Config {
 	c := &tls.Config{}
 	if s.operator != nil {
@@ -117,7 +115,7 @@ func (s *secure) server(ctx context.Context, raw net.Conn, addr string, protocol
 	return conn, proof, nil
 }
 
-// verify uses the ring at the moment of the check, so that a key removed meanwhile does not count.
+// The ring is read at the check, so that a key removed meanwhile does not count.
 func (s *secure) verify(proof *peerProof, usage x509.ExtKeyUsage) func([][]byte, [][]*x509.Certificate) error {
 	return func(raw [][]byte, _ [][]*x509.Certificate) error {
 		var err error
@@ -130,7 +128,6 @@ func (s *secure) verify(proof *peerProof, usage x509.ExtKeyUsage) func([][]byte,
 	}
 }
 
-// verifyOperator checks the chain; named checks the name after the hello.
 func (s *secure) verifyOperator(raw [][]byte, usage x509.ExtKeyUsage) (*x509.Certificate, error) {
 	if len(raw) == 0 || len(raw) > maxChain {
 		return nil, fmt.Errorf("a chain of %d certificates", len(raw))
@@ -157,8 +154,7 @@ func (s *secure) verifyOperator(raw [][]byte, usage x509.ExtKeyUsage) (*x509.Cer
 	return chain[0], nil
 }
 
-// named checks that the certificate belongs to the node name at host, which must be where the fleet
-// reaches the node, not the source of a connection.
+// host is where the fleet reaches the node, not the source of a connection.
 func (s *secure) named(proof *peerProof, name, host string) error {
 	if s.operator == nil {
 		if cn := proof.cert.Subject.CommonName; cn != name {
@@ -179,8 +175,7 @@ func (s *secure) named(proof *peerProof, name, host string) error {
 	return nil
 }
 
-// explain adds the remedy to a failed handshake, or to a client's first read, where TLS 1.3 reports
-// a rejected client certificate.
+// explain also takes a client's first read, where TLS 1.3 reports a rejected certificate.
 func (s *secure) explain(err error, addr string, proof *peerProof) error {
 	mine := s.ring.identity.Load()
 	mismatch := &MismatchError{Field: FieldGossipKey, Mine: keyText(mine.primary()), Peer: addr}
@@ -189,7 +184,6 @@ func (s *secure) explain(err error, addr string, proof *peerProof) error {
 			mismatch.Theirs = foreign.theirs
 			return mismatch
 		}
-		// The client named a key that is not on this ring.
 		if proof.sni != (Fingerprint{}) && mine.roots[proof.sni] == nil {
 			mismatch.Theirs = keyText(proof.sni)
 			return mismatch

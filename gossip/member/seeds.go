@@ -15,15 +15,12 @@ import (
 )
 
 const (
-	// maxSeedAddrs bounds one join entry: every node of a large fleet.
-	maxSeedAddrs   = discovery.MaxAddrs
+	maxSeedAddrs   = discovery.MaxAddrs // of one join entry
 	maxSeedFile    = 256 << 10
 	resolveTimeout = 5 * time.Second
-	// watchInterval costs one stat per file.
-	watchInterval = time.Second
+	watchInterval  = time.Second // one stat per file
 )
 
-// seeds resolves the join list. Safe for concurrent use.
 type seeds struct {
 	entries []string
 	changed chan struct{} // capacity 1: a file has changed
@@ -77,7 +74,7 @@ func splitPort(s string) (host, port string, err error) {
 	return net.SplitHostPort(s)
 }
 
-// resolve may return both addresses and an error: a bad line does not invalidate the rest.
+// Results may come with an error: a bad line does not invalidate the rest.
 func (s *seeds) resolve(ctx context.Context, entry string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
 	defer cancel()
@@ -99,7 +96,6 @@ func resolveHost(ctx context.Context, addr string) ([]string, error) {
 	return discovery.LookupHostPort(ctx, host, port)
 }
 
-// resolveFile ignores empty lines and comments (#).
 func resolveFile(ctx context.Context, path string) (out []string, err error) {
 	text, err := discovery.ReadFile(path, maxSeedFile)
 	if err != nil {
@@ -122,7 +118,6 @@ func resolveFile(ctx context.Context, path string) (out []string, err error) {
 	return out, errors.Join(errs...)
 }
 
-// watch checks the files until ctx ends and signals changes.
 func (s *seeds) watch(ctx context.Context) {
 	look := func() (stamps []discovery.Stamp) {
 		for _, e := range s.entries {

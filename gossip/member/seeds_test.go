@@ -15,7 +15,6 @@ import (
 	"grapevine/chaos/dnstest"
 )
 
-// Every kind of entry is resolved again after a vain first attempt.
 func TestDiscovery(t *testing.T) {
 	seed := start(t, testConfig("seed"))
 	addr := netip.MustParseAddrPort(seed.Self().Addr)
@@ -126,7 +125,6 @@ func TestAdvertise(t *testing.T) {
 	}
 }
 
-// A silent seed does not delay joining through another.
 func TestSilentSeed(t *testing.T) {
 	seed := start(t, testConfig("seed"))
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
@@ -158,7 +156,6 @@ func TestSilentSeed(t *testing.T) {
 	}, func() any { return i })
 }
 
-// A bad line in a seed file is reported, and the other lines are used.
 func TestSeedFileSaysWhatIsWrong(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "seeds")
 	if err := os.WriteFile(file, []byte("127.0.0.1:x\n127.0.0.1:9\n"), 0o600); err != nil {

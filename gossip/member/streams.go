@@ -7,9 +7,8 @@ import (
 	"sync"
 )
 
-// Streams is a net.Listener for one other protocol on gossip's port and TLS, selected by ALPN. The
-// protocol identifies its peers itself. Removing a key closes the connections under it. Safe for
-// concurrent use.
+// Streams is a net.Listener for another protocol on gossip's port and TLS, selected by ALPN. Safe
+// for concurrent use.
 type Streams struct {
 	list     *List
 	alpn     string
@@ -20,7 +19,7 @@ type Streams struct {
 
 var _ net.Listener = (*Streams)(nil)
 
-// Streams registers a protocol by its ALPN name. It panics after Listen, or for a name in use.
+// Streams registers an ALPN name; it panics after Listen, or for a name in use.
 func (l *List) Streams(alpn string) *Streams {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -43,7 +42,7 @@ func (s *Streams) Accept() (net.Conn, error) {
 	return nil, net.ErrClosed
 }
 
-// Dial connects to the node at addr, host:port. ctx bounds only the dialing.
+// Dial connects to the node at addr, host:port; ctx bounds only the dialing.
 func (s *Streams) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	c, err := s.list.dial(ctx, addr, s.alpn)
 	if err != nil {
@@ -77,8 +76,7 @@ func (s *Streams) hand(c *Conn) {
 	_ = c.Close()
 }
 
-// ofMember returns an error if an operator's certificate fits no member: the authority may serve
-// other services.
+// An operator's authority may serve other services, too.
 func (l *List) ofMember(proof *peerProof) error {
 	if l.secure.operator == nil {
 		return nil

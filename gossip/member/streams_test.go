@@ -56,7 +56,6 @@ func roundTrip(t *testing.T, s *Streams, addr string) error {
 	return err
 }
 
-// Only nodes with the fleet's key use another protocol on gossip's port, also during a rotation.
 func TestStreams(t *testing.T) {
 	nodes, streams := streamsOf(t, 2, patient)
 	both := func(when string) {
@@ -97,7 +96,6 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// Removing a key closes the connections under it.
 func TestStreamsEndWithTheirKey(t *testing.T) {
 	nodes, streams := streamsOf(t, 2, patient)
 	c, err := streams[0].Dial(t.Context(), nodes[1].Self().Addr)
@@ -116,7 +114,6 @@ func TestStreamsEndWithTheirKey(t *testing.T) {
 	}
 }
 
-// Of an operator's certificates only those of members are admitted.
 func TestStreamsOfTheOperator(t *testing.T) {
 	authority := newTestAuthority(t)
 	nodes, streams := streamsOf(t, 2, func(i int, cfg *Config) {
@@ -137,7 +134,6 @@ func TestStreamsOfTheOperator(t *testing.T) {
 	}
 }
 
-// The port serves other protocols before Start, and refuses gossip's own until then.
 func TestStreamsBeforeStart(t *testing.T) {
 	early, err := New(testConfig("early"))
 	if err != nil {
@@ -176,7 +172,6 @@ func TestStreamsBeforeStart(t *testing.T) {
 	}
 }
 
-// Stop ends Accept and every connection.
 func TestStreamsEndWithTheList(t *testing.T) {
 	nodes, streams := streamsOf(t, 2, patient)
 	c, err := streams[0].Dial(t.Context(), nodes[1].Self().Addr)

@@ -15,25 +15,22 @@ import (
 )
 
 const (
-	// maxMembers is the most a mesh of streams can bear.
-	maxMembers = 4096
-	// forgetFailed is how long a failed member is dialed again in case of a partition.
-	forgetFailed = time.Hour
+	maxMembers   = 4096      // the most a mesh of streams can bear
+	forgetFailed = time.Hour // dialed again until then, in case of a partition
 	forgetLeft   = 10 * time.Minute
-	// nameReclaim is how long memberlist bars a dead node's name to another address, nameRest how
-	// long the hello does. Until the death has reached all nodes, some would refuse the newcomer.
+	// How long memberlist and the hello bar a dead node's name to another address: until the death
+	// has reached all nodes, some would refuse the newcomer.
 	nameReclaim = time.Second
 	nameRest    = 3 * time.Second
 )
 
-// table holds the other nodes and their changes. memberlist calls it under its own lock, so it
-// never calls memberlist.
+// memberlist calls table under its own lock, so table never calls memberlist.
 type table struct {
 	self func() Info
 
 	mu     sync.Mutex
 	byName map[string]*member
-	// changed names members in order of their first change since the last events.
+	// In order of their first change since the last events.
 	changed []string
 	wake    chan struct{}
 	closed  bool
@@ -86,7 +83,7 @@ func (t *table) admit(n *memberlist.Node) (Info, error) {
 	return c.Info, nil
 }
 
-// longestGoneLocked names the member gone longest whose end was reported, or "".
+// Only members whose end was reported; "" if there is none.
 func (t *table) longestGoneLocked() string {
 	var oldest string
 	for name, m := range t.byName {
@@ -145,7 +142,7 @@ func (t *table) touchLocked(m *member) {
 	}
 }
 
-// events returns the changes since the last call. Another incarnation means failed and joined.
+// Another incarnation means failed and joined.
 func (t *table) events() []Event {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -182,7 +179,7 @@ func (t *table) close() {
 	t.closed = true
 }
 
-// list returns the members by name and forgets those gone for long.
+// list forgets members gone for long.
 func (t *table) list() []Status {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -208,9 +205,8 @@ func (t *table) get(name string) (s Status, ok bool) {
 	return m.Status, true
 }
 
-// conflict returns an error if another node holds info's name or raft id, and is alive or failed so
-// recently that peers may not know. The raft id is part of a node's data, so one of two nodes with
-// it runs on a copy.
+// A node conflicts if another one holds its name or raft id and is alive, or failed so recently
+// that peers may not know. One of two nodes with a raft id runs on a copy.
 func (t *table) conflict(info *Info) error {
 	name := func(holder string) error {
 		return &MismatchError{Field: FieldName, Mine: holder, Theirs: info.Addr, Peer: info.Name}

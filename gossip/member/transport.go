@@ -16,35 +16,27 @@ import (
 )
 
 const (
-	// memberlist's streams begin with firstLabel, because they always have a label here.
-	firstTLS   = 0x16
+	firstTLS   = 0x16 // memberlist's streams always have a label
 	firstLabel = 244
 
-	// handshakeTimeout allows for starved machines; authentication takes a millisecond of CPU. The
-	// first byte must come in half of it.
-	handshakeTimeout = 10 * time.Second
-	// maxHandshakeBytes holds several operator chains; crypto/tls would read a quarter of a
-	// megabyte.
-	maxHandshakeBytes = 64 << 10
-	// maxHandshakes bounds unauthenticated connections, of some 100 KB each.
-	maxHandshakes = 256
+	// For starved machines: authentication takes a millisecond of CPU. The first byte must come in
+	// half.
+	handshakeTimeout  = 10 * time.Second
+	maxHandshakeBytes = 64 << 10 // several operator chains; crypto/tls would read 256 KB
+	maxHandshakes     = 256      // unauthenticated, of some 100 KB each
 
-	// streamTimeout bounds one memberlist stream: a ping or an exchange of state.
-	streamTimeout = 20 * time.Second
+	streamTimeout = 20 * time.Second // a ping or an exchange of state
 	maxStreams    = 64
-	// maxStreamBytes bounds the bytes of one memberlist stream: the state of 4,000 nodes.
-	// maxBufferedBytes bounds all together, because memberlist buffers a whole message before it
-	// checks the sender's key.
+	// Of one stream, the state of 4,000 nodes, and of all: memberlist buffers a whole message
+	// before it checks the sender's key.
 	maxStreamBytes   = 4 << 20
 	maxBufferedBytes = 16 << 20
 
-	// maxPacket exceeds memberlist's 1400 bytes and the label.
-	maxPacket   = 4096
+	maxPacket   = 4096 // beyond memberlist's 1400 bytes and the label
 	packetQueue = 1024
 )
 
-// transport carries memberlist's packets and streams and this package's TLS streams on one port,
-// told apart by the first byte. It implements memberlist.NodeAwareTransport.
+// transport carries memberlist's traffic and TLS streams on one port, told apart by the first byte.
 type transport struct {
 	label string
 	serve func(c *inbound) // takes over a TLS connection
@@ -89,7 +81,7 @@ func newTransport(n network, bind, label string, log zerolog.Logger) (*transport
 	return t, nil
 }
 
-// run starts receiving. serve gets each TLS connection in a goroutine that Shutdown waits for.
+// serve runs in a goroutine that Shutdown waits for.
 func (t *transport) run(serve func(c *inbound)) {
 	t.serve = serve
 	t.wg.Go(t.accept)
@@ -102,7 +94,7 @@ func (t *transport) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
 	return t.advert.Addr().AsSlice(), int(t.advert.Port()), nil
 }
 
-// receive reads packets; it never waits for memberlist.
+// receive never waits for memberlist.
 func (t *transport) receive() {
 	buf := make([]byte, maxPacket+1)
 	for {
@@ -131,7 +123,6 @@ func (t *transport) receive() {
 	}
 }
 
-// labelled keeps strangers out of memberlist's log.
 func (t *transport) labelled(b []byte) bool {
 	return len(b) > 2+len(t.label) && b[0] == firstLabel && int(b[1]) == len(t.label) && string(b[2:2+len(t.label)]) == t.label
 }
@@ -154,7 +145,6 @@ func (t *transport) accept() {
 	}
 }
 
-// route gives a connection to the owner of its first byte.
 func (t *transport) route(x *inbound) {
 	now := time.Now()
 	_ = x.SetDeadline(now.Add(handshakeTimeout / 2))
@@ -218,7 +208,6 @@ func (t *transport) DialAddressTimeout(a memberlist.Address, timeout time.Durati
 	return t.DialTimeout(a.Addr, timeout)
 }
 
-// dial ends with ctx or with the transport.
 func (t *transport) dial(ctx context.Context, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -226,8 +215,8 @@ func (t *transport) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return t.net.dial(ctx, addr)
 }
 
-// Shutdown closes all but authenticated streams and returns when the transport's goroutines have
-// ended. Idempotent.
+// Shutdown closes all but authenticated streams and waits for the transport's goroutines;
+// idempotent.
 func (t *transport) Shutdown() error {
 	t.close()
 	_ = t.tcp.Close()
@@ -243,7 +232,6 @@ func (t *transport) Shutdown() error {
 	return nil
 }
 
-// sleep reports false if ctx ended.
 func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -255,7 +243,6 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// stream is one of memberlist's streams, bounded in time and bytes.
 type stream struct {
 	*inbound
 	t     *transport
@@ -265,7 +252,6 @@ type stream struct {
 
 var errTooMuch = errors.New("more bytes than a fleet's state takes")
 
-// newStream returns nil, and closes x, if the transport is closed.
 func (t *transport) newStream(x *inbound) *stream {
 	s := &stream{inbound: x, t: t, until: time.Now().Add(streamTimeout)}
 	_ = s.SetDeadline(s.until)
@@ -279,8 +265,8 @@ func (t *transport) newStream(x *inbound) *stream {
 	return s
 }
 
-// charge counts n bytes read and reports whether the stream may continue. If all streams hold too
-// much, the fullest closes, so that strangers cannot block members' smaller exchanges.
+// charge reports whether the stream may continue. If all hold too much, the fullest closes, so that
+// strangers cannot block members.
 func (t *transport) charge(s *stream, n int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

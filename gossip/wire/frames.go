@@ -2,22 +2,22 @@ package wire
 
 import "encoding/binary"
 
-// Resume names a batch of one process of the publisher: in Subscribe the first one wanted, in Start
-// the first one to come, which is later if the journal dropped the wanted one.
+// Resume names a batch of a publisher's process: in Subscribe the first wanted, in Start the first
+// to come.
 type Resume struct {
 	Version     uint8
 	Incarnation uint64 // in Subscribe, 0 means a joiner
 	Next        uint64 // sequence
 }
 
-// AppendResume appends a Subscribe or Start frame.
+// AppendResume appends a frame of kind KindSubscribe or KindStart.
 func AppendResume(dst []byte, k Kind, r Resume) []byte {
 	dst, mark := begin(dst, k)
 	dst = append(dst, r.Version)
 	return end(uvarints(dst, r.Incarnation, r.Next), mark)
 }
 
-// DecodeResume decodes the body of Subscribe or Start.
+// DecodeResume decodes the body of either.
 func DecodeResume(body []byte) (Resume, error) {
 	c := cursor{rest: body}
 	r := Resume{Version: c.byte(), Incarnation: c.uvarint(), Next: c.bounded(maxSequence)}
@@ -40,8 +40,7 @@ func DecodePing(body []byte) (sent int64, err error) {
 	return sent, c.err
 }
 
-// Pong answers Ping, in Unix nanoseconds: Sent on the subscriber's clock, the rest on the
-// publisher's.
+// Pong is in Unix nanoseconds: Sent on the subscriber's clock, the rest on the publisher's.
 type Pong struct {
 	Sent, Received, Replied int64
 }
@@ -104,7 +103,7 @@ type Load struct {
 // loadFull marks a whole vector: backends it does not list are idle.
 const loadFull = 1 << 0
 
-// AppendLoad appends a Load frame with at most MaxLoads entries. Time is in Unix milliseconds.
+// AppendLoad appends a Load frame with at most MaxLoads entries; time is in Unix milliseconds.
 func AppendLoad(dst []byte, time int64, full bool, loads []Load) []byte {
 	loads = loads[:min(len(loads), MaxLoads)]
 	dst, mark := begin(dst, KindLoad)
@@ -131,7 +130,7 @@ func DecodeLoad(dst []Load, body []byte) (loads []Load, time int64, full bool, e
 	return dst, time, full, c.err
 }
 
-// AppendState appends a State frame. Time is in Unix milliseconds.
+// AppendState appends a State frame; time is in Unix milliseconds.
 func AppendState(dst []byte, time int64, state []byte) []byte {
 	dst, mark := begin(dst, KindState)
 	return end(blob(uvarints(dst, uint64(time)), state), mark)
@@ -148,23 +147,19 @@ func DecodeState(body []byte) (time int64, state []byte, err error) {
 type Outcome uint8
 
 const (
-	// Complete means that all pages were sent.
-	Complete Outcome = 1
-	// Cold means that the publisher is a joiner itself.
-	Cold Outcome = 2
-	// Busy means that the publisher serves its limit, or is incomplete itself.
-	Busy Outcome = 3
-	// Cancelled means that the subscriber cancelled or timed out, or the publisher stops.
-	Cancelled Outcome = 4
+	Complete  Outcome = 1
+	Cold      Outcome = 2 // the publisher is a joiner itself
+	Busy      Outcome = 3 // the publisher serves its limit, or is incomplete itself
+	Cancelled Outcome = 4 // the subscriber cancelled or timed out, or the publisher stops
 )
 
-// AppendRequest appends a Snapshot or Cancel frame.
+// AppendRequest appends a frame of kind KindSnapshot or KindCancel.
 func AppendRequest(dst []byte, k Kind, request uint64) []byte {
 	dst, mark := begin(dst, k)
 	return end(uvarints(dst, request), mark)
 }
 
-// DecodeRequest decodes the request number that begins every snapshot frame's body.
+// DecodeRequest decodes the number that begins every snapshot frame's body.
 func DecodeRequest(body []byte) (request uint64, err error) {
 	c := cursor{rest: body}
 	request = c.uvarint()

@@ -20,7 +20,6 @@ func seeds() [][]byte {
 	}
 }
 
-// again re-encodes a decoded frame; nil if the body is malformed.
 func again(k Kind, body []byte) []byte {
 	switch k {
 	case KindSubscribe:
@@ -87,7 +86,6 @@ func decodeAll(b []byte) (frames int) {
 	}
 }
 
-// FuzzStream checks that decoded input survives its own encoding.
 func FuzzStream(f *testing.F) {
 	for _, s := range seeds() {
 		f.Add(s)

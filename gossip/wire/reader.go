@@ -9,14 +9,12 @@ import (
 )
 
 const (
-	// NewsSize holds some twenty flushes of a busy node.
-	NewsSize = 32 << 10
-	// RequestSize suits small, rare requests.
-	RequestSize = 2 << 10
+	NewsSize    = 32 << 10 // twenty flushes of a busy node
+	RequestSize = 2 << 10  // small, rare requests
 )
 
-// Reader splits a stream into frames. Frames that fit into its buffer are returned in place, so a
-// burst costs one system call and no copy. Not safe for concurrent use.
+// Reader splits a stream into frames, which stay in its buffer if they fit. Not safe for concurrent
+// use.
 type Reader struct {
 	src     *bufio.Reader
 	pending int // length of the frame returned last, if it is still in src's buffer
@@ -26,11 +24,11 @@ type Reader struct {
 // NewReader returns a reader with a buffer of size bytes.
 func NewReader(src io.Reader, size int) *Reader { return &Reader{src: bufio.NewReaderSize(src, size)} }
 
-// Skipped returns the number of skipped frames of unknown kinds.
+// Skipped counts frames of unknown kinds.
 func (r *Reader) Skipped() uint64 { return r.skipped }
 
-// Next returns the next known frame and its whole length. The body is valid until the next call.
-// io.EOF means that the stream ended between frames; after other errors it is unusable.
+// Next returns the next known frame and its whole length. The body is valid until the next call;
+// io.EOF means an end between frames.
 func (r *Reader) Next() (k Kind, body []byte, size int, err error) {
 	for {
 		_, _ = r.src.Discard(r.pending) // cannot fail: these bytes are in the buffer

@@ -1,6 +1,5 @@
-// Package wire encodes and decodes the frames of knowledge streams (gossip/DESIGN.md). Decoders
-// allocate at most a small multiple of their input; results point into the input unless documented
-// otherwise.
+// Package wire encodes and decodes the frames of knowledge streams (gossip/DESIGN.md). Results
+// point into the input; decoders allocate a small multiple of it at most.
 package wire
 
 import (
@@ -13,7 +12,7 @@ import (
 // the fleet.
 const Oldest = 1
 
-// Kind identifies a frame. Kinds below 0x10 go from subscriber to publisher, other kinds back.
+// Kind identifies a frame.
 type Kind uint8
 
 // Frames from the subscriber, which dials, to the publisher.
@@ -36,39 +35,29 @@ const (
 	KindSnapshotDone Kind = 0x18 // ends or refuses a snapshot
 )
 
-// Kinds exceeds all kinds, for arrays indexed by kind.
-const Kinds = 0x20
+const Kinds = 0x20 // exceeds all kinds
 
 // Bounds on what a peer may send, checked before memory is spent.
 const (
-	// MaxPayload holds some 400 placements, far beyond one flush.
-	MaxPayload = 64 << 10
-	// MaxRecords: a record has at least one byte.
-	MaxRecords = 1 << 20
-	// MaxPage lets live frames wait for milliseconds only.
-	MaxPage = 64 << 10
-	// MaxState holds a thousand backends at 256 bytes each.
-	MaxState = 256 << 10
-	MaxLoads = 16384
-	MaxName  = 255
-	// MaxPositions is 2048 members and the node itself.
-	MaxPositions = 2049
+	MaxPayload   = 64 << 10  // some 400 placements, far beyond one flush
+	MaxRecords   = 1 << 20   // a record has at least one byte
+	MaxPage      = 64 << 10  // live frames wait for milliseconds only
+	MaxState     = 256 << 10 // a thousand backends of 256 bytes
+	MaxLoads     = 16384
+	MaxName      = 255
+	MaxPositions = 2049 // 2048 members and the node itself
 
-	maxSmall = 1 << 10
-	// maxUnknown bounds an unknown frame, which is skipped without buffering.
-	maxUnknown = 1 << 20
-	// slack is how much later versions may append.
-	slack = 1 << 10
-	// maxSequence prevents overflow in arithmetic with sequences.
-	maxSequence = 1<<62 - 1
-	// maxTime is in milliseconds: the year 10889, without overflow.
-	maxTime = 1<<48 - 1
+	maxSmall    = 1 << 10
+	maxUnknown  = 1 << 20   // an unknown frame, skipped without buffering
+	slack       = 1 << 10   // what later versions may append
+	maxSequence = 1<<62 - 1 // arithmetic does not overflow
+	maxTime     = 1<<48 - 1 // ms: the year 10889
 )
 
-// ErrMalformed means that a frame violates the format or a bound; the stream is unusable afterwards.
+// ErrMalformed means a violation of the format or a bound; the stream is unusable.
 var ErrMalformed = errors.New("wire: malformed")
 
-// kinds lists the known kinds with the longest body of each, in bytes.
+// limit is the longest body, in bytes.
 var kinds = [Kinds]struct {
 	name  string
 	limit int
@@ -102,10 +91,9 @@ func (k Kind) String() string {
 	return fmt.Sprintf("unknown_%02x", uint8(k))
 }
 
-// headSize is the length of a frame's head: the kind and the length of the body, u24 big-endian.
-const headSize = 4
+const headSize = 4 // kind, and the body's length as u24 big-endian
 
-// begin appends a frame's head; end fills in the length.
+// end fills in the length.
 func begin(dst []byte, k Kind) (out []byte, mark int) {
 	return append(dst, byte(k), 0, 0, 0), len(dst)
 }
@@ -117,7 +105,7 @@ func end(dst []byte, mark int) []byte {
 	return followed(dst, Kind(dst[mark]))
 }
 
-// Split returns the kind and the whole length of the frame that begins with head, at least 4 bytes.
+// Split returns the kind and whole length of the frame that begins with head, at least 4 bytes.
 func Split(head []byte) (k Kind, size int) {
 	v := binary.BigEndian.Uint32(head)
 	return Kind(v >> 24), headSize + int(v&0xff_ffff)
