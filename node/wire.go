@@ -12,9 +12,8 @@ import (
 
 // The parts implement their consumers' interfaces.
 var (
-	_ policy.Index     = (*prefixtree.Tree)(nil)
-	_ policy.Retractor = (*prefixtree.Tree)(nil)
-	_ proxy.Picker     = (*picker)(nil)
+	_ policy.Index = (*prefixtree.Tree)(nil)
+	_ proxy.Picker = (*picker)(nil)
 )
 
 // picker connects the proxy to the policy. The target belongs to the decision's view.

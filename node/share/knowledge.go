@@ -109,7 +109,7 @@ func (k *Knowledge) PeerLoad(peer string, changed []wire.Load, full bool) {
 
 // State appends this node's state blob; see [Parse]. A claim stays as sent until it has moved
 // enough, because gossip does not send an equal blob again. State also gives the router the sum of
-// the peers' paces.
+// the peers' traffic.
 func (k *Knowledge) State(dst []byte, now prefixtree.Time) []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -7,8 +7,7 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// maxSentPools bounds the pools whose pace and work a node sends.
-const maxSentPools = 4
+const maxSentPools = 4 // bounds the pools whose traffic and work a node sends
 
 // popularityKept bounds how long a popularity is sent unchanged, since its rates fade.
 const popularityKept = prefixtree.Time(time.Minute / time.Millisecond)

@@ -132,8 +132,8 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	}
 	a.router.outcomes[min(int(o.Failed), len(a.router.outcomes)-1)].Add(1)
 	useless := o.Failed.blames() || o.Failed == Busy
-	if before == dispatched && useless && a.router.retract != nil && len(a.hashes) > 0 {
-		a.router.retract.Revert(a.slot.id, a.hashes, &a.trail)
+	if before == dispatched && useless && len(a.hashes) > 0 {
+		a.router.tree.Revert(a.slot.id, a.hashes, &a.trail)
 	}
 	if before != picked && !useless {
 		a.learn(o, now)

@@ -130,7 +130,7 @@ func (r *Router) SetView(v *View) {
 	}
 	r.heavyHitters.resize(len(v.Backends))
 	for _, p := range t.pools() {
-		p.load.setPeers(r.peerPopularity.paces[p.key]) // pools of new models have none yet
+		p.load.setPeers(r.peerPopularity.traffic[p.key]) // pools of new models have none yet
 	}
 	r.table.Store(t)
 }

@@ -423,7 +423,7 @@ func (w *bench) books() {
 	for _, k := range popular.Works {
 		w.sane(k.Requests, k.Fresh, k.Prefill, k.Active)
 	}
-	for _, p := range popular.Paces {
+	for _, p := range popular.Traffic {
 		w.sane(p.Rate)
 	}
 }

@@ -23,12 +23,9 @@ type Work struct {
 }
 
 const (
-	// workWindow, in seconds: a prefix that turns hot gets its replicas soon.
-	workWindow = 10.0
-	// workStart is the least time averaged over, in seconds.
-	workStart = 1.0
-	// workAnchors per pool; only a few are worth a replica set.
-	workAnchors = 128
+	workWindow  = 10.0 // seconds: a prefix that turns hot gets its replicas soon
+	workStart   = 1.0  // the least time averaged over, in seconds
+	workAnchors = 128  // per pool; only a few are worth a replica set
 	workTold    = 64
 	// Prefixes below both, in prefill seconds per second and active requests, are not reported.
 	leastWork, leastWorkActive = 0.005, 1
