@@ -153,7 +153,6 @@ func FuzzBlob(f *testing.F) {
 	})
 }
 
-// somePopularity is a popularity of the largest size that is sent.
 func somePopularity(rnd *rand.Rand) *policy.Popularity {
 	h := new(policy.Popularity)
 	for range maxSentPools {

@@ -85,7 +85,6 @@ func TestMeansAreOfTheLivingPeers(t *testing.T) {
 	}
 }
 
-// TestSumsDoNotOverflow: the largest claims of as many peers as gossip has add up.
 func TestSumsDoNotOverflow(t *testing.T) {
 	var s weightedSum
 	for range 2048 {
@@ -117,8 +116,7 @@ func TestPopularityIsSmall(t *testing.T) {
 	}
 }
 
-// TestPacesAreSummedOnChanges: a sum is made after a peer's state came or went, and only then.
-func TestPacesAreSummedOnChanges(t *testing.T) {
+func TestTrafficIsSummedOnChanges(t *testing.T) {
 	p := peers{learn: func(uint32, Measure, Measure) {}}
 	check := func(what string, wantSum, wantChanged bool) {
 		t.Helper()

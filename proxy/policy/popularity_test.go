@@ -13,8 +13,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Nodes that share traffic all get the traffic of the fleet.
-func TestPaceOfAFleet(t *testing.T) {
+func TestTrafficOfAFleet(t *testing.T) {
 	const nodes = 10
 	routers := among(t, nodes, 0, fleetOf(4))
 	for i, r := range routers {
