@@ -50,7 +50,6 @@ type Attempt struct {
 	stage        stage
 	trial        bool
 
-	// The slot's line, under its lock.
 	next, prev *Attempt
 	inLine     bool
 	front      int64           // charges of non-streamed requests in front at Pick

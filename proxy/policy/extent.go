@@ -79,7 +79,6 @@ func (f *extent) compare(hashes []prefixtree.Hash, blocks int) {
 
 const maxBeginnings = 64 // bounds the anchors compared per pool
 
-// beginnings holds the extents of recent anchors, replaced by a clock algorithm.
 type beginnings struct {
 	index map[prefixtree.Hash]*beginning
 	list  []beginning

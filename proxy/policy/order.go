@@ -53,7 +53,6 @@ func newOrder(keys []orderKey, entries []entry, weighted bool) *order {
 	return o
 }
 
-// acceptance scales weights by a power of two, which rarely changes.
 func acceptance(entries []entry) []uint32 {
 	heaviest := 0.0
 	for i := range entries {

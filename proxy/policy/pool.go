@@ -8,7 +8,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// table joins a view with the router's state.
 type table struct {
 	view    *View
 	slots   []*slot
@@ -29,13 +28,11 @@ type pool struct {
 	large    // zero up to weighAll entries
 }
 
-// Keys of the pools without a model.
 const (
 	poolAll     = 0
 	poolGeneral = 1
 )
 
-// history outlives views.
 type history struct {
 	turn atomic.Uint64
 	load workload

@@ -7,7 +7,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Popularity is what one node counted of recent requests.
 type Popularity struct {
 	Requests float64 // decayed number of requests
 	Traffic  []PoolTraffic

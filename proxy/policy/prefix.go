@@ -17,7 +17,6 @@ const (
 	crowding    = 0.03 // the price of an active request, in mean whole prefills
 )
 
-// prefix minimises expected first-token time plus the price of recomputation.
 type prefix struct {
 	work    float64
 	epsilon float64

@@ -52,7 +52,6 @@ func (r rateSums) estimate(prior float64) float64 {
 	return (r.tokens + prior*ratePrior) / (r.seconds + ratePrior)
 }
 
-// fleetRate is the prior, learned over all backends.
 type fleetRate struct {
 	mu    sync.Mutex
 	sums  rateSums
@@ -113,7 +112,7 @@ func (r *Router) SetPeerRate(b prefixtree.Backend, tokensPerSecond, weight float
 	s.combine(r.rate.load())
 }
 
-// combine sets the rate from all measurements. Needs mu.
+// combine needs mu.
 func (s *slot) combine(prior float64) {
 	all, rate := s.rates.plus(s.peerRates), 0.0
 	if all.seconds > 0 {

@@ -15,7 +15,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Errors of Pick.
 var (
 	ErrNoBackend       = errors.New("no backend can take the request") // no active backend is left after exclusions
 	ErrUnknownModel    = errors.New("no backend serves the model")
@@ -213,7 +212,6 @@ func (r *Router) Rate(b prefixtree.Backend) float64 {
 	return r.rate.load()
 }
 
-// SetTelemetry replaces the engine's last report.
 func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 	if s := r.table.Load().slot(b); s != nil {
 		s.telemetry.Store(&t)

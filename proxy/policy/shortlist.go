@@ -20,7 +20,6 @@ const (
 
 var unranked = float32(math.Inf(-1)) // rank of candidates outside the order
 
-// large is the extra state of a large pool.
 type large struct {
 	order    *order
 	stats    statsOf
@@ -40,7 +39,6 @@ func (p *pool) enlarge(positions []int32) {
 	p.credited = make([]atomic.Uint64, len(p.entries))
 }
 
-// shortlist selects candidates and reports whether it found any.
 func (r *Router) shortlist(s *Scene) bool {
 	if s.stats = s.pool.stats.look(r, s); s.stats.eligible == 0 {
 		s.stats = nil

@@ -32,7 +32,6 @@ func (r *Router) begins(s *slot, at prefixtree.Time) {
 	raise(&r.coldUntil, int64(at)+r.slowStart)
 }
 
-// warmth returns the present part of a backend's share.
 func (r *Router) warmth(s *slot, now prefixtree.Time) float64 {
 	began := s.began.Load()
 	if began == 0 || int64(now)-began >= r.slowStart {

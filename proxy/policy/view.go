@@ -10,7 +10,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// State says whether a backend may take new work.
 type State uint8
 
 // Only Active backends take new work.
@@ -28,7 +27,6 @@ func (s State) String() string {
 	return fmt.Sprintf("state(%d)", uint8(s))
 }
 
-// Backend is one engine endpoint.
 type Backend struct {
 	ID         prefixtree.Backend
 	Generation uint32   // a new generation starts with an empty slot; 0: unknown

@@ -164,7 +164,6 @@ func (m *workMeter) deepest(hashes []prefixtree.Hash, common int, now prefixtree
 	blocks = f.add(hashes, from)
 	seen := f.seen // the next call may overwrite f
 	if from > 1 {
-		// The first block is observed longest.
 		blocks = max(blocks, m.alike.behind(hashes[0]).add(hashes, 1))
 	}
 	if seen < extentLeast {
@@ -219,7 +218,6 @@ func (m *workMeter) place(anchor prefixtree.Hash, now prefixtree.Time) *prefixWo
 	return least
 }
 
-// tell appends the pool's work, then its largest prefixes.
 func (m *workMeter) tell(dst []Work, pool uint64, now prefixtree.Time) []Work {
 	m.mu.Lock()
 	defer m.mu.Unlock()
