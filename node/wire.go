@@ -11,7 +11,11 @@ import (
 	"grapevine/proxy/policy"
 )
 
-var _ policy.Retractor = (*prefixtree.Tree)(nil) // which the policy finds by type
+// The parts implement their consumers' interfaces.
+var (
+	_ policy.Index = (*prefixtree.Tree)(nil)
+	_ proxy.Picker = (*picker)(nil)
+)
 
 type picker struct{ n *Node }
 

@@ -1,10 +1,8 @@
 package prefixtree
 
 const (
-	// denseDepth: prompts up to about 2k tokens match exactly from remote facts.
-	denseDepth = 16
-	// anchorStride blocks are about 512 tokens.
-	anchorStride = 4
+	denseDepth   = 16 // prompts up to about 2k tokens match exactly from remote facts
+	anchorStride = 4  // blocks, about 512 tokens
 	maxSpan      = anchorStride
 )
 

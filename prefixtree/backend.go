@@ -13,11 +13,9 @@ const (
 	minHorizonMs = int64(minHorizon / time.Millisecond)
 	maxHorizonMs = int64(maxHorizon / time.Millisecond)
 
-	// retention in horizons: late survivals raise the horizon.
-	retention = 3
+	retention = 3 // in horizons: late survivals raise the horizon
 
-	// goneAfter horizons a block is certainly gone; 1.1 has half the error of 2 on replayed traces.
-	goneAfter = 1.1
+	goneAfter = 1.1 // horizons until a block is certainly gone; 1.1 has half the error of 2 on replayed traces
 
 	// grainsPerHorizon spares most touches: facts touched within 1/64 horizon are not written
 	// again.

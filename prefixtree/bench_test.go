@@ -92,7 +92,6 @@ func fill(tb testing.TB, facts, backends, depth int, all bool) resident {
 	return r
 }
 
-// latencies is a histogram of single calls, 10 ns wide to 1 ms.
 type latencies struct {
 	counts [100_000]int
 	total  int
@@ -228,7 +227,6 @@ func writeInBackground(r resident) (stop func(b *testing.B)) {
 	}
 }
 
-// naive is a map of maps under a lock, walked from the root.
 type naive struct {
 	mu     sync.RWMutex
 	blocks map[Hash]map[Backend]Time
@@ -280,8 +278,6 @@ func benchNaive(b *testing.B, r resident, all bool) {
 	l.report(b)
 }
 
-// BenchmarkRecord records known chains, cold or hot; a touch may be due at the start and at the
-// end.
 func BenchmarkRecord(b *testing.B) {
 	const grain = Time(defaultHorizon/time.Millisecond) / grainsPerHorizon
 	for _, c := range []struct {
@@ -338,7 +334,6 @@ func BenchmarkRecord(b *testing.B) {
 	})
 }
 
-// BenchmarkHeap reports heap bytes per fact at several fills, and the time of a full collection.
 func BenchmarkHeap(b *testing.B) {
 	for _, kind := range []string{"unique", "pairs", "shared64"} {
 		for _, facts := range []int{1_000_000, 1_110_000, 1_230_000, 1_370_000, 10_000_000} {

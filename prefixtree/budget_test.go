@@ -114,7 +114,6 @@ func TestWidestBlock(t *testing.T) {
 	checkShards(t, tree)
 }
 
-// Keys with equal homes give long walks but no wrong results.
 func TestEqualHomesCluster(t *testing.T) {
 	tree := newTree(t, Config{MaxBackends: 8, Budget: 1 << 20})
 	r := rand.New(rand.NewPCG(1, 1))

@@ -7,14 +7,11 @@ import "math"
 // eviction if an older block was found lately.
 
 const (
-	// certainty: a miss so many times nearer than a found block is no inexact counting.
-	certainty = 4
+	certainty = 4 // a miss so many times nearer than a found block is no inexact counting
 
-	// doubtLimit such misses in a row are ignored; then the engine really holds less.
-	doubtLimit = 8
+	doubtLimit = 8 // such misses in a row are ignored; then the engine really holds less
 
-	// doubtFor, in ms, bounds the time between misses of one cause.
-	doubtFor = 2 * 60_000
+	doubtFor = 2 * 60_000 // ms; bounds the time between misses of one cause
 )
 
 // proof is the furthest distance, in distinct blocks touched since, at which a block was found.

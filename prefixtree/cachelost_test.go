@@ -9,15 +9,14 @@ import (
 
 // talks is conversations behind one head, an engine and a tree that learns from it.
 type talks struct {
-	t      *testing.T
-	r      *rand.Rand
-	tree   *Tree
-	hasher *Hasher
-	engine *lruCache
-	head   []Hash
-	turns  []int
-	now    Time
-	// count is the count that the engine reports.
+	t          *testing.T
+	r          *rand.Rand
+	tree       *Tree
+	hasher     *Hasher
+	engine     *lruCache
+	head       []Hash
+	turns      []int
+	now        Time
 	count      func(prompt, cached int) int
 	cachesLost int
 }
@@ -31,7 +30,6 @@ func newTalks(t *testing.T, seed uint64, number, capacity int) *talks {
 	}
 }
 
-// chain grows by two blocks a turn and starts a new conversation after twenty.
 func (s *talks) chain(i int) []Hash {
 	keys := make([]uint64, 10+2*(s.turns[i]%20))
 	for k := range keys {
@@ -73,7 +71,6 @@ func (s *talks) forget() {
 
 const talkSeeds = 2
 
-// A lost cache is recognised by misses behind a common head, and the horizon does not suffer.
 func TestLostCacheBehindACommonHead(t *testing.T) {
 	for name, block := range map[string]int{"exact": 1, "in twos": 2, "in threes": 3} {
 		t.Run(name, func(t *testing.T) {
@@ -136,7 +133,6 @@ func TestFewMissesLeaveTheHorizon(t *testing.T) {
 	}
 }
 
-// Evictions behind a fresh head are learned as evictions.
 func TestNoLostCacheUnderPressure(t *testing.T) {
 	for seed := range uint64(talkSeeds) {
 		s := newTalks(t, seed, 100, 1200)
@@ -156,7 +152,6 @@ func TestNoLostCacheUnderPressure(t *testing.T) {
 	}
 }
 
-// An engine that starts to count wrongly has not lost its cache.
 func TestNoLostCacheByLies(t *testing.T) {
 	for name, of := range map[string]struct {
 		lie  func(s *talks, prompt, cached int) int

@@ -26,8 +26,7 @@ const (
 	tagCountShift = 6
 	hashBytes     = 8
 
-	// maxRecordHead: backend record, tag, time, time before, count.
-	maxRecordHead = (1 + 4 + 5) + 1 + 7 + 7 + 4
+	maxRecordHead = (1 + 4 + 5) + 1 + 7 + 7 + 4 // backend record, tag, time, time before, count
 	payloadHead   = 1 + 7
 
 	// MinPayload is the least payload limit in bytes.
@@ -35,8 +34,7 @@ const (
 	// MaxPayload bounds a payload in bytes, about ten milliseconds of work.
 	MaxPayload = 1 << 20
 
-	// maxAhead, in ms: clocks differ by about a second.
-	maxAhead Time = 5_000
+	maxAhead Time = 5_000 // ms: clocks differ by about a second
 )
 
 // ErrDelta is wrapped by every error about a malformed payload.

@@ -65,7 +65,6 @@ func decode(payload []byte) (facts []Fact, extensions int, err error) {
 	}
 }
 
-// TestDeltaBytes pins the wire form: DESIGN.md gives it byte by byte.
 func TestDeltaBytes(t *testing.T) {
 	facts := []Fact{
 		{Hash: 0x1122334455667788, Time: 1000, Backend: 7, Generation: 300, Span: 1},
@@ -224,7 +223,6 @@ func TestApplyDeltaCounts(t *testing.T) {
 	checkShards(t, tree)
 }
 
-// What is placed after a peer's fence counts, even if the peer's clock is ahead.
 func TestPlacementsAfterAFenceFromAhead(t *testing.T) {
 	const ahead = 400 // ms: too little to be corrected for
 	tree, other := newTree(t, Config{}), newTree(t, Config{})
@@ -251,7 +249,6 @@ func TestPlacementsAfterAFenceFromAhead(t *testing.T) {
 	}
 }
 
-// A fence clears only what precedes it in its payload.
 func TestFenceInAPayload(t *testing.T) {
 	tree := newTree(t, Config{})
 	payload := encode([]Fact{

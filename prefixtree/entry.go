@@ -21,8 +21,7 @@ const (
 	entryAnchor    uint64 = 1 << 62
 	entryFlags            = entryAnchor | (maxSpan-1)<<entrySpanShift
 
-	// spanTag marks a span.
-	spanTag uint64 = 1 << 63
+	spanTag uint64 = 1 << 63 // marks a span
 )
 
 func makeEntry(b Backend, at Time, flags uint64) entry {

@@ -37,8 +37,7 @@ func (t *Tree) Range(now Time, yield func(Fact) bool) {
 	}
 }
 
-// anchorSample: an error of one percent.
-const anchorSample = 1 << 16
+const anchorSample = 1 << 16 // an error of one percent
 
 // Anchors estimates the number of live anchor facts in at most 2 ms. Safe for concurrent use.
 func (t *Tree) Anchors(now Time) int { return t.estimateAnchors(clampTime(now), anchorSample) }

@@ -119,7 +119,6 @@ func BenchmarkPublish(b *testing.B) {
 	}
 }
 
-// BenchmarkSnapshot is a snapshot of a million anchor facts in 64 KiB pages, and its application.
 func BenchmarkSnapshot(b *testing.B) {
 	source := newTree(b, Config{Budget: 1 << 30})
 	hasher := newHasher(b)

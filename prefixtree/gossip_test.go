@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// keyed names backends by their id plus an offset, or reversed, so that ids differ between nodes.
+// keyed gives nodes different ids for the same backends.
 type keyed struct {
 	backends Backend
 	reverse  bool
@@ -31,7 +31,6 @@ func (k keyed) Backend(key uint32) (Backend, bool) {
 	return k.flip(b), true
 }
 
-// peer is one node of a simulated fleet.
 type peer struct {
 	tree   *Tree
 	names  keyed
@@ -86,7 +85,6 @@ func (p *peer) receive(t *rapid.T, i int, now Time, keep bool) {
 	p.tell()
 }
 
-// settle delivers everything in random order until no news remain.
 func settle(t *rapid.T, peers []*peer, now Time) {
 	for round := 0; ; round++ {
 		if round > 100 {
@@ -118,7 +116,7 @@ func heldByPeer(p *peer, now Time) held {
 	return m
 }
 
-// News that arrive late, twice and out of order leave all trees equal to a naive map at anchors.
+// News may arrive late, twice and out of order.
 func TestTreesConverge(t *testing.T) {
 	const backends = 3
 	hasher := newHasher(t)
@@ -175,7 +173,6 @@ func TestTreesConverge(t *testing.T) {
 	})
 }
 
-// Retractions that arrive in order reach all trees.
 func TestTreesConvergeOnRetractions(t *testing.T) {
 	const backends = 3
 	hasher := newHasher(t)

@@ -1,8 +1,7 @@
 package prefixtree
 
 const (
-	// Steps of the LRU distance: too little belief costs more hits than too much.
-	shrinkRate = 0.1
+	shrinkRate = 0.1 // steps of the LRU distance: too little belief costs more hits than too much
 	growRate   = 0.3
 
 	// countSlack: rounding makes a count short by less than a block plus this share of the match.

@@ -8,7 +8,6 @@ import (
 	"time"
 )
 
-// visit records a request and learns from it after its stay.
 func visit(tree *Tree, b Backend, chain []Hash, cached int, at, stay Time) Lesson {
 	var tr TouchHistory
 	tree.Record(b, chain, at, &tr)
@@ -153,7 +152,6 @@ func TestLearnNeverCreates(t *testing.T) {
 	}
 }
 
-// Three surprises clear the backend, except what the restarted engine computed.
 func TestLostCache(t *testing.T) {
 	tree := newTree(t, Config{Horizon: 100 * time.Second})
 	var chains [][]Hash
@@ -256,7 +254,6 @@ func (c *lruCache) use(chain []Hash) {
 	}
 }
 
-// Predictions match an LRU that holds half of the conversations.
 func TestPredictsAnLRU(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

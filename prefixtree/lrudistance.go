@@ -8,11 +8,9 @@ const (
 	// MaxEvidence bounds one node's evidence; an LRU distance follows its last twenty or so observations.
 	MaxEvidence = 64
 
-	// evidenceHalfLife, in ms, lets a changed cache size show soon.
-	evidenceHalfLife = 10 * 60_000
+	evidenceHalfLife = 10 * 60_000 // ms; lets a changed cache size show soon
 
-	// maxDistance, in blocks, bounds what a faulty peer can report.
-	maxDistance = 1e12
+	maxDistance = 1e12 // blocks; bounds what a faulty peer can report
 )
 
 type weight struct {

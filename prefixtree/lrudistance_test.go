@@ -6,7 +6,6 @@ import (
 	"time"
 )
 
-// perBlock is the interval in ms at which pourInto records a block.
 const perBlock = 100
 
 func pourInto(t *testing.T, tree *Tree, now Time, blocks int) Time {
@@ -59,7 +58,6 @@ func TestLRUDistanceIsOwnEvidence(t *testing.T) {
 	}
 }
 
-// The horizon uses the mean weighted by evidence.
 func TestLRUDistanceIsCombined(t *testing.T) {
 	fresh := func() (*Tree, Time) {
 		tree := newTree(t, Config{Horizon: 5 * time.Minute})
@@ -94,7 +92,6 @@ func TestLRUDistanceIsCombined(t *testing.T) {
 	}
 }
 
-// Nodes that share LRU distances agree, without growing evidence.
 func TestLRUDistancesAgree(t *testing.T) {
 	var trees [3]*Tree
 	for i := range trees {

@@ -146,7 +146,6 @@ func (m *model) checkMatch(t *rapid.T, tree *Tree, backends int, chain []Hash, n
 	}
 }
 
-// modelChain draws chains that share prefixes.
 func modelChain(t *rapid.T, h *Hasher) []Hash {
 	root := rapid.Uint64Range(1, 2).Draw(t, "root")
 	branchAt := rapid.SampledFrom([]int{3, 18, 30, 45}).Draw(t, "branch at")
@@ -243,7 +242,6 @@ func TestTreeAgainstModel(t *testing.T) {
 	})
 }
 
-// checkShards verifies keys, counters and arena blocks.
 func checkShards(t interface{ Fatalf(string, ...any) }, tree *Tree) {
 	for i := range tree.shards {
 		if err := checkShard(&tree.shards[i]); err != nil {
@@ -318,7 +316,6 @@ func checkShard(s *shard) error {
 	return nil
 }
 
-// Any order, grouping and repetition of facts gives the same tree.
 func TestApplyIsALattice(t *testing.T) {
 	const backends = 4
 	hasher := newHasher(t)

@@ -3,8 +3,7 @@ package prefixtree
 // Each call collects exactly what it changed at anchors: more could echo for ever, less would keep
 // trees from converging.
 
-// maxKeptFacts, a prompt of 500k tokens, bounds the buffers that are reused.
-const maxKeptFacts = 1024
+const maxKeptFacts = 1024 // a prompt of 500k tokens; bounds the buffers that are reused
 
 // buffer returns nil if the tree publishes no changes.
 func (t *Tree) buffer() *[]Fact {

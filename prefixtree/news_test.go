@@ -122,7 +122,6 @@ type visitor struct {
 	history TouchHistory
 }
 
-// difference returns an example of what two maps disagree on.
 func difference(a, b held) (example []any) {
 	for p, at := range a {
 		if other, ok := b[p]; !ok || other != at {

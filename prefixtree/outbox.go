@@ -23,8 +23,7 @@ type Outbox struct {
 
 var kindNames = [...]string{Add: "add", Touch: "touch", Drop: "drop", Revert: "revert", Fence: "fence"}
 
-// defaultOutbox is more than a node's worst second: 4 MiB, one on the wire.
-const defaultOutbox = 1 << 17
+const defaultOutbox = 1 << 17 // more than a node's worst second: 4 MiB, one on the wire
 
 // OutboxStats are totals since NewOutbox, except Pending.
 type OutboxStats struct {

@@ -81,7 +81,6 @@ func TestOutboxFencesInOrder(t *testing.T) {
 	}
 }
 
-// Touches are lost first, then the oldest placements; of a single one, its end.
 func TestOutboxLosesWhatIsWorthLeast(t *testing.T) {
 	o := NewOutbox(10)
 	o.Add(factsOf(Touch, 1, start, 1, 6))
@@ -130,7 +129,6 @@ func TestOutboxSkipsTheNameless(t *testing.T) {
 	}
 }
 
-// Every record is pending, sent or counted as lost.
 func TestOutboxBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		limit := rapid.IntRange(1, 200).Draw(t, "limit")

@@ -2,8 +2,7 @@ package prefixtree
 
 import "sync/atomic"
 
-// lookahead blocks are looked up at once, to overlap their cache misses.
-const lookahead = 32
+const lookahead = 32 // blocks looked up at once, to overlap their cache misses
 
 // place is where a writer found a block, without the lock.
 type place struct {

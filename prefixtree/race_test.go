@@ -10,8 +10,6 @@ import (
 	"time"
 )
 
-// Readers always see a chain that is recorded once and not changed, and no block that was never
-// recorded.
 func TestReadersAndWriters(t *testing.T) {
 	const (
 		backends = 40
@@ -69,7 +67,6 @@ func TestReadersAndWriters(t *testing.T) {
 	checkShards(t, tree)
 }
 
-// No concurrent move loses a touch.
 func TestNoTouchIsLost(t *testing.T) {
 	const touchers, churners, rounds, blocks = 3, 2, 150, 100
 	const step = Time(defaultHorizon/time.Millisecond)/grainsPerHorizon + 1
@@ -161,7 +158,6 @@ func writeSomething(tree *Tree, r *rand.Rand, chains [][]Hash, backends, deepest
 	}
 }
 
-// A reader waits for the lock of a writer that stalls during a move.
 func TestReaderWaitsOutAStalledWriter(t *testing.T) {
 	tree := newTree(t, Config{})
 	chain := chainOf(t, 1, 1)
@@ -187,8 +183,7 @@ func TestReaderWaitsOutAStalledWriter(t *testing.T) {
 	}
 }
 
-// Trees converge under concurrent requests. One holder per chain, since touches may race with arena
-// moves.
+// One holder per chain, since touches may race with arena moves.
 func TestTreesConvergeUnderConcurrency(t *testing.T) {
 	const steps, step, blocks = 100, 20, 45
 	seed := rand.Uint64()

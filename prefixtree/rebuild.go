@@ -10,11 +10,9 @@ const (
 
 	minSlots = 16
 
-	// evictShare amortises the cost of a rebuild at the budget.
-	evictShare = 1.0 / 16
+	evictShare = 1.0 / 16 // amortises the cost of a rebuild at the budget
 
-	// spareWords, plus a word per 32 keys: newly shared blocks do not rebuild each time.
-	spareWords = 8
+	spareWords = 8 // plus a word per 32 keys: newly shared blocks do not rebuild each time
 
 	cutSamples = 1024
 )

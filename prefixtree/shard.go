@@ -13,8 +13,7 @@ const (
 	sweepStep  = 8
 )
 
-// readSpins: only a writer that lost its CPU during a move makes so many fail.
-const readSpins = 256
+const readSpins = 256 // only a writer that lost its CPU during a move makes so many fail
 
 // shard is a published table, and its writer's state under mu. Lock order: ledger, then one shard.
 type shard struct {

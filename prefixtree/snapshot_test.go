@@ -47,7 +47,6 @@ func TestSnapshot(t *testing.T) {
 	newTree(t, Config{}).Snapshot(now, oneToOne{}, 1000, func([]byte, int) bool { t.Error("a page of nothing"); return true })
 }
 
-// Facts are newest first, to within a class of age.
 func TestSnapshotIsNewestFirst(t *testing.T) {
 	tree := newTree(t, Config{})
 	r := rand.New(rand.NewPCG(1, 2))
@@ -148,7 +147,6 @@ func TestAgeClasses(t *testing.T) {
 	}
 }
 
-// Facts left alone are in the snapshot despite concurrent writers.
 func TestSnapshotBesideWriters(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -1,7 +1,6 @@
 package prefixtree
 
-// maxTouchSteps: most histories have one step per turn of the conversation.
-const maxTouchSteps = 16
+const maxTouchSteps = 16 // most histories have one step per turn of the conversation
 
 // TouchHistory is what was believed about a chain on one backend before Record: the time of last
 // touch as a falling step function of depth, coarsened beyond 16 steps. A missing block gets the

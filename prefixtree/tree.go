@@ -19,11 +19,9 @@ const (
 	defaultHorizon     = 10 * time.Minute
 	defaultMaxBackends = 4096
 
-	// maxMaxBackends: a span counts its holders in 16 bits.
-	maxMaxBackends = 1<<16 - 1
+	maxMaxBackends = 1<<16 - 1 // a span counts its holders in 16 bits
 
-	// A rebuild of 256 KiB takes 0.1 ms.
-	minShardBytes        = 64 << 10
+	minShardBytes        = 64 << 10 // a rebuild of 256 KiB takes 0.1 ms
 	shardBytesPerBackend = 64
 	maxShards            = 4096
 	allocatorRounding    = 16 << 10 // slots and arena each round up by less than a page

@@ -114,7 +114,6 @@ func TestHorizonWeighsExpected(t *testing.T) {
 	}
 }
 
-// The first known generation keeps earlier facts, unless facts of an older generation arrived.
 func TestFirstGenerationKeepsFacts(t *testing.T) {
 	for name, c := range map[string]struct {
 		heard []uint32
@@ -192,7 +191,6 @@ func TestResetForgetsABackend(t *testing.T) {
 	}
 }
 
-// Peers' facts of a generation survive its late announcement, for a minute.
 func TestFactsAheadOfTheirGeneration(t *testing.T) {
 	for name, c := range map[string]struct {
 		told, set []uint32
@@ -251,7 +249,6 @@ func TestGenerationFencesAfterTheClockWasSetBack(t *testing.T) {
 	}
 }
 
-// A failed request gives no block a time back from behind a fence.
 func TestRevertBringsNothingBackFromBehindAFence(t *testing.T) {
 	tree, peer := newTree(t, Config{}), newTree(t, Config{})
 	chain, other := chainOf(t, 1, 30), chainOf(t, 2, 30)

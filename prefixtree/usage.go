@@ -7,11 +7,9 @@ const (
 	usageMarks       = 64
 	marksPerDistance = 20
 
-	// minDisplaced is the least number of blocks that explains an eviction.
-	minDisplaced = 8
+	minDisplaced = 8 // the least number of blocks that explains an eviction
 
-	// minRateMs: a rate over a shorter time is noise.
-	minRateMs = 1000
+	minRateMs = 1000 // a rate over a shorter time is noise
 )
 
 // learned is an LRU distance in blocks or, while that is 0, an age in ms.

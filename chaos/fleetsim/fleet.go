@@ -37,6 +37,8 @@ func (blank) Learn(prefixtree.Backend, []prefixtree.Hash, *prefixtree.TouchHisto
 	return prefixtree.Lesson{}
 }
 
+func (blank) Revert(prefixtree.Backend, []prefixtree.Hash, *prefixtree.TouchHistory) int { return 0 }
+
 type flight struct {
 	job       engine.Job
 	attempt   policy.Attempt

@@ -28,7 +28,7 @@ func (s Share) loads() bool { return s == ShareBoth || s == ShareLoad }
 // withhold removes from a node's state what is not shared.
 func (s Share) withhold(state *share.State) {
 	if !s.loads() {
-		state.Popularity.Paces = nil
+		state.Popularity.Traffic = nil
 	}
 	for i := range state.Claims {
 		if c := &state.Claims[i]; !s.prefixes() {

@@ -10,7 +10,6 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// TestAnnouncingDoesNotAllocate: publishing a request's changes allocates nothing once warm.
 func TestAnnouncingDoesNotAllocate(t *testing.T) {
 	k := newKnower(t, "a", "b", "c", "d")
 	prompts := make([][]prefixtree.Hash, 4)

@@ -19,10 +19,10 @@ const (
 	maxBlob     = 256 << 10 // bytes; gossip's limit
 	maxSections = 16
 
-	sectionClaims = 1
-	sectionPace   = 2 // one section per pool of backends
-	sectionWork   = 3 // of popular prefixes
-	SectionHealth = 4 // see health.AppendReports
+	sectionClaims  = 1
+	sectionTraffic = 2 // one section per pool of backends
+	sectionWork    = 3 // of popular prefixes
+	SectionHealth  = 4 // see health.AppendReports
 )
 
 // A layout is a section's format: a byte with the size of its entries, a head, the entries. Entries
@@ -32,21 +32,21 @@ type layout struct {
 }
 
 var layouts = [...]layout{
-	sectionClaims: {0, 12, 16_384},
-	sectionPace:   {16, 3, policy.PaceBuckets},
-	sectionWork:   {0, 26, 1024},
+	sectionClaims:  {0, 12, 16_384},
+	sectionTraffic: {16, 3, policy.TrafficBuckets},
+	sectionWork:    {0, 26, 1024},
 }
 
 // Limits on one node's claims, so that a faulty node cannot outweigh the rest.
 const (
-	maxWeight      = prefixtree.MaxEvidence // a rate's weight is seconds of prefill, at most 30
-	maxLRUDistance = 1e9                    // blocks
-	maxRate        = 1e7                    // tokens/s
-	maxPaceSeen    = 1e4                    // requests behind one pace
-	maxPace        = 1e6                    // requests or prefill seconds, per second
-	maxPaceWhole   = 3600.                  // seconds of a mean prefill
-	maxWork        = 1e6                    // prefill seconds or requests per second, or concurrent requests
-	maxDepth       = 1e8                    // tokens of a prefix
+	maxWeight       = prefixtree.MaxEvidence // a rate's weight is seconds of prefill, at most 30
+	maxLRUDistance  = 1e9                    // blocks
+	maxRate         = 1e7                    // tokens/s
+	maxTrafficSeen  = 1e4                    // requests of one pool
+	maxTraffic      = 1e6                    // requests or prefill seconds, per second
+	maxTrafficWhole = 3600.                  // seconds of a mean prefill
+	maxWork         = 1e6                    // prefill seconds or requests per second, or concurrent requests
+	maxDepth        = 1e8                    // tokens of a prefix
 )
 
 // ErrState is wrapped by every error about a malformed blob.
@@ -132,8 +132,8 @@ func (s *State) read(kind byte, section []byte) error {
 				Key: binary.LittleEndian.Uint32(e), LRUDistance: measure(e[4:], maxLRUDistance), Rate: measure(e[8:], maxRate),
 			})
 		}
-	case sectionPace:
-		return s.readPace(head, entries, size)
+	case sectionTraffic:
+		return s.readTraffic(head, entries, size)
 	case sectionWork:
 		s.readWork(entries, size)
 	}
@@ -144,21 +144,21 @@ func measure(b []byte, most float64) Measure {
 	return Measure{Mean: value(b, 0, most), Weight: value(b, 1, maxWeight)}
 }
 
-func (s *State) readPace(head, entries []byte, size int) error {
-	p := policy.Pace{
-		Pool: binary.LittleEndian.Uint64(head), Rate: value(head[8:], 0, maxPace), Demand: value(head[8:], 1, maxPace), Requests: value(head[8:], 2, maxPaceSeen),
+func (s *State) readTraffic(head, entries []byte, size int) error {
+	p := policy.PoolTraffic{
+		Pool: binary.LittleEndian.Uint64(head), Rate: value(head[8:], 0, maxTraffic), Demand: value(head[8:], 1, maxTraffic), Requests: value(head[8:], 2, maxTrafficSeen),
 	}
-	p.Work = value(head[8:], 3, p.Requests*maxPaceWhole)
+	p.Work = value(head[8:], 3, p.Requests*maxTrafficWhole)
 	rest := p.Requests
 	for e := range slices.Chunk(entries, size) {
-		if int(e[0]) >= policy.PaceBuckets {
-			return fmt.Errorf("%w: bucket %d of a pace", ErrState, e[0])
+		if int(e[0]) >= policy.TrafficBuckets {
+			return fmt.Errorf("%w: bucket %d of a pool", ErrState, e[0])
 		}
 		n := value(e[1:], 0, rest)
 		p.Soonest[e[0]] += n
 		rest -= n
 	}
-	s.Popularity.Paces = append(s.Popularity.Paces, p)
+	s.Popularity.Traffic = append(s.Popularity.Traffic, p)
 	return nil
 }
 
@@ -196,16 +196,16 @@ func appendClaims(blob []byte, claims []Claim) []byte {
 }
 
 func appendPopularity(blob []byte, h *policy.Popularity) []byte {
-	for i := range h.Paces {
-		p := &h.Paces[i]
-		section := binary.LittleEndian.AppendUint64([]byte{byte(layouts[sectionPace].entry)}, p.Pool)
+	for i := range h.Traffic {
+		p := &h.Traffic[i]
+		section := binary.LittleEndian.AppendUint64([]byte{byte(layouts[sectionTraffic].entry)}, p.Pool)
 		section = appendValues(section, p.Rate, p.Demand, p.Requests, p.Work)
 		for bucket, n := range p.Soonest {
 			if n > 0 {
 				section = appendValues(append(section, byte(bucket)), n)
 			}
 		}
-		blob = AppendSection(blob, sectionPace, section)
+		blob = AppendSection(blob, sectionTraffic, section)
 	}
 	if len(h.Works) == 0 {
 		return blob

@@ -93,13 +93,13 @@ func TestBlobOfANewerNode(t *testing.T) {
 }
 
 func TestMalformedBlobs(t *testing.T) {
-	pace := func(buckets ...byte) []byte {
-		return AppendSection([]byte{version}, sectionPace, append(make([]byte, 17), buckets...))
+	traffic := func(buckets ...byte) []byte {
+		return AppendSection([]byte{version}, sectionTraffic, append(make([]byte, 17), buckets...))
 	}
-	unsized := pace()
-	sized := slices.Clone(pace(200, 1, 1))
+	unsized := traffic()
+	sized := slices.Clone(traffic(200, 1, 1))
 	sized[3] = 3
-	odd := slices.Clone(pace(1))
+	odd := slices.Clone(traffic(1))
 	odd[3] = 3
 	for _, blob := range [][]byte{
 		{2}, {0, 1, 1, 12}, {1, 1}, {1, 1, 2, 12}, {1, 1, 0}, {1, 1, 2, 12, 0}, {1, 1, 1, 11}, {1, 1, 1, 0},
@@ -136,12 +136,12 @@ func FuzzBlob(f *testing.F) {
 			}
 		}
 		h := &s.Popularity
-		for i := range h.Paces {
-			p, sum := &h.Paces[i], 0.0
+		for i := range h.Traffic {
+			p, sum := &h.Traffic[i], 0.0
 			for _, n := range p.Soonest {
 				sum += n
 			}
-			if !(p.Rate <= maxPace && p.Demand <= maxPace && p.Requests <= maxPaceSeen && p.Work <= p.Requests*maxPaceWhole && sum <= p.Requests*(1+1e-9)) {
+			if !(p.Rate <= maxTraffic && p.Demand <= maxTraffic && p.Requests <= maxTrafficSeen && p.Work <= p.Requests*maxTrafficWhole && sum <= p.Requests*(1+1e-9)) {
 				t.Fatalf("%+v", p)
 			}
 		}
@@ -153,11 +153,10 @@ func FuzzBlob(f *testing.F) {
 	})
 }
 
-// somePopularity is a popularity of the largest size that is sent.
 func somePopularity(rnd *rand.Rand) *policy.Popularity {
 	h := new(policy.Popularity)
 	for range maxSentPools {
-		p := policy.Pace{Pool: rnd.Uint64(), Rate: 100 * rnd.Float64(), Demand: 10 * rnd.Float64(), Work: 500 * rnd.Float64()}
+		p := policy.PoolTraffic{Pool: rnd.Uint64(), Rate: 100 * rnd.Float64(), Demand: 10 * rnd.Float64(), Work: 500 * rnd.Float64()}
 		for i := range p.Soonest {
 			if rnd.IntN(2) == 0 {
 				p.Soonest[i] = 1 + 10*rnd.Float64()
@@ -165,7 +164,7 @@ func somePopularity(rnd *rand.Rand) *policy.Popularity {
 			}
 		}
 		p.Requests *= 1.01 // encoding rounds
-		h.Paces = append(h.Paces, p)
+		h.Traffic = append(h.Traffic, p)
 		h.Works = append(h.Works, policy.Work{Pool: p.Pool, Requests: 50 * rnd.Float64(), Prefill: 3 * rnd.Float64(), Active: 1 + 30*rnd.Float64()})
 		for range 8 {
 			h.Works = append(h.Works, policy.Work{
@@ -191,8 +190,8 @@ func TestPopularityRoundTrip(t *testing.T) {
 			t.Fatalf("%+v: %v", s, err)
 		}
 		got := &s.Popularity
-		if len(got.Paces) != len(h.Paces) || len(got.Works) != len(h.Works) {
-			t.Fatalf("%d of %d paces and %d of %d works came", len(got.Paces), len(h.Paces), len(got.Works), len(h.Works))
+		if len(got.Traffic) != len(h.Traffic) || len(got.Works) != len(h.Works) {
+			t.Fatalf("%d of %d pools and %d of %d works came", len(got.Traffic), len(h.Traffic), len(got.Works), len(h.Works))
 		}
 		for i, w := range h.Works {
 			g := got.Works[i]
@@ -200,8 +199,8 @@ func TestPopularityRoundTrip(t *testing.T) {
 				t.Fatalf("%+v came as %+v", w, g)
 			}
 		}
-		for i, p := range h.Paces {
-			g := got.Paces[i]
+		for i, p := range h.Traffic {
+			g := got.Traffic[i]
 			if g.Pool != p.Pool || !near(g.Rate, p.Rate) || !near(g.Demand, p.Demand) || !near(g.Requests, p.Requests) || !near(g.Work, p.Work) {
 				t.Fatalf("%+v came as %+v", p, g)
 			}

@@ -1,6 +1,6 @@
-// Package share holds what one node of a fleet exchanges with the others: its placements, its load,
-// and its measurements. It merges theirs into the node's tree and router. Gossip carries the bytes
-// between real nodes, chaos/fleetsim between simulated ones. Time is a parameter.
+// Package share holds what a node exchanges with its peers: placements, load, and measurements. It
+// merges theirs into the node's tree and router. Gossip carries the bytes between real nodes,
+// chaos/fleetsim between simulated ones. Time is a parameter.
 package share
 
 import (
@@ -15,17 +15,17 @@ import (
 )
 
 // Names translates between the keys of engine names, which nodes exchange, and this node's numbers.
-// Implementations are safe for concurrent use.
+// Safe for concurrent use.
 type Names interface {
 	prefixtree.Names
-	// Lookup returns the number for a key; unlike Backend it never assigns one.
+	// Lookup is Backend that never assigns a number.
 	Lookup(key uint32) (b prefixtree.Backend, ok bool)
-	// Listed calls yield with every engine whose measurements this node sends.
+	// Listed yields the engines whose measurements this node sends.
 	Listed(yield func(b prefixtree.Backend, key uint32))
 }
 
-// Knowledge is one node's side of the exchange. Its methods have the contracts of gossip.Knowledge;
-// now is this node's clock. Safe for concurrent use; it does not block.
+// Knowledge is one node's side of the exchange, with the contracts of gossip.Knowledge. Safe for
+// concurrent use; it does not block.
 type Knowledge struct {
 	tree   *prefixtree.Tree
 	outbox *prefixtree.Outbox
@@ -43,7 +43,7 @@ type Knowledge struct {
 	popularity sentPopularity
 }
 
-// New returns the Knowledge of a node whose router uses the tree, which publishes to the outbox.
+// New takes a tree that publishes to the outbox and is the router's index.
 func New(tree *prefixtree.Tree, outbox *prefixtree.Outbox, router *policy.Router, names Names) *Knowledge {
 	k := &Knowledge{tree: tree, outbox: outbox, router: router, names: names, sent: make(map[uint32]Claim)}
 	k.peers.learn = k.learn
@@ -55,19 +55,18 @@ func (k *Knowledge) Drain(dst []byte, limit int) (payload []byte, records int) {
 	return k.outbox.Drain(dst, limit, k.names)
 }
 
-// Apply merges a peer's batch or a page of its snapshot.
+// Apply merges a peer's batch or snapshot page.
 func (k *Knowledge) Apply(payload []byte, shift time.Duration, now prefixtree.Time) (prefixtree.Applied, error) {
 	applied, err := k.tree.ApplyDelta(payload, k.names, shift, now)
 	k.late.Add(uint64(applied.Late))
 	return applied, err
 }
 
-// Snapshot yields all placements, newest first.
 func (k *Knowledge) Snapshot(limit int, now prefixtree.Time, yield func(page []byte, records int) bool) {
 	k.tree.Snapshot(now, k.names, limit, yield)
 }
 
-// SnapshotSize estimates the number of facts of a snapshot.
+// SnapshotSize estimates a snapshot's facts.
 func (k *Knowledge) SnapshotSize(now prefixtree.Time) int { return k.tree.Anchors(now) }
 
 // Forget drops the queued changes of a backend.
@@ -88,7 +87,7 @@ func (k *Knowledge) Loads(dst []wire.Load, now prefixtree.Time) []wire.Load {
 
 func clamp32(v int64) uint32 { return uint32(min(max(v, 0), math.MaxUint32)) }
 
-// PeerLoad takes a peer's outstanding work: all of it, or the changed backends.
+// PeerLoad takes all of a peer's outstanding work, or that on changed backends.
 func (k *Knowledge) PeerLoad(peer string, changed []wire.Load, full bool) {
 	var few [8]policy.PeerLoad // spares most calls an allocation
 	loads := few[:0]
@@ -107,9 +106,9 @@ func (k *Knowledge) PeerLoad(peer string, changed []wire.Load, full bool) {
 	}
 }
 
-// State appends this node's state blob; see [Parse]. A claim stays as sent until it has moved
-// enough, because gossip does not send an equal blob again. State also gives the router the sum of
-// the peers' paces.
+// State appends this node's state blob (see [Parse]) and updates the router's sum of the peers'
+// traffic. A claim stays as sent until it moves enough, because gossip does not repeat an equal
+// blob.
 func (k *Knowledge) State(dst []byte, now prefixtree.Time) []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -135,10 +134,10 @@ func (k *Knowledge) State(dst []byte, now prefixtree.Time) []byte {
 	return k.popularity.append(appendClaims(append(dst, version), k.claims), k.router, now)
 }
 
-// PeerState replaces a peer's state, which it keeps.
+// PeerState replaces a peer's state.
 func (k *Knowledge) PeerState(peer string, s *State) { k.peers.set(peer, s) }
 
-// PeerWork calls add with every peer's report of its work behind popular prefixes.
+// PeerWork calls add with every peer's work behind popular prefixes.
 func (k *Knowledge) PeerWork(add func([]policy.Work)) { k.peers.work(add) }
 
 // DropPeer voids a peer's load and state.
@@ -170,7 +169,6 @@ type Stats struct {
 	Late    uint64            // peers' records of an old generation, or too old
 }
 
-// Stats returns the figures.
 func (k *Knowledge) Stats() Stats {
 	return Stats{Outbox: k.outbox.Stats(), Queued: k.outbox.Added(), Unknown: k.unknown.Load(), Late: k.late.Load()}
 }

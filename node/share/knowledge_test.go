@@ -15,7 +15,6 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// knower is the knowledge, policy and clock of a node.
 type knower struct {
 	*Knowledge
 	names *backends.Registry
@@ -48,7 +47,6 @@ func newKnower(tb testing.TB, engines ...string) *knower {
 	return &knower{Knowledge: New(tree, outbox, router, names), names: names, at: now()}
 }
 
-// facts returns the number and digest of the tree's facts.
 func (k *knower) facts(at prefixtree.Time) (count, xor uint64) {
 	for _, s := range k.tree.FactDigests(at, k.names) {
 		count, xor = count+s.Count, xor^s.XOR
@@ -58,7 +56,6 @@ func (k *knower) facts(at prefixtree.Time) (count, xor uint64) {
 
 func now() prefixtree.Time { return prefixtree.Time(time.Now().UnixMilli()) }
 
-// receive takes a blob as a node does.
 func (k *knower) receive(tb testing.TB, peer string, blob []byte) {
 	tb.Helper()
 	s, err := Parse(blob)
@@ -228,7 +225,6 @@ func TestLoadTravels(t *testing.T) {
 	elsewhere(false)
 }
 
-// TestStateTravels: measurements of a node count at its peers until it leaves.
 func TestStateTravels(t *testing.T) {
 	one, two := newKnower(t, "a", "b"), newKnower(t, "b", "a")
 	for seed := range 40 {
@@ -330,8 +326,6 @@ func BenchmarkRequest(b *testing.B) {
 	}
 }
 
-// TestKnowledgeIsConcurrent: two nodes that serve and gossip concurrently end with equal knowledge
-// and no pending news.
 func TestKnowledgeIsConcurrent(t *testing.T) {
 	t.Parallel()
 	nodes := [2]*knower{newKnower(t, "a", "b", "c"), newKnower(t, "c", "b", "a")}

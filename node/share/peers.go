@@ -10,7 +10,7 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// peers holds every peer's latest state and the sums of their claims. Safe for concurrent use.
+// peers holds every peer's state and the sums of their claims. Safe for concurrent use.
 type peers struct {
 	// learn receives an engine's new means, in order, under mu.
 	learn func(key uint32, lruDistance, rate Measure)
@@ -52,7 +52,7 @@ func (p *peers) set(name string, s *State) {
 	p.replaceClaims(before, after)
 }
 
-// replaceClaims takes a peer's claims, sorted by key, out of the sums and adds others.
+// replaceClaims exchanges a peer's claims, sorted by key, in the sums.
 func (p *peers) replaceClaims(before, after []Claim) {
 	for len(before)+len(after) > 0 {
 		var old, now Claim
@@ -90,8 +90,7 @@ func compareHeads(a, b []Claim) int {
 	return cmp.Compare(a[0].Key, b[0].Key)
 }
 
-// claimSum is the sum of the peers' claims of one engine, in fixed point, because sums of floats
-// that come and go drift over days.
+// claimSum is in fixed point, because sums of floats drift over days.
 type claimSum struct {
 	lruDistance, rate weightedSum
 }
@@ -105,7 +104,7 @@ type weightedSum struct {
 	product, weight int64 // in units of 1/fixedPoint
 }
 
-// fixedPoint lets 2,048 peers (the most of gossip) make the largest claims without an overflow.
+// fixedPoint: the largest claims of 2,048 peers (gossip's most) do not overflow.
 const fixedPoint = 1 << 16
 
 func (s *weightedSum) add(m Measure, times int64) {
@@ -120,8 +119,8 @@ func (s weightedSum) mean() Measure {
 	return Measure{Mean: float64(s.product) / float64(s.weight), Weight: float64(s.weight) / fixedPoint}
 }
 
-// popularity returns the sum of what peers count, nil without peers, and whether it has changed
-// since the last call. It sums afresh, in order of names, so that equal runs give equal sums.
+// popularity returns the sum over the peers, nil without any, and whether it changed since the last
+// call. It sums in order of names, so that equal runs give equal sums.
 func (p *peers) popularity() (sum *policy.PopularitySum, changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -85,7 +85,6 @@ func TestMeansAreOfTheLivingPeers(t *testing.T) {
 	}
 }
 
-// TestSumsDoNotOverflow: the largest claims of as many peers as gossip has add up.
 func TestSumsDoNotOverflow(t *testing.T) {
 	var s weightedSum
 	for range 2048 {
@@ -100,25 +99,24 @@ func TestSumsDoNotOverflow(t *testing.T) {
 func TestPopularityIsSmall(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 0))
 	h := somePopularity(rnd)
-	h.Works = h.Works[:9]    // of one pool
-	for i := range h.Paces { // a prompt of each length
-		for b := range h.Paces[i].Soonest {
-			h.Paces[i].Soonest[b] = 1
+	h.Works = h.Works[:9]      // of one pool
+	for i := range h.Traffic { // a prompt of each length
+		for b := range h.Traffic[i].Soonest {
+			h.Traffic[i].Soonest[b] = 1
 		}
 	}
 	if n := len(appendPopularity(nil, h)); n > 5<<10 {
 		t.Errorf("%d bytes with every bucket of every pool", n)
 	}
-	for i := range h.Paces { // 1 ms to a minute
-		clear(h.Paces[i].Soonest[48:])
+	for i := range h.Traffic { // 1 ms to a minute
+		clear(h.Traffic[i].Soonest[48:])
 	}
 	if n := len(appendPopularity(nil, h)); n > 4200 {
 		t.Errorf("%d bytes", n)
 	}
 }
 
-// TestPacesAreSummedOnChanges: a sum is made after a peer's state came or went, and only then.
-func TestPacesAreSummedOnChanges(t *testing.T) {
+func TestTrafficIsSummedOnChanges(t *testing.T) {
 	p := peers{learn: func(uint32, Measure, Measure) {}}
 	check := func(what string, wantSum, wantChanged bool) {
 		t.Helper()
@@ -127,7 +125,7 @@ func TestPacesAreSummedOnChanges(t *testing.T) {
 		}
 	}
 	check("alone", false, false)
-	p.set("a", &State{Popularity: policy.Popularity{Paces: []policy.Pace{{Pool: 1, Rate: 2, Requests: 3}}}})
+	p.set("a", &State{Popularity: policy.Popularity{Traffic: []policy.PoolTraffic{{Pool: 1, Rate: 2, Requests: 3}}}})
 	check("a peer", true, true)
 	check("the same peer", false, false)
 	p.set("unknown", nil)

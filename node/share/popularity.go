@@ -7,14 +7,13 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// maxSentPools bounds the pools whose pace and work a node sends.
-const maxSentPools = 4
+const maxSentPools = 4 // bounds the pools whose traffic and work a node sends
 
-// popularityKept bounds how long a popularity is sent unchanged, since its rates fade.
+// popularityKept: rates fade, so send them again.
 const popularityKept = prefixtree.Time(time.Minute / time.Millisecond)
 
-// sentPopularity is the popularity last sent. It stays until a sixteenth more requests came, because
-// gossip does not send an equal blob again.
+// sentPopularity stays until a sixteenth more requests came, because gossip does not repeat an
+// equal blob.
 type sentPopularity struct {
 	blob     []byte
 	picks    uint64

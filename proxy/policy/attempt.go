@@ -50,7 +50,6 @@ type Attempt struct {
 	stage        stage
 	trial        bool
 
-	// The slot's line, under its lock.
 	next, prev *Attempt
 	inLine     bool
 	front      int64           // charges of non-streamed requests in front at Pick
@@ -132,8 +131,8 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	}
 	a.router.outcomes[min(int(o.Failed), len(a.router.outcomes)-1)].Add(1)
 	useless := o.Failed.blames() || o.Failed == Busy
-	if before == dispatched && useless && a.router.retract != nil && len(a.hashes) > 0 {
-		a.router.retract.Revert(a.slot.id, a.hashes, &a.trail)
+	if before == dispatched && useless && len(a.hashes) > 0 {
+		a.router.tree.Revert(a.slot.id, a.hashes, &a.trail)
 	}
 	if before != picked && !useless {
 		a.learn(o, now)

@@ -13,7 +13,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Any mix of outcomes, retries and view changes returns every counter to zero.
 func TestEveryCountReturnsToZero(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const n = 4
@@ -131,7 +130,7 @@ func TestRatesAndBytesAreLearned(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(2))
 	now := t0
 	for i := range 200 {
-		// Backend 0 prefills 20,000 tokens/s, backend 1 5,000; 2.5 bytes a token.
+		// Rates 20,000 and 5,000 tokens/s; 2.5 bytes a token.
 		q := ask(prompt(uint64(i), 0, 64, 64))
 		q.Exclude = except(2, prefixtree.Backend(i%2))
 		a := pick(t, r, q, now)
@@ -172,7 +171,6 @@ func TestLearningCorrectsTheTree(t *testing.T) {
 	}
 }
 
-// A prompt ages from the end of its request, which pins its blocks, even without reported counts.
 func TestPromptsAgeFromTheirEnd(t *testing.T) {
 	const stay = 5 * 60 * 1000
 	for _, c := range []struct {
@@ -249,7 +247,6 @@ func TestRequestsOutliveTheirGeneration(t *testing.T) {
 	}
 }
 
-// Requests and peers' reports survive the first known generation, but not the next.
 func TestFirstGenerationKeepsTheLedger(t *testing.T) {
 	list := fleetOf(1)
 	list[0].Generation = 0
@@ -276,7 +273,6 @@ func TestFirstGenerationKeepsTheLedger(t *testing.T) {
 	a.End(unknown(), t0)
 }
 
-// An id is released only when no request of any generation runs on its backend.
 func TestReleaseWaitsForRequests(t *testing.T) {
 	list := fleetOf(2)
 	r, _ := newRouter(t, Config{}, list)

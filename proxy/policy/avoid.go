@@ -37,12 +37,9 @@ func (f Failure) String() string {
 func (f Failure) blames() bool { return f >= Connect && f <= Status5xx }
 
 const (
-	// backoffMin, in ms, ends a storm of retries, and a mistake costs little.
-	backoffMin = 1_000
-	// backoffMax is in ms.
-	backoffMax = 30_000
-	// strikeLasts is in ms.
-	strikeLasts = 30_000
+	backoffMin  = 1_000  // ms; ends a storm of retries, and a mistake costs little
+	backoffMax  = 30_000 // ms
+	strikeLasts = 30_000 // ms
 	// ejectShare: failed requests, but not refused connections, eject at most one in so many
 	// backends of a pool, and at least one.
 	ejectShare = 5

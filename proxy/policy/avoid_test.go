@@ -13,8 +13,6 @@ func fail(t *testing.T, r *Router, b prefixtree.Backend, f Failure, n int, now p
 	a.End(failed(f), now)
 }
 
-// A refused connection ejects at once, other failures after two different requests, everything else
-// never.
 func TestOnlyTheBackendsOwnFailuresCount(t *testing.T) {
 	for f := None; int(f) < len(failureNames); f++ {
 		r, _ := newRouter(t, Config{}, fleetOf(2))
@@ -47,7 +45,6 @@ func ejected(r *Router, n int, now prefixtree.Time) (count int) {
 	return count
 }
 
-// A request that fails on two backends, or repeatedly on one, ejects none.
 func TestBadRequestsEjectNobody(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(8))
 	for i := range 200 {
@@ -106,7 +103,6 @@ func TestAnAnswerEndsAStrike(t *testing.T) {
 	}
 }
 
-// A later probe ends an ejection, unless probes proved misleading.
 func TestAProbeEndsAnEjection(t *testing.T) {
 	twice := func(r *Router, f Failure, now prefixtree.Time) {
 		fail(t, r, 0, f, 2, now)

@@ -55,7 +55,6 @@ func (d *Decision) Clone() Decision {
 	return c
 }
 
-// String returns a headline and one line per candidate.
 func (d *Decision) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s by %s/%s: %d of %d prompt tokens expected cached", d.Name, d.Strategy, d.Rung, d.PredictedTokens, d.PromptTokens)

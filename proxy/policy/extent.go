@@ -16,13 +16,10 @@ type extent struct {
 }
 
 const (
-	maxExtent = anchorDense + (anchorDepth-anchorDense)/anchorStride
-	// Prompts in depths, and the least that give a result.
-	extentSeen, extentLeast = 64, 3
-	// From half of extentSeen on, one in extentEvery is compared.
-	extentEvery = 8
-	// alike is the share of prompts that must continue alike.
-	alike = 0.7
+	maxExtent               = anchorDense + (anchorDepth-anchorDense)/anchorStride
+	extentSeen, extentLeast = 64, 3 // prompts in depths, and the least that give a result
+	extentEvery             = 8     // from half of extentSeen on, one in extentEvery is compared
+	alike                   = 0.7   // the share of prompts that must continue alike
 )
 
 // add returns up to which block prompts continue alike, at least blocks.
@@ -80,10 +77,8 @@ func (f *extent) compare(hashes []prefixtree.Hash, blocks int) {
 	}
 }
 
-// maxBeginnings bounds the anchors compared per pool.
-const maxBeginnings = 64
+const maxBeginnings = 64 // bounds the anchors compared per pool
 
-// beginnings holds the extents of recent anchors, replaced by a clock algorithm.
 type beginnings struct {
 	index map[prefixtree.Hash]*beginning
 	list  []beginning

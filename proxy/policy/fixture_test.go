@@ -100,7 +100,6 @@ func pick(t testing.TB, r *Router, q *Request, now prefixtree.Time) *Attempt {
 	return a
 }
 
-// serve sends a request that succeeds within the same millisecond.
 func serve(t testing.TB, r *Router, q *Request, now prefixtree.Time) *Decision {
 	t.Helper()
 	a := pick(t, r, q, now)

@@ -2,6 +2,8 @@ package policy
 
 import (
 	"math"
+
+	"github.com/zeebo/xxh3"
 )
 
 // mix is the finaliser of splitmix64, a bijection.
@@ -63,5 +65,5 @@ func keyOf(b *Backend) uint64 {
 	if b.Name == "" {
 		return mix(uint64(b.ID) + 0x9e3779b97f4a7c15)
 	}
-	return hashBytes(b.Name)
+	return xxh3.HashString(b.Name)
 }

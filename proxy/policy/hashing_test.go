@@ -95,7 +95,6 @@ func TestPrefixHashKeysOnTheStart(t *testing.T) {
 	}
 }
 
-// Without a match, the choice is one of the first K in order that pass the bounded-load test.
 func TestBoundedLoadAmongNodes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(2, 24).Draw(t, "backends")

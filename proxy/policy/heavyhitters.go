@@ -12,13 +12,11 @@ const (
 	// life.
 	heavyHalfLife = 30_000
 	// heavyGap, in ms, bounds the decay between two requests: a quiet node remembers about 90.
-	heavyGap = heavyHalfLife / 90
-	// heavySupport: or the first request would be common.
-	heavySupport = 4
+	heavyGap     = heavyHalfLife / 90
+	heavySupport = 4 // or the first request would be common
 	// Anchors are the first anchorDense blocks, then every anchorStride-th, as in the tree.
 	anchorDense, anchorStride = 16, 4
-	// anchorDepth bounds the walk, in blocks (32k tokens).
-	anchorDepth = 256
+	anchorDepth               = 256 // bounds the walk, in blocks (32k tokens)
 	// Bounds of the number of counters: with 8B the error, 1/(8B), is a quarter of the threshold.
 	heavyMin, heavyMax = 1024, 16384
 )

@@ -8,7 +8,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Behind a common system prompt, requests branch at their first own block.
 func TestBranchSkipsCommonProperty(t *testing.T) {
 	s := newHeavyHitters()
 	const share = 1.0 / 32
@@ -44,7 +43,6 @@ func TestFewRequestsMakeNothingCommon(t *testing.T) {
 	}
 }
 
-// The counts agree with exact counts on a skewed stream that overflows it.
 func TestSketchFindsHeavyHitters(t *testing.T) {
 	seed := seedOf(t)
 	zipf := rand.NewZipf(rand.New(rand.NewPCG(seed, 1)), 1.2, 1, 1<<20)
@@ -96,7 +94,7 @@ func TestPaceMarksTheTail(t *testing.T) {
 }
 
 // 4 prompts of half a second per second are a demand of 2.
-func TestPaceMeasuresDemand(t *testing.T) {
+func TestTrafficMeasuresDemand(t *testing.T) {
 	var p workload
 	now := t0
 	demand := func() float64 { return p.now(0, 1, now).demand }
@@ -117,7 +115,6 @@ func TestPaceMeasuresDemand(t *testing.T) {
 	}
 }
 
-// A node with a request every ten seconds still learns what is common.
 func TestSketchOfAQuietNodeRemembers(t *testing.T) {
 	s := newHeavyHitters()
 	var common int

@@ -18,7 +18,6 @@ func busy(r *Router, names []string) {
 	r.SetPeerLoad("others", loads)
 }
 
-// Members of a hot set that are avoided or busy are replaced by the next in order.
 func TestLargePoolReplacesTheHotSet(t *testing.T) {
 	const n, replicas = 300, 8
 	for _, nodes := range []int{1, 5} {

@@ -15,7 +15,6 @@ type HotPrefix struct {
 	Replicas int
 }
 
-// hotPrefixes is immutable; nil is empty.
 type hotPrefixes struct {
 	list   map[prefixtree.Hash]HotPrefix
 	filter [64]uint64 // one bit per anchor avoids most map lookups

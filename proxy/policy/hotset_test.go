@@ -51,7 +51,6 @@ func TestHotPromptsGoToTheSet(t *testing.T) {
 	}
 }
 
-// Removing a member changes one backend of the set; removing another changes none.
 func TestHotSetChangesByOne(t *testing.T) {
 	backends := fleetOf(12)
 	r, _ := newRouter(t, Config{}, backends)
@@ -73,7 +72,6 @@ func TestHotSetChangesByOne(t *testing.T) {
 	}
 }
 
-// Other backends stand in only when the whole set has long queues.
 func TestHotSetSpillsOver(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(16))
 	p := theHotPrefix(2)

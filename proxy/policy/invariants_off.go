@@ -2,5 +2,4 @@
 
 package policy
 
-// invariants turns misuse of an Attempt into a panic.
-const invariants = false
+const invariants = false // turns misuse of an Attempt into a panic

@@ -2,5 +2,4 @@
 
 package policy
 
-// invariants turns misuse of an Attempt into a panic.
-const invariants = true
+const invariants = true // turns misuse of an Attempt into a panic

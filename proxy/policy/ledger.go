@@ -53,8 +53,7 @@ type slot struct {
 	_            [8]byte // pads to a cache line
 }
 
-// overdueGrace, in seconds: engine steps take tenths, and rates are averages.
-const overdueGrace = 1.0
+const overdueGrace = 1.0 // seconds: engine steps take tenths, and rates are averages
 
 // queued returns the own prefill tokens in front of a new request, less the progress of the running
 // prefill, which is overdue by so many seconds. A non-streamed one never is: it leaves the line
@@ -245,8 +244,7 @@ type adapterSet struct {
 	next  int
 }
 
-// adapterSlots is a usual ceiling of max_loras in vLLM.
-const adapterSlots = 8
+const adapterSlots = 8 // a usual ceiling of max_loras in vLLM
 
 func (s *adapterSet) has(name uint64) bool { return slices.Contains(s.names[:], name) }
 

@@ -76,7 +76,6 @@ func wholeAnswers(t *testing.T, nodes int) {
 	}
 }
 
-// Pins when a whole request leaves the queue.
 func TestWholePrefillsLeaveTheLine(t *testing.T) {
 	const rate = 10_000
 	r, _ := newRouter(t, Config{}, fleetOf(1))
@@ -190,7 +189,6 @@ func TestWholeAnswersAndRates(t *testing.T) {
 	}
 }
 
-// Rates are learned behind non-streamed requests, less exactly.
 func TestBehindWholeRequests(t *testing.T) {
 	for _, c := range []struct{ engine, least, most float64 }{{10_000, 9_900, 10_100}, {4_000, 3_900, 5_000}, {40_000, 19_000, 40_100}} {
 		r, _ := newRouter(t, Config{}, fleetOf(1))

@@ -15,10 +15,8 @@ type order struct {
 }
 
 const (
-	// orderRoom places per backend: few are displaced.
-	orderRoom = 4
-	// orderProbes per wanted backend; with three of four gone, about 30 are needed.
-	orderProbes, orderWanted = 64, 16
+	orderRoom                = 4      // places per backend: few are displaced
+	orderProbes, orderWanted = 64, 16 // per wanted backend; with three of four gone, about 30 are needed
 )
 
 type orderKey struct {
@@ -55,7 +53,6 @@ func newOrder(keys []orderKey, entries []entry, weighted bool) *order {
 	return o
 }
 
-// acceptance scales weights by a power of two, which rarely changes.
 func acceptance(entries []entry) []uint32 {
 	heaviest := 0.0
 	for i := range entries {

@@ -64,7 +64,6 @@ func TestOrderGivesShares(t *testing.T) {
 	}
 }
 
-// The order does not depend on the list, and adding or removing a backend moves few keys.
 func TestOrderDisruptsLeast(t *testing.T) {
 	const n, keys, depth = 400, 2000, 12
 	rng := rand.New(rand.NewPCG(seedOf(t), 0))
@@ -109,7 +108,6 @@ func TestOrderDisruptsLeast(t *testing.T) {
 	}
 }
 
-// A walk ends even if nearly all backends are inactive or light.
 func TestOrderFindsTheFewThatAreLeft(t *testing.T) {
 	list := fleetOf(4000)
 	for i := range list {

@@ -21,7 +21,6 @@ const (
 	claimRequests = 4 << 10
 )
 
-// peerLoads keeps each origin's last report apart, to replace it.
 type peerLoads struct {
 	mu       sync.Mutex
 	byOrigin map[string]map[*slot]PeerLoad

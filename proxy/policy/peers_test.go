@@ -66,7 +66,6 @@ func TestOwnLoadsAreWhatIsOutstanding(t *testing.T) {
 	}
 }
 
-// Reports about a backend count once a view has it.
 func TestLoadBeforeTheView(t *testing.T) {
 	list := fleetOf(2)
 	list[1].Generation = 5
@@ -143,7 +142,6 @@ func TestRatesOfPeersCountByTheirWeight(t *testing.T) {
 	}
 }
 
-// A node's reports are bounded, however often repeated.
 func TestClaimsAreBounded(t *testing.T) {
 	list := fleetOf(2)
 	list[0].KVTokens = 100_000

@@ -8,7 +8,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// table joins a view with the router's state.
 type table struct {
 	view    *View
 	slots   []*slot
@@ -29,13 +28,11 @@ type pool struct {
 	large    // zero up to weighAll entries
 }
 
-// Keys of the pools without a model.
 const (
 	poolAll     = 0
 	poolGeneral = 1
 )
 
-// history outlives views.
 type history struct {
 	turn atomic.Uint64
 	load workload
@@ -130,7 +127,7 @@ func (r *Router) SetView(v *View) {
 	}
 	r.heavyHitters.resize(len(v.Backends))
 	for _, p := range t.pools() {
-		p.load.setPeers(r.peerPopularity.paces[p.key]) // pools of new models have none yet
+		p.load.setPeers(r.peerPopularity.traffic[p.key]) // pools of new models have none yet
 	}
 	r.table.Store(t)
 }

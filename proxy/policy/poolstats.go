@@ -12,10 +12,8 @@ const (
 	// Until stats are due, after statsPicks decisions or statsAge ms, a node adds at most one
 	// request to a quarter of the smallest large pool.
 	statsPicks, statsAge = 64, 100
-	// statsLows: each decision uses up one, and the last needs selectLows.
-	statsLows = 2 * statsPicks
-	// coldLast: backends in slow start look idle but turn most requests away.
-	coldLast = 1e6
+	statsLows            = 2 * statsPicks // each decision uses up one, and the last needs selectLows
+	coldLast             = 1e6            // backends in slow start look idle but turn most requests away
 )
 
 // statsOf keeps the latest stats. Safe for concurrent use.

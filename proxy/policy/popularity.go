@@ -7,10 +7,9 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Popularity is what one node counted of recent requests.
 type Popularity struct {
 	Requests float64 // decayed number of requests
-	Paces    []Pace
+	Traffic  []PoolTraffic
 	Works    []Work
 }
 
@@ -18,31 +17,31 @@ type Popularity struct {
 func (r *Router) OwnPopularity(pools int, now prefixtree.Time) Popularity {
 	own := Popularity{Requests: r.heavyHitters.requests(now), Works: r.OwnWork(pools, now)}
 	for _, p := range r.table.Load().pools() {
-		if pace := p.load.own(p.key, now); pace.Rate >= leastRate {
-			own.Paces = append(own.Paces, pace)
+		if traffic := p.load.own(p.key, now); traffic.Rate >= leastRate {
+			own.Traffic = append(own.Traffic, traffic)
 		}
 	}
-	slices.SortFunc(own.Paces, func(a, b Pace) int { return cmp.Or(cmp.Compare(b.Rate, a.Rate), cmp.Compare(a.Pool, b.Pool)) })
-	own.Paces = own.Paces[:min(len(own.Paces), pools)]
+	slices.SortFunc(own.Traffic, func(a, b PoolTraffic) int { return cmp.Or(cmp.Compare(b.Rate, a.Rate), cmp.Compare(a.Pool, b.Pool)) })
+	own.Traffic = own.Traffic[:min(len(own.Traffic), pools)]
 	return own
 }
 
 // PopularitySum is the popularity at several nodes. It must not change after SetPeerPopularity.
 type PopularitySum struct {
-	paces map[uint64]*Pace
+	traffic map[uint64]*PoolTraffic
 }
 
 // Add keeps no reference to o.
 func (s *PopularitySum) Add(o *Popularity) {
-	if s.paces == nil {
-		s.paces = map[uint64]*Pace{}
+	if s.traffic == nil {
+		s.traffic = map[uint64]*PoolTraffic{}
 	}
-	for i := range o.Paces {
-		p := &o.Paces[i]
-		sum := s.paces[p.Pool]
+	for i := range o.Traffic {
+		p := &o.Traffic[i]
+		sum := s.traffic[p.Pool]
 		if sum == nil {
-			sum = &Pace{Pool: p.Pool}
-			s.paces[p.Pool] = sum
+			sum = &PoolTraffic{Pool: p.Pool}
+			s.traffic[p.Pool] = sum
 		}
 		sum.add(p)
 	}
@@ -57,6 +56,6 @@ func (r *Router) SetPeerPopularity(sum *PopularitySum) {
 	defer r.viewMu.Unlock()
 	r.peerPopularity = sum
 	for _, p := range r.table.Load().pools() {
-		p.load.setPeers(sum.paces[p.key])
+		p.load.setPeers(sum.traffic[p.key])
 	}
 }

@@ -13,8 +13,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Nodes that share paces all get the pace of the fleet.
-func TestPaceOfAFleet(t *testing.T) {
+func TestTrafficOfAFleet(t *testing.T) {
 	const nodes = 10
 	routers := among(t, nodes, 0, fleetOf(4))
 	for i, r := range routers {
@@ -27,15 +26,15 @@ func TestPaceOfAFleet(t *testing.T) {
 		}
 	}
 	now := t0 + 20_000
-	pace := func(r *Router) traffic { return r.table.Load().all.load.now(1, nodes, now) }
-	if o := pace(routers[0]); !math.IsInf(o.slow, 1) || math.Abs(o.others-9*o.rate) > 1e-9 {
+	traffic := func(r *Router) traffic { return r.table.Load().all.load.now(1, nodes, now) }
+	if o := traffic(routers[0]); !math.IsInf(o.slow, 1) || math.Abs(o.others-9*o.rate) > 1e-9 {
 		t.Fatalf("alone with 20 requests: %+v", o)
 	}
 	others := make([]PopularitySum, nodes)
 	for i, r := range routers {
 		own := r.OwnPopularity(4, now)
-		if len(own.Paces) != 1 || own.Paces[0].Requests != 20 {
-			t.Fatalf("node %d tells %d paces", i, len(own.Paces))
+		if len(own.Traffic) != 1 || own.Traffic[0].Requests != 20 {
+			t.Fatalf("node %d tells %d traffic", i, len(own.Traffic))
 		}
 		for j := range others {
 			if j != i {
@@ -46,12 +45,12 @@ func TestPaceOfAFleet(t *testing.T) {
 	for i, r := range routers {
 		r.SetPeerPopularity(&others[i])
 	}
-	first := pace(routers[0])
+	first := traffic(routers[0])
 	if want := (9*20*128 + 200*128.) / 10 / 10_000; math.Abs(first.mean-want) > 0.01*want {
 		t.Errorf("mean prompt of %v s, want %v", first.mean, want)
 	}
 	for i, r := range routers {
-		o := pace(r)
+		o := traffic(r)
 		if math.Abs(o.mean-first.mean) > 1e-9 || o.slow != first.slow || math.Abs(o.others-first.others) > 1e-9 {
 			t.Errorf("node %d: %+v, node 0: %+v", i, o, first)
 		}
@@ -60,7 +59,7 @@ func TestPaceOfAFleet(t *testing.T) {
 		}
 	}
 	routers[0].SetPeerPopularity(nil)
-	if o := pace(routers[0]); !math.IsInf(o.slow, 1) {
+	if o := traffic(routers[0]); !math.IsInf(o.slow, 1) {
 		t.Errorf("alone again: %+v", o)
 	}
 }
@@ -69,7 +68,7 @@ func TestPaceReachesNewModels(t *testing.T) {
 	two := fleetOf(2)
 	two[0].Models, two[1].Models = []string{"a"}, []string{"a"}
 	r, _ := newRouter(t, Config{Nodes: 2}, two)
-	h := Popularity{Paces: []Pace{{Pool: r.table.Load().byModel["a"].key, Rate: 5, Requests: 100, Work: 700}}}
+	h := Popularity{Traffic: []PoolTraffic{{Pool: r.table.Load().byModel["a"].key, Rate: 5, Requests: 100, Work: 700}}}
 	two[0].Models, two[1].Models = []string{"b"}, []string{"b"}
 	setView(t, r, two)
 	sum := new(PopularitySum)
@@ -106,7 +105,7 @@ func TestPopularityAndViewsAtOnce(t *testing.T) {
 	for i := range 60 {
 		model := fmt.Sprint("m", i)
 		many[0].Models = append(many[0].Models, model)
-		sum.Add(&Popularity{Paces: []Pace{{Pool: xxh3.HashString(model), Rate: 5, Requests: 100, Work: 700}}})
+		sum.Add(&Popularity{Traffic: []PoolTraffic{{Pool: xxh3.HashString(model), Rate: 5, Requests: 100, Work: 700}}})
 	}
 	v, err := NewView(many, nil)
 	if err != nil {

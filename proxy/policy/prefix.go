@@ -7,22 +7,16 @@ const (
 	// DefaultWorkWeight is W for requests with a worthwhile match: recomputing it also evicts
 	// another prefix.
 	DefaultWorkWeight = 100.0
-	// plainWork is W for other requests.
-	plainWork = 4.0
+	plainWork         = 4.0 // W for other requests
 	// worthwhile is the least share of a prompt that a match must cover; common system prompts stay
 	// below.
-	worthwhile = 0.2
-	// patience scales the quadratic price of waiting, in mean whole prefills.
-	patience = 20.0
-	// Above tightDemand late work weighs more, quadratically.
-	tightDemand = 2.0
-	// easyWork is its weight without demand; 1 at a demand of 1.
-	easyWork = 8.0
-	// crowding is the price of an active request, in mean whole prefills.
-	crowding = 0.03
+	worthwhile  = 0.2
+	patience    = 20.0 // scales the quadratic price of waiting, in mean whole prefills
+	tightDemand = 2.0  // above this, late work weighs more, quadratically
+	easyWork    = 8.0  // weight of late work without demand; 1 at a demand of 1
+	crowding    = 0.03 // the price of an active request, in mean whole prefills
 )
 
-// prefix minimises expected first-token time plus the price of recomputation.
 type prefix struct {
 	work    float64
 	epsilon float64

@@ -12,21 +12,16 @@ import (
 const (
 	// defaultPrefillRate, tokens/s, is about one GPU; only ratios between backends matter.
 	defaultPrefillRate = 10_000
-	// rateWindow is a rate's memory in seconds of prefill.
-	rateWindow = 30
-	// ratePrior is the weight of the fleet's rate in a backend's, in seconds of prefill.
-	ratePrior = 1
+	rateWindow         = 30 // a rate's memory in seconds of prefill
+	ratePrior          = 1  // the weight of the fleet's rate in a backend's, in seconds of prefill
 	// A rate from less evidence, in seconds of prefill, idle for so many ms, is dropped.
 	scantEvidence, scantAfter = 3.0, 10_000
-	// rateMinTokens: smaller prefills take one engine step whatever their length.
-	rateMinTokens = 256
+	rateMinTokens             = 256 // smaller prefills take one engine step whatever their length
 	// rateOutlier bounds how far a sample counts below the estimate: one hang must not condemn a
 	// backend.
 	rateOutlier = 16
-	// rateDoubt weighs a slow prefill among several nodes, which may have waited for another's.
-	rateDoubt = 0.1
-	// rateGuess weighs a slow non-streamed answer at a node without streams.
-	rateGuess = 0.01
+	rateDoubt   = 0.1  // weighs a slow prefill among several nodes, which may have waited for another's
+	rateGuess   = 0.01 // weighs a slow non-streamed answer at a node without streams
 )
 
 // rateSums estimates tokens/s as a ratio of decayed sums.
@@ -57,7 +52,6 @@ func (r rateSums) estimate(prior float64) float64 {
 	return (r.tokens + prior*ratePrior) / (r.seconds + ratePrior)
 }
 
-// fleetRate is the prior, learned over all backends.
 type fleetRate struct {
 	mu    sync.Mutex
 	sums  rateSums
@@ -118,7 +112,7 @@ func (r *Router) SetPeerRate(b prefixtree.Backend, tokensPerSecond, weight float
 	s.combine(r.rate.load())
 }
 
-// combine sets the rate from all measurements. Needs mu.
+// combine needs mu.
 func (s *slot) combine(prior float64) {
 	all, rate := s.rates.plus(s.peerRates), 0.0
 	if all.seconds > 0 {
@@ -160,13 +154,10 @@ func (s *slot) freshen(f *fleetRate, now prefixtree.Time) {
 }
 
 const (
-	// defaultBytesPerToken is typical of English and code.
-	defaultBytesPerToken = 4.0
-	// maxModels: further models share one estimate.
-	maxModels = 256
-	// bytesWindow, in tokens: a few dozen long prompts.
-	bytesWindow = 1 << 20
-	bytesPrior  = 1 << 11
+	defaultBytesPerToken = 4.0     // typical of English and code
+	maxModels            = 256     // further models share one estimate
+	bytesWindow          = 1 << 20 // tokens: a few dozen long prompts
+	bytesPrior           = 1 << 11
 	// Beyond these bounds the bytes do not describe the prompt (images by hash).
 	minBytesPerToken, maxBytesPerToken = 1.0, 16.0
 )
@@ -209,8 +200,7 @@ func (m *modelStat) learn(promptBytes, promptTokens int) {
 
 const (
 	answersWindow = 1 << 20
-	// answersPrior, in tokens: a few follow-ups.
-	answersPrior = 1 << 13
+	answersPrior  = 1 << 13 // tokens: a few follow-ups
 )
 
 // cachedAnswers returns the cached share beyond a match: generated answers.

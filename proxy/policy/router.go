@@ -15,7 +15,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Errors of Pick.
 var (
 	ErrNoBackend       = errors.New("no backend can take the request") // no active backend is left after exclusions
 	ErrUnknownModel    = errors.New("no backend serves the model")
@@ -58,10 +57,6 @@ type Index interface {
 	Match(m *prefixtree.Matches, chain []prefixtree.Hash, now prefixtree.Time)
 	Record(b prefixtree.Backend, chain []prefixtree.Hash, now prefixtree.Time, tr *prefixtree.TouchHistory)
 	Learn(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.TouchHistory, cached int, now prefixtree.Time) prefixtree.Lesson
-}
-
-// Retractor is an Index that can undo one Record of a failed request.
-type Retractor interface {
 	Revert(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.TouchHistory) (retracted int)
 }
 
@@ -89,7 +84,6 @@ type named struct {
 type Router struct {
 	cfg            Config
 	tree           Index
-	retract        Retractor
 	strategies     map[string]*named
 	fallback       *named
 	rate           *fleetRate
@@ -132,7 +126,6 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 		cfg: cfg, tree: tree, rate: newFleetRate(cfg.PrefillRate), models: newModelStats(), heavyHitters: newHeavyHitters(),
 		ledger: ledger{slots: map[prefixtree.Backend]*slot{}}, slowStart: slowStartOf(cfg.SlowStart),
 	}
-	r.retract, _ = tree.(Retractor)
 	r.strategies = map[string]*named{}
 	for name, s := range map[string]Strategy{
 		Prefix:       &prefix{work: cfg.WorkWeight, epsilon: cfg.Epsilon},
@@ -219,7 +212,6 @@ func (r *Router) Rate(b prefixtree.Backend) float64 {
 	return r.rate.load()
 }
 
-// SetTelemetry replaces the engine's last report.
 func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 	if s := r.table.Load().slot(b); s != nil {
 		s.telemetry.Store(&t)

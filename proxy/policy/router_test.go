@@ -197,7 +197,6 @@ func BenchmarkPick(b *testing.B) {
 	}
 }
 
-// BenchmarkArgmin is a naive baseline: the minimum of one number, without accounting.
 func BenchmarkArgmin(b *testing.B) {
 	for _, n := range []int{8, 64, 256, 2000} {
 		b.Run(fmt.Sprintf("backends=%d", n), func(b *testing.B) {

@@ -43,7 +43,6 @@ func (s *Scene) Rand() uint64 {
 	return mix(s.rand)
 }
 
-// Turn returns the next turn of the pool's rotation.
 func (s *Scene) Turn() uint64 {
 	if s.peek {
 		return s.pool.turn.Load()

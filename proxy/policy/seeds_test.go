@@ -15,8 +15,7 @@ import (
 	"grapevine/prefixtree"
 )
 
-// bench drives two routers with the same calls and keeps a naive account; both must match the
-// account and each other.
+// bench drives two routers with the same calls, and checks them against a naive account.
 type bench struct {
 	t    *testing.T
 	r    *rand.Rand
@@ -39,7 +38,6 @@ type slotKey struct {
 	gen uint32
 }
 
-// place is the account of one backend generation in the view.
 type place struct {
 	key                    slotKey
 	active, charged        int64
@@ -114,7 +112,6 @@ func (w *bench) join() {
 	w.backends = append(w.backends, b)
 }
 
-// free reports whether an id may be reused, and releases it.
 func (w *bench) free(id prefixtree.Backend) bool {
 	if slices.ContainsFunc(w.backends, func(b Backend) bool { return b.ID == id }) || w.a.table.Load().slot(id) != nil {
 		return false
@@ -423,12 +420,11 @@ func (w *bench) books() {
 	for _, k := range popular.Works {
 		w.sane(k.Requests, k.Fresh, k.Prefill, k.Active)
 	}
-	for _, p := range popular.Paces {
+	for _, p := range popular.Traffic {
 		w.sane(p.Rate)
 	}
 }
 
-// sane bounds the shared values by the number of requests.
 func (w *bench) sane(values ...float64) {
 	w.t.Helper()
 	for _, v := range values {
@@ -471,8 +467,6 @@ func (w *bench) finish() {
 	}
 }
 
-// After any mix of calls all charges return, only eligible backends are chosen, and equal seeds
-// choose alike.
 func TestSeedsRouter(t *testing.T) {
 	t.Parallel()
 	virtual.Seeds(t, 12, 1, func(t *testing.T, seed uint64) {

@@ -25,5 +25,3 @@ func pinned(s *Scene, key uint64) int {
 	}
 	return best
 }
-
-func hashBytes(name string) uint64 { return xxh3.HashString(name) }

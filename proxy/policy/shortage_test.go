@@ -11,7 +11,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Nodes find the few eligible backends of a large pool.
 func TestLargePoolOfFew(t *testing.T) {
 	const n = 400
 	for _, shared := range []time.Duration{200 * time.Millisecond, never} {
@@ -72,7 +71,6 @@ func TestLargePoolOfManyCold(t *testing.T) {
 	}
 }
 
-// Avoided holders do not hide an available one.
 func TestLargePoolLooksBehindDeadHolders(t *testing.T) {
 	const n, away = 300, selectHolders + 8
 	for _, nodes := range []int{1, 8} {

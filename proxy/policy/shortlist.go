@@ -10,22 +10,16 @@ import (
 )
 
 const (
-	// weighAll is the largest pool that is weighed as a whole.
-	weighAll      = 256
-	selectHolders = 32
-	// selectOrder: some entries have long queues.
-	selectOrder = 16
-	// Least loaded and random entries.
-	selectLows, selectRandom = 64, 16
-	// selectReplicas: each prompt gets its own part of a larger hot set.
-	selectReplicas = 96
-	knownSets      = 256
+	weighAll                 = 256 // the largest pool that is weighed as a whole
+	selectHolders            = 32
+	selectOrder              = 16     // some entries have long queues
+	selectLows, selectRandom = 64, 16 // least loaded and random entries
+	selectReplicas           = 96     // each prompt gets its own part of a larger hot set
+	knownSets                = 256
 )
 
-// unranked candidates are outside the order.
-var unranked = float32(math.Inf(-1))
+var unranked = float32(math.Inf(-1)) // rank of candidates outside the order
 
-// large is the extra state of a large pool.
 type large struct {
 	order    *order
 	stats    statsOf
@@ -45,7 +39,6 @@ func (p *pool) enlarge(positions []int32) {
 	p.credited = make([]atomic.Uint64, len(p.entries))
 }
 
-// shortlist selects candidates and reports whether it found any.
 func (r *Router) shortlist(s *Scene) bool {
 	if s.stats = s.pool.stats.look(r, s); s.stats.eligible == 0 {
 		s.stats = nil

@@ -38,7 +38,6 @@ func TestLargePoolFollowsTheCache(t *testing.T) {
 	}
 }
 
-// A single node finds the few idle backends, also between surveys.
 func TestLargePoolFindsTheIdle(t *testing.T) {
 	const n, free = 600, 40
 	r, _ := newRouter(t, Config{}, fleetOf(n))
@@ -95,7 +94,6 @@ func TestLargePoolNodesAgree(t *testing.T) {
 	}
 }
 
-// Explain matches Pick around surveys and does not trigger them.
 func TestLargePoolExplains(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(300))
 	rng := rand.New(rand.NewPCG(seedOf(t), 0))
@@ -126,7 +124,6 @@ func TestLargePoolExplains(t *testing.T) {
 	}
 }
 
-// Avoided and excluded backends get requests only when no other is left.
 func TestLargePoolAvoids(t *testing.T) {
 	const n = 400
 	r, _ := newRouter(t, Config{}, fleetOf(n))

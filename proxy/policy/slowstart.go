@@ -4,19 +4,18 @@ import (
 	"math"
 	"time"
 
+	"github.com/zeebo/xxh3"
+
 	"grapevine/prefixtree"
 )
 
 const (
 	// DefaultSlowStart: engines compile kernels and fill their cache with first requests.
 	DefaultSlowStart = 30 * time.Second
-	// coldShare: a few requests must measure the backend.
-	coldShare = 0.1
-	// coldCredit bounds the requests that a cold backend saves up.
-	coldCredit = 4
-	oneRequest = 1_000_000
-	// turnedAway replaces the warmth of a candidate that easeIn removes.
-	turnedAway = -1
+	coldShare        = 0.1 // a few requests must measure the backend
+	coldCredit       = 4   // bounds the requests that a cold backend saves up
+	oneRequest       = 1_000_000
+	turnedAway       = -1 // replaces the warmth of a candidate that easeIn removes
 )
 
 // sticky strategies follow a key, which moves once during slow start; alternating would split a
@@ -33,7 +32,6 @@ func (r *Router) begins(s *slot, at prefixtree.Time) {
 	raise(&r.coldUntil, int64(at)+r.slowStart)
 }
 
-// warmth returns the present part of a backend's share.
 func (r *Router) warmth(s *slot, now prefixtree.Time) float64 {
 	began := s.began.Load()
 	if began == 0 || int64(now)-began >= r.slowStart {
@@ -125,7 +123,7 @@ func (s *Scene) missed(c *Candidate) uint64 {
 }
 
 func (session) key(s *Scene) (uint64, bool) {
-	return hashBytes(string(s.Request.Session)), len(s.Request.Session) > 0
+	return xxh3.Hash(s.Request.Session), len(s.Request.Session) > 0
 }
 
 func (p *prefixHash) key(s *Scene) (uint64, bool) {

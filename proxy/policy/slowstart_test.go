@@ -50,7 +50,6 @@ func sum(counts []int) (s int) {
 	return s
 }
 
-// Every strategy gives a returning backend a tenth of its share, growing to all.
 func TestSlowStart(t *testing.T) {
 	const n, perSecond = 4, 40
 	for _, strategy := range builtin {
@@ -74,7 +73,6 @@ func TestSlowStart(t *testing.T) {
 	}
 }
 
-// Without slow start, a returning backend gets every prompt until it is as full as the rest.
 func TestColdEngineIsAMagnetWithout(t *testing.T) {
 	const n, perSecond = 4, 40
 	for _, strategy := range []string{Prefix, LeastRequest} {
@@ -259,7 +257,6 @@ func TestExplainTellsWhoIsLetIn(t *testing.T) {
 	}
 }
 
-// Credit for missed decisions is counted per model.
 func TestShareOfSeveralModels(t *testing.T) {
 	const n, requests = weighAll + 44, 1800
 	list := fleetOf(n)

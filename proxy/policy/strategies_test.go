@@ -23,7 +23,6 @@ func TestPrefixFollowsTheCache(t *testing.T) {
 	}
 }
 
-// except lists all backends but one.
 func except(n int, b prefixtree.Backend) (list []prefixtree.Backend) {
 	for i := range n {
 		if prefixtree.Backend(i) != b {

@@ -23,7 +23,6 @@ type Strategy interface {
 	Choose(s *Scene) (int, Rung)
 }
 
-// Rung is the kind of knowledge that made a decision.
 type Rung uint8
 
 // Rungs, best first.

@@ -8,14 +8,12 @@ import (
 )
 
 const (
-	// maxStaleness, in ms, is the greatest age that counts, and the age of missing reports.
-	maxStaleness = 10_000
+	maxStaleness = 10_000 // ms; the greatest age that counts, and the age of missing reports
 	// DefaultEpsilon is the slack of the bounded-load test.
 	DefaultEpsilon = 0.25
-	// fewChoices: two let a node avoid the busier one.
-	fewChoices = 2
-	maxChoices = 64
-	maxHolders = 4
+	fewChoices     = 2 // two let a node avoid the busier one
+	maxChoices     = 64
+	maxHolders     = 4
 )
 
 type fleetState struct {
@@ -163,13 +161,6 @@ func (p *prefix) preselect(s *Scene, o *unseenWork, key uint64) {
 
 // choices returns 1 to k candidates, best first, within limit unless all exceed it.
 func (s *Scene) choices(key uint64, limit float64, k int) (at [maxChoices]int32, n int) {
-	if at, n = s.firstFitting(key, limit, k); n > 0 {
-		return at, n
-	}
-	return s.firstFitting(key, math.Inf(1), k)
-}
-
-func (s *Scene) firstFitting(key uint64, limit float64, k int) (at [maxChoices]int32, n int) {
 	var ranks [maxChoices]float64
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
@@ -186,6 +177,9 @@ func (s *Scene) firstFitting(key uint64, limit float64, k int) (at [maxChoices]i
 		}
 		ranks[j], at[j] = r, int32(i)
 		n = min(n+1, k)
+	}
+	if n == 0 && !math.IsInf(limit, 1) {
+		return s.choices(key, math.Inf(1), k)
 	}
 	return at, n
 }

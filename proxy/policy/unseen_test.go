@@ -10,7 +10,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// never is a staleness beyond maxStaleness.
 const never = time.Hour
 
 // among returns n routers of one fleet with the given staleness and idle peers.
@@ -48,7 +47,6 @@ func TestLookFollowsWhatIsUnseen(t *testing.T) {
 	}
 }
 
-// A common system prompt does not attract requests to its busy holder; a conversation does.
 func TestCommonMatchIsNotFollowed(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(8))
 	for i := range 200 {
@@ -67,7 +65,6 @@ func TestCommonMatchIsNotFollowed(t *testing.T) {
 	}
 }
 
-// In a calm fleet active requests decide, not small differences in rates.
 func TestFirstTurnsSpreadWhileCalm(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(10))
 	for b := range 10 { // learned rates differ by a few percent
@@ -93,7 +90,6 @@ func TestFirstTurnsSpreadWhileCalm(t *testing.T) {
 	}
 }
 
-// The branch key that wholly common prompts share must not gather them.
 func TestNamelessPromptsSpread(t *testing.T) {
 	for _, loads := range []time.Duration{time.Second, never} {
 		r := among(t, 16, loads, fleetOf(16))[0]
@@ -124,7 +120,6 @@ func TestSessionLeadsWhereNothingIsKnown(t *testing.T) {
 	}
 }
 
-// All nodes know the fastest engine, and must not all choose it.
 func TestStaleNodesDoNotHerdOnRates(t *testing.T) {
 	for _, late := range []time.Duration{never, 5 * time.Second} {
 		routers := among(t, 16, late, fleetOf(16))
@@ -175,8 +170,6 @@ func TestHotPrefixLeavesItsHolder(t *testing.T) {
 	}
 }
 
-// Unseen work fills the lowest queues up to a level; reports progress with age; own work comes on
-// top.
 func TestUnseenWorkFillsFromTheLowest(t *testing.T) {
 	scene := func(late time.Duration, peers ...float64) *Scene {
 		s := &Scene{Nodes: 4, Staleness: late.Milliseconds(), FleetRate: 10_000, Candidates: make([]Candidate, len(peers))}

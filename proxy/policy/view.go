@@ -3,13 +3,13 @@ package policy
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 
 	"grapevine/prefixtree"
 )
 
-// State says whether a backend may take new work.
 type State uint8
 
 // Only Active backends take new work.
@@ -21,18 +21,12 @@ const (
 
 // String returns the name used in configuration and the admin API.
 func (s State) String() string {
-	switch s {
-	case Active:
-		return "active"
-	case Draining:
-		return "draining"
-	case Down:
-		return "down"
+	if s <= Down {
+		return [...]string{"active", "draining", "down"}[s]
 	}
 	return fmt.Sprintf("state(%d)", uint8(s))
 }
 
-// Backend is one engine endpoint.
 type Backend struct {
 	ID         prefixtree.Backend
 	Generation uint32   // a new generation starts with an empty slot; 0: unknown
@@ -155,21 +149,11 @@ func (v *View) indexModels() {
 	}
 	for m, at := range declared {
 		if v.byModel[m] = *at; len(v.general) > 0 {
-			v.byModel[m] = merged(*at, v.general)
+			list := slices.Concat(*at, v.general)
+			slices.Sort(list)
+			v.byModel[m] = list
 		}
 	}
-}
-
-func merged(a, b []int32) []int32 {
-	out := make([]int32, 0, len(a)+len(b))
-	for len(a) > 0 && len(b) > 0 {
-		if a[0] < b[0] {
-			out, a = append(out, a[0]), a[1:]
-		} else {
-			out, b = append(out, b[0]), b[1:]
-		}
-	}
-	return append(append(out, a...), b...)
 }
 
 // Backend returns the entry, which must not be changed, or false.
@@ -181,10 +165,7 @@ func (v *View) Backend(id prefixtree.Backend) (*Backend, bool) {
 }
 
 func (v *View) Models() []string {
-	names := make([]string, 0, len(v.byModel))
-	for m := range v.byModel {
-		names = append(names, m)
-	}
+	names := slices.AppendSeq(make([]string, 0, len(v.byModel)), maps.Keys(v.byModel))
 	slices.Sort(names)
 	return names
 }

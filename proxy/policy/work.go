@@ -23,12 +23,9 @@ type Work struct {
 }
 
 const (
-	// workWindow, in seconds: a prefix that turns hot gets its replicas soon.
-	workWindow = 10.0
-	// workStart is the least time averaged over, in seconds.
-	workStart = 1.0
-	// workAnchors per pool; only a few are worth a replica set.
-	workAnchors = 128
+	workWindow  = 10.0 // seconds: a prefix that turns hot gets its replicas soon
+	workStart   = 1.0  // the least time averaged over, in seconds
+	workAnchors = 128  // per pool; only a few are worth a replica set
 	workTold    = 64
 	// Prefixes below both, in prefill seconds per second and active requests, are not reported.
 	leastWork, leastWorkActive = 0.005, 1
@@ -167,7 +164,6 @@ func (m *workMeter) deepest(hashes []prefixtree.Hash, common int, now prefixtree
 	blocks = f.add(hashes, from)
 	seen := f.seen // the next call may overwrite f
 	if from > 1 {
-		// The first block is observed longest.
 		blocks = max(blocks, m.alike.behind(hashes[0]).add(hashes, 1))
 	}
 	if seen < extentLeast {
@@ -222,7 +218,6 @@ func (m *workMeter) place(anchor prefixtree.Hash, now prefixtree.Time) *prefixWo
 	return least
 }
 
-// tell appends the pool's work, then its largest prefixes.
 func (m *workMeter) tell(dst []Work, pool uint64, now prefixtree.Time) []Work {
 	m.mu.Lock()
 	defer m.mu.Unlock()

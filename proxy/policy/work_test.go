@@ -7,7 +7,6 @@ import (
 	"grapevine/prefixtree"
 )
 
-// Work of a popular prefix is what follows its end, found within a dozen requests.
 func TestWorkIsWhatRemains(t *testing.T) {
 	r, _ := newRouter(t, Config{PrefillRate: 1000}, fleetOf(8))
 	perBlock := testBlock / r.models.of(nil).bytesPerToken()
@@ -106,7 +105,6 @@ func TestBeginningsAreBounded(t *testing.T) {
 	}
 }
 
-// Popular prefixes keep their places among many others, and reports are bounded.
 func TestWorkHasRoomForWhatIsPopular(t *testing.T) {
 	var m workMeter
 	held := m.place(1, t0)
@@ -138,7 +136,6 @@ func TestWorkHasRoomForWhatIsPopular(t *testing.T) {
 	}
 }
 
-// Follow-ups are not fresh; new conversations behind a shared prefix are.
 func TestConversationIsNotFresh(t *testing.T) {
 	for _, c := range []struct {
 		name          string

@@ -8,14 +8,10 @@ import (
 )
 
 const (
-	// Buckets of a quarter octave from 1 ms up to 4.6 h.
-	loadBuckets, loadOctave, loadLeast = 96, 4, 1e-3
-	// loadWindow halves the histogram: a few minutes of a busy node.
-	loadWindow = 4000
-	// loadSupport requests, of all nodes, allow a slow mark.
-	loadSupport = 50
-	// loadSmooth is the least weight of one request.
-	loadSmooth = 0.01
+	loadBuckets, loadOctave, loadLeast = 96, 4, 1e-3 // buckets of a quarter octave from 1 ms up to 4.6 h
+	loadWindow                         = 4000        // halves the histogram: a few minutes of a busy node
+	loadSupport                        = 50          // requests, of all nodes, allow a slow mark
+	loadSmooth                         = 0.01        // the least weight of one request
 	// The slow mark is slowShare of the time in which all but slowRest of requests could have had
 	// their first token at best, so waiting does not raise it.
 	slowShare, slowRest = 0.8, 0.01
@@ -30,7 +26,7 @@ type workload struct {
 	seen   float64
 	counts [loadBuckets]float64
 	total  float64
-	peers  Pace // of the other nodes; zero if unknown
+	peers  PoolTraffic // of the other nodes; zero if unknown
 
 	work     float64 // whole prefills in seconds, decayed with demandWindow
 	arrivals float64 // requests, decayed with demandWindow
@@ -118,8 +114,8 @@ func (p *workload) slowMark() float64 {
 	return 0
 }
 
-// Pace describes the recent requests for one pool, at one node or summed over nodes.
-type Pace struct {
+// PoolTraffic describes the recent requests for one pool, at one node or summed over nodes.
+type PoolTraffic struct {
 	Pool     uint64               // the same on all nodes
 	Rate     float64              // requests/s
 	Demand   float64              // prefill seconds per second without caches
@@ -128,12 +124,11 @@ type Pace struct {
 	Soonest  [loadBuckets]float64 // by best time to first token, in quarter octaves from 1 ms
 }
 
-const PaceBuckets = loadBuckets
+const TrafficBuckets = loadBuckets
 
-// leastRate, requests/s: one in ten windows.
-const leastRate = 0.1 / demandWindow
+const leastRate = 0.1 / demandWindow // requests/s: one in ten windows
 
-func (p *Pace) add(o *Pace) {
+func (p *PoolTraffic) add(o *PoolTraffic) {
 	p.Rate += o.Rate
 	p.Demand += o.Demand
 	p.Requests += o.Requests
@@ -143,20 +138,20 @@ func (p *Pace) add(o *Pace) {
 	}
 }
 
-func (p *workload) own(pool uint64, now prefixtree.Time) Pace {
+func (p *workload) own(pool uint64, now prefixtree.Time) PoolTraffic {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	fade, covered := p.fadeLocked(now)
-	return Pace{
+	return PoolTraffic{
 		Pool: pool, Rate: p.arrivals * fade / covered, Demand: p.work * fade / covered,
 		Requests: p.total, Work: p.mean * p.total, Soonest: p.counts,
 	}
 }
 
 // setPeers sets the other nodes' sum; nil: unknown.
-func (p *workload) setPeers(sum *Pace) {
+func (p *workload) setPeers(sum *PoolTraffic) {
 	if sum == nil {
-		sum = new(Pace)
+		sum = new(PoolTraffic)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

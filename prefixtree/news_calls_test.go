@@ -2,7 +2,7 @@ package prefixtree
 
 import "time"
 
-// newsOf returns what call changes. No other call may run on the tree.
+// newsOf returns what call changes. It may be the only one.
 func (t *Tree) newsOf(call func()) (news []Fact) {
 	before := t.changed
 	t.changed = func(changes []Fact) { news = append(news, changes...) }
@@ -30,7 +30,6 @@ func (t *Tree) ApplyDeltaNews(payload []byte, names Names, shift time.Duration, 
 	return a, news, err
 }
 
-// Drop removes the blocks [from:] of the chain up to a time, as a contradicted prediction does.
 func (t *Tree) Drop(b Backend, chain []Hash, from int, upTo Time) (news []Fact) {
 	for i := max(0, from); i < len(chain); i++ {
 		was, _, removed := t.edit(&place{shard: t.shard(uint64(chain[i]))}, b, uint64(chain[i]), func(e entry) (entry, bool) {
@@ -43,7 +42,6 @@ func (t *Tree) Drop(b Backend, chain []Hash, from int, upTo Time) (news []Fact) 
 	return news
 }
 
-// Forget clears b up to now, as a lost cache does, and returns the fence.
 func (t *Tree) Forget(b Backend, now Time) (news []Fact) {
 	if int(b) >= len(t.limits) {
 		return nil
@@ -58,8 +56,7 @@ func (t *Tree) Forget(b Backend, now Time) (news []Fact) {
 	return []Fact{t.fence(b)}
 }
 
-// AppendFacts appends the anchor facts, root first, that Record of this chain adds to a tree
-// without them. Safe for concurrent use.
+// AppendFacts appends the anchor facts of a chain, root first.
 func (t *Tree) AppendFacts(dst []Fact, b Backend, chain []Hash, at Time) []Fact {
 	if int(b) >= len(t.ledgers) {
 		return dst
@@ -74,9 +71,7 @@ func (t *Tree) AppendFacts(dst []Fact, b Backend, chain []Hash, at Time) []Fact 
 	return dst
 }
 
-// Apply merges a fact of another node by maximum time and reports whether it changed the tree.
-// Except for Drop and Revert the merge is idempotent, commutative and associative. Facts of an
-// older generation, behind the fence or past retention have no effect. Safe for concurrent use.
+// Apply merges one fact and reports whether it changed the tree.
 func (t *Tree) Apply(f Fact) (changed bool) {
 	if int(f.Backend) >= len(t.limits) || f.Hash == 0 && f.Kind != Fence {
 		t.refused.Add(1)
@@ -97,7 +92,6 @@ func (t *Tree) Apply(f Fact) (changed bool) {
 	return m.changed > 0
 }
 
-// FactDigest is the sum of FactDigests over facts last touched in [from, to).
 func (t *Tree) FactDigest(now, from, to Time, names Names) (count, xor uint64) {
 	t.Range(now, func(f Fact) bool {
 		if key, ok := names.Key(f.Backend); ok && f.Time >= from && f.Time < to {
