@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"math"
 	"strings"
 	"testing"
 	"time"
@@ -10,8 +9,6 @@ import (
 	"grapevine/node/admin"
 	"grapevine/prefixtree"
 )
-
-const maxFactTime = prefixtree.Time(math.MaxInt64)
 
 func TestGossipConfig(t *testing.T) {
 	c := fleetConfig("one", []string{"10.0.0.1:7946"})

@@ -409,8 +409,6 @@ func TestKnowledgeIsConcurrent(t *testing.T) {
 	}
 }
 
-const maxFactTime = prefixtree.Time(math.MaxInt64)
-
 func sameFacts(a, b *knower) (count uint64, same bool) {
 	at := max(a.at, b.at)
 	count, xor := a.facts(at)
