@@ -243,7 +243,7 @@ func replay(d *disk) (*State, error) {
 		}
 		e, err := decodeEntry(l.Data)
 		if err != nil {
-			break // the state machine reports it
+			return m.state(), nil //nolint:nilerr // the state machine reports it
 		}
 		m.apply(next, e)
 	}

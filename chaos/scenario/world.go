@@ -205,10 +205,10 @@ func (w *world) toNode(ctx context.Context, m *Mark, n *fleet.Node) (undo, error
 
 func (w *world) restarting(run context.Context, n *fleet.Node) undo {
 	return func(ctx context.Context) error {
-		if run.Err() != nil {
-			return nil
+		if run.Err() == nil {
+			return w.start(ctx, n)
 		}
-		return w.start(ctx, n)
+		return nil
 	}
 }
 
