@@ -28,7 +28,7 @@ const (
 // A layout is a section's format: a byte with the size of its entries, a head, the entries. Entries
 // beyond most are ignored.
 type layout struct {
-	head, entry, most int // bytes, bytes in this version, entries
+	head, entry, most int // bytes; least bytes that Parse takes, which are those of the first release; entries
 }
 
 var layouts = [...]layout{
