@@ -31,7 +31,7 @@ func (n *Node) collectRequests(s metrics.Scrape) {
 func (n *Node) collectEngines(s metrics.Scrape) {
 	active := s.Gauge("backend_active_requests", "Requests of this node at the backend.", "backend")
 	prefill := s.Gauge("backend_prefill_tokens", "Estimated prompt tokens of this node's requests that the backend has still to compute.", "backend")
-	avoided := s.Gauge("backend_avoided", "1 while this node avoids the backend because requests to it failed.", "backend")
+	avoided := s.Gauge("backend_avoided", "1 while this node avoids the backend: requests or probes failed, other nodes report it, or it answered 429.", "backend")
 	horizon := s.Gauge("backend_horizon_seconds", "Learned age at which the engine has probably evicted an unused prefix. Not additive.", "backend")
 	rate := s.Gauge("backend_prefill_rate", "Learned prompt tokens per second. Not additive.", "backend")
 	models := s.Gauge("backend_models", "Known models of the backend; 0: it may serve any.", "backend")

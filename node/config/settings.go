@@ -56,7 +56,7 @@ func Default() Config {
 			continue
 		}
 		if err := yaml.Unmarshal([]byte(quoteText(v.Field(s.field), s.Default)), v.Field(s.field).Addr().Interface()); err != nil {
-			panic(fmt.Sprintf("node: default of %s: %v", s.Key, err))
+			panic(fmt.Sprintf("config: default of %s: %v", s.Key, err))
 		}
 	}
 	return c
@@ -79,7 +79,7 @@ func (c *Config) Overlay(from Config, keys ...string) {
 	for _, k := range keys {
 		i, ok := byKey[k]
 		if !ok {
-			panic("node: no setting " + k)
+			panic("config: no setting " + k)
 		}
 		dst.Field(i).Set(src.Field(i))
 	}

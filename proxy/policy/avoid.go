@@ -228,7 +228,7 @@ func (r *Router) Lives(b prefixtree.Backend, asked, now prefixtree.Time) {
 	s.retryLocked()
 }
 
-// SetReported sets whether other nodes report the backend as failing, which avoids it. With the
+// SetReported sets whether probes or other nodes report the backend as failing, which avoids it. With the
 // report own ejections end, except for 5xx, and after more than backoffMin slow start begins.
 func (r *Router) SetReported(b prefixtree.Backend, failing bool, now prefixtree.Time) {
 	s := r.table.Load().slot(b)

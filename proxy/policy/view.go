@@ -30,7 +30,7 @@ func (s State) String() string {
 type Backend struct {
 	ID         prefixtree.Backend
 	Generation uint32   // a new generation starts with an empty slot; 0: unknown
-	Name       string   // URL, stable across restarts: rendezvous orders depend on it
+	Name       string   // stable across restarts: rendezvous orders depend on it
 	Models     []string // empty: serves any model
 	Weight     float64  // relative share of work; 0 means 1
 	State      State
