@@ -1,5 +1,5 @@
 # Every target works on a fresh machine with Go and make. The four that need more
-# (test-clients, test-deploy, bench-proxy, live) install it by name and say so.
+# (test-clients, test-deploy, bench-proxy, chaos) install it by name and say so.
 
 GO       ?= go
 BIN      := bin/grapevine

@@ -210,7 +210,7 @@ func (n *Node) SetBackendState(ctx context.Context, names []string, action rafts
 		}
 	}
 	if action == raftstore.Drain {
-		n.hot.BeforeDrain(ctx, names) // hot prefixes move first
+		n.hot.BeforeDrain(ctx, names) // with hot_warm_up their heirs compute hot prefixes first
 	}
 	return n.changePlaced(ctx, raftstore.SetBackendState{Names: names, Action: action, Reason: reason}, func(s *raftstore.State) string {
 		return placeUnknown(s, names, func(i int) string { return fmt.Sprintf("names[%d]", i) })

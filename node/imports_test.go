@@ -62,10 +62,9 @@ var mayImport = map[string][]string{
 
 	"chaos/fleetsim/herd": {"chaos/fleetsim", "chaos/plot", "chaos/report", "chaos/workload"},
 
-	"chaos/fleet":   {"chaos/...", "node", "node/admin", "prefixtree", "proxy", "proxy/..."},
-	"chaos/demo":    {"chaos/...", "node", "proxy", "proxy/..."},
-	"chaos/bench":   {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
-	"chaos/clients": {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
+	"chaos/fleet": {"chaos/...", "node", "node/admin", "prefixtree", "proxy", "proxy/..."},
+	"chaos/demo":  {"chaos/...", "node", "proxy", "proxy/..."},
+	"chaos/bench": {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 
 	"cmd/commandline":   {},
 	"cmd/grapevine":     {"cmd/commandline", "node", "node/admin", "node/config", "node/machine", "node/notify", "raftstore"},
@@ -95,7 +94,7 @@ var impure = map[string][]string{
 
 var topLevel = []string{
 	"cmd", "node", "proxy", "prefixtree", "gossip", "raftstore", "chaos", "deploy", "docs",
-	"go.mod", "go.sum", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md",
+	"go.mod", "go.sum", "Makefile", "README.md", "LICENSE", "CHANGELOG.md", "SECURITY.md",
 	"bin", "out", "node_modules",
 }
 

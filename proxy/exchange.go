@@ -82,7 +82,7 @@ type scratch struct {
 	tail     []byte // of a long response
 }
 
-// guard ends an attempt exactly once.
+// guard is an attempt that exchange.end ends exactly once.
 type guard struct {
 	attempt policy.Attempt
 	open    bool

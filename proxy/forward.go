@@ -43,7 +43,7 @@ func (e *exchange) attempt(t *Target) (settled bool) {
 		}
 		err := e.converse(up, t)
 		if err == nil {
-			return e.receive(up)
+			return e.takeAnswer(up)
 		}
 		if !up.reused || !untouched(err) || e.conn.cause() != undisturbed {
 			return e.broke(up)
@@ -116,7 +116,7 @@ func untouched(err error) bool {
 }
 
 // receive passes on the response unless another backend must answer.
-func (e *exchange) receive(up *upstreamConn) (settled bool) {
+func (e *exchange) takeAnswer(up *upstreamConn) (settled bool) {
 	h := &e.ctx.Response.Header
 	status, length := h.StatusCode(), h.ContentLength()
 	keep := cleanResponse(h)

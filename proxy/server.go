@@ -132,7 +132,7 @@ func (p *Proxy) serveConn(c *clientConn) {
 	defer p.served.Done()
 	err := p.departures.add(c)
 	if err == nil {
-		err = p.converse(c)
+		err = p.serveHTTP(c)
 	}
 	c.raw.Close()
 	c.releaseBody(0)
@@ -145,7 +145,7 @@ func (p *Proxy) serveConn(c *clientConn) {
 	}
 }
 
-func (p *Proxy) converse(c *clientConn) (err error) {
+func (p *Proxy) serveHTTP(c *clientConn) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			p.logPanic(r)

@@ -176,7 +176,7 @@ func (e *Engine) ask(ctx context.Context, path string, body []byte) ([]byte, err
 	return text, nil
 }
 
-// firstGeneration is what the store gives a new backend.
+// firstGeneration is that of a backend whose name the store never had.
 const firstGeneration = 1
 
 // returned is the start of slow start: the backend was added, restarted or resumed. It is 0 for the

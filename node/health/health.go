@@ -1,5 +1,5 @@
-// Package health judges engines from the probes and requests of several nodes. It is pure: time is
-// a parameter.
+// Package health judges engines from the probes and requests of several nodes. Board is pure: time
+// is a parameter. Checker probes on the wall clock, avoids engines and proposes commands.
 package health
 
 import (

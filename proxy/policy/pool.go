@@ -91,7 +91,7 @@ func (t *table) pools() []*pool {
 func (r *Router) View() *View { return r.table.Load().view }
 
 // SetView replaces the view; requests and remaining backends keep their state. It panics if a rule
-// names an unknown strategy.
+// names an unknown strategy. A node calls it under the lock of its list of engines.
 func (r *Router) SetView(v *View) {
 	r.viewMu.Lock()
 	defer r.viewMu.Unlock()
