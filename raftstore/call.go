@@ -89,22 +89,13 @@ func (s *Store) Read(ctx context.Context) (*State, error) {
 
 // Transfer makes the voter with this id the leader, or if empty the most advanced one.
 func (s *Store) Transfer(ctx context.Context, to string) error {
-	return s.administer(ctx, askTransfer, serverRequest{to})
-}
-
-// RemoveServer removes a server; a live one that gossip knows is added again.
-func (s *Store) RemoveServer(ctx context.Context, id string) error {
-	return s.administer(ctx, askRemove, serverRequest{id})
-}
-
-func (s *Store) administer(ctx context.Context, kind requestKind, req any) error {
-	body, err := json.Marshal(req)
+	body, err := json.Marshal(transferRequest{to})
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Call)
 	defer cancel()
-	_, err = s.atLeader(ctx, kind, body)
+	_, err = s.atLeader(ctx, askTransfer, body)
 	return err
 }
 
@@ -134,8 +125,6 @@ func (s *Store) atLeader(ctx context.Context, kind requestKind, payload []byte) 
 			last = err
 		case a.status == answerDone:
 			return a.body, nil
-		case a.status == answerRefused && uncertain != nil && kind == askRemove:
-			return nil, nil // an attempt whose answer was lost has removed it
 		case a.status == answerRefused:
 			return nil, refuse(refusedInvalid, "%s", a.body)
 		case a.status == answerBarred && (uncertain == nil || kind != askApply):

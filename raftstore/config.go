@@ -57,7 +57,7 @@ type Timers struct {
 	Commit        time.Duration // 50 ms until followers learn the commit index
 	Write         time.Duration // 1 s for a disk write before the disk has failed
 	Probe         time.Duration // 5 s without a write before a leader tests its disk
-	Call          time.Duration // 1.8 s per call of Apply, Read, Transfer or RemoveServer
+	Call          time.Duration // 1.8 s per call of Apply, Read or Transfer
 	Poll          time.Duration // 1 s between looks at Peers
 	Stable        time.Duration // 10 s healthy before a server gets a vote
 	Dead          time.Duration // 5 min unreachable before a voter is replaced

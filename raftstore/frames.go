@@ -28,8 +28,8 @@ const (
 	askInfo     requestKind = iota + 1 // -> info
 	askApply                           // budget in ms as uvarint, entry -> outcome
 	askRead                            // budget in ms as uvarint -> version as uvarint
-	askTransfer                        // serverRequest -> nothing
-	askRemove                          // serverRequest -> nothing
+	askTransfer                        // transferRequest -> nothing
+	_                                  // unused
 	askJoin                            // joinRequest -> nothing
 	askState                           // stateRequest -> snapshot, or nothing if there is no newer state
 )

@@ -12,7 +12,7 @@ import (
 	"github.com/hashicorp/raft"
 )
 
-type serverRequest struct {
+type transferRequest struct {
 	ID string `json:"id"`
 }
 
@@ -106,9 +106,7 @@ func (s *Store) carryOut(ctx context.Context, inst *raftInstance, kind requestKi
 		}
 		return answer{answerDone, encode(nil, s.State().Version)}
 	case askTransfer:
-		return handle(payload, func(req serverRequest) answer { return transfer(inst, req.ID) })
-	case askRemove:
-		return handle(payload, func(req serverRequest) answer { return s.removeServer(inst, req.ID, wait) })
+		return handle(payload, func(req transferRequest) answer { return transfer(inst, req.ID) })
 	}
 	return failedAnswer(answerRefused, fmt.Errorf("request of the unknown kind %d", kind))
 }
@@ -162,19 +160,6 @@ func transfer(inst *raftInstance, to string) answer {
 	return answer{status: answerDone}
 }
 
-func (s *Store) removeServer(inst *raftInstance, id string, wait time.Duration) answer {
-	if _, known := inst.find(raft.ServerID(id)); !known {
-		return failedAnswer(answerRefused, fmt.Errorf("%s is no server of this group", id))
-	}
-	if id == s.id && !s.otherVoter(inst) {
-		return failedAnswer(answerRefused, errors.New("the only voter cannot be removed"))
-	}
-	if err := inst.raft.RemoveServer(raft.ServerID(id), 0, wait).Error(); err != nil {
-		return afterRaft(err)
-	}
-	return answer{status: answerDone}
-}
-
 func (s *Store) otherVoter(inst *raftInstance) bool {
 	return slices.ContainsFunc(inst.servers(), func(server raft.Server) bool {
 		return server.Suffrage == raft.Voter && string(server.ID) != s.id
@@ -211,7 +196,7 @@ func (s *Store) answer(kind requestKind, body []byte) answer {
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.Timers.Call)
 	defer cancel()
 	switch kind {
-	case askApply, askRead, askTransfer, askRemove:
+	case askApply, askRead, askTransfer:
 		d := &decoder{b: body}
 		budget := time.Duration(d.uint(math.MaxInt32)) * time.Millisecond
 		if d.err != nil {

@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/hashicorp/raft"
 )
 
 func voters(s *Store) (ids []string) {
@@ -188,7 +190,8 @@ func TestConstantsMustAgree(t *testing.T) {
 	})
 }
 
-func TestRemoveServer(t *testing.T) {
+// A server that was removed is taken in again when it returns.
+func TestRemovedServerReturns(t *testing.T) {
 	virtually(t, func(t *testing.T) {
 		f := newFleet(t, 3, nil).start()
 		apply(t, f.running()[0], add("one"))
@@ -196,10 +199,7 @@ func TestRemoveServer(t *testing.T) {
 		id := victim.store.Load().ID()
 		victim.kill()
 		s := f.leader().store.Load()
-		if err := s.RemoveServer(t.Context(), "nobody"); !errors.Is(err, ErrInvalid) {
-			t.Errorf("remove nobody: %v", err)
-		}
-		if err := f.others(f.leader())[0].store.Load().RemoveServer(t.Context(), id); err != nil {
+		if err := s.current().raft.RemoveServer(raft.ServerID(id), 0, patience).Error(); err != nil {
 			t.Fatal(err)
 		}
 		until(t, "the others to know that it is removed", func() bool { return !slices.Contains(voters(s), id) })
