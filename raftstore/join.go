@@ -41,28 +41,20 @@ func (s *Store) join(req joinRequest) error {
 	return nil
 }
 
-func (s *Store) admits(h hello) error {
+func (s *Store) admits(h hello) (*link, error) {
 	if original, ok := s.originalOf(h); ok {
 		s.noteClone(h, original)
-		return fmt.Errorf("the raft id %s is that of %s, which is alive: %s; %s", h.ID, original.where(), cloned, cloneRemedy)
+		return nil, fmt.Errorf("the raft id %s is that of %s, which is alive: %s; %s", h.ID, original.where(), cloned, cloneRemedy)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.instance == nil || s.instance.link == nil:
-		return errLinkClosed
+		return nil, errLinkClosed
 	case s.ident.Group == groupID{}:
-		return errors.New("in no group")
+		return nil, errors.New("in no group")
 	case s.ident.Group != h.Group:
-		return fmt.Errorf("of another group: %s, not %s", s.ident.Group, h.Group)
+		return nil, fmt.Errorf("of another group: %s, not %s", s.ident.Group, h.Group)
 	}
-	return nil
-}
-
-func (s *Store) takeRaft(c *conn) error {
-	inst := s.current()
-	if inst == nil || inst.link == nil {
-		return errLinkClosed
-	}
-	return inst.link.take(c)
+	return s.instance.link, nil
 }

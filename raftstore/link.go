@@ -25,12 +25,12 @@ func newLink(p *port) *link {
 	return &link{port: p, incoming: make(chan *conn), ctx: ctx, cancel: cancel}
 }
 
-func (l *link) take(c *conn) error {
+func (l *link) take(c *conn) bool {
 	select {
 	case l.incoming <- c:
-		return nil
+		return true
 	case <-l.ctx.Done():
-		return errLinkClosed
+		return false
 	}
 }
 

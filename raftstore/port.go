@@ -165,7 +165,7 @@ func (p *port) greet(c *conn) {
 }
 
 func (p *port) admit(c *conn) bool {
-	err := p.store.admits(c.hello)
+	link, err := p.store.admits(c.hello)
 	if c.hello.To != p.store.id {
 		err = errors.New("this is node " + p.store.id)
 	}
@@ -178,7 +178,7 @@ func (p *port) admit(c *conn) bool {
 		return false
 	}
 	c.limit(time.Time{})
-	return p.store.takeRaft(c) == nil
+	return link.take(c)
 }
 
 func (p *port) dial(ctx context.Context, addr string, h hello) (*conn, error) {
