@@ -121,6 +121,19 @@ func (d *disk) write(size int, f func(*bbolt.Tx) error) error {
 
 func (d *disk) read(f func(*bbolt.Tx) error) error { return d.db.View(f) }
 
+// put and get use sealed values.
+func (d *disk) put(bucket, key, value []byte) error {
+	return d.write(0, func(tx *bbolt.Tx) error { return seal(tx.Bucket(bucket), key, value) })
+}
+
+func (d *disk) get(bucket, key []byte) (value []byte, err error) {
+	err = d.read(func(tx *bbolt.Tx) (err error) {
+		value, err = unseal(tx.Bucket(bucket), key)
+		return err
+	})
+	return value, err
+}
+
 func (d *disk) run() {
 	defer close(d.gone)
 	defer d.db.Close()

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/hashicorp/raft"
-	"go.etcd.io/bbolt"
 )
 
 var (
@@ -81,20 +80,17 @@ func groupOf(origin string, conf raft.Configuration) (g groupID) {
 
 func loadIdentity(d *disk) (identity, error) {
 	var id identity
-	err := d.read(func(tx *bbolt.Tx) error {
-		raw, err := unseal(tx.Bucket(bucketMeta), keyIdentity)
-		if err != nil {
-			return err
-		}
-		if err := json.Unmarshal(raw, &id); err != nil {
-			return fmt.Errorf("identity is damaged: %w", err)
-		}
-		if id.ID == "" {
-			return errors.New("identity is damaged: it has no id")
-		}
-		return nil
-	})
-	return id, err
+	raw, err := d.get(bucketMeta, keyIdentity)
+	if err != nil {
+		return id, err
+	}
+	if err := json.Unmarshal(raw, &id); err != nil {
+		return id, fmt.Errorf("identity is damaged: %w", err)
+	}
+	if id.ID == "" {
+		return id, errors.New("identity is damaged: it has no id")
+	}
+	return id, nil
 }
 
 func saveIdentity(d *disk, id identity) error {
@@ -105,5 +101,5 @@ func saveIdentity(d *disk, id identity) error {
 	if err != nil {
 		return err
 	}
-	return d.write(0, func(tx *bbolt.Tx) error { return seal(tx.Bucket(bucketMeta), keyIdentity, raw) })
+	return d.put(bucketMeta, keyIdentity, raw)
 }

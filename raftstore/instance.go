@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
-	"go.etcd.io/bbolt"
 )
 
 const (
@@ -194,9 +193,7 @@ func (inst *raftInstance) note(after time.Duration) error {
 	if applied <= inst.applied.Load() && !probe {
 		return nil
 	}
-	err := inst.disk.write(0, func(tx *bbolt.Tx) error {
-		return seal(tx.Bucket(bucketMeta), keyApplied, logKey(applied))
-	})
+	err := inst.disk.put(bucketMeta, keyApplied, logKey(applied))
 	if err == nil {
 		inst.applied.Store(applied)
 	}
@@ -251,12 +248,9 @@ func replay(d *disk) (*State, error) {
 }
 
 func noted(d *disk) (index uint64, err error) {
-	err = d.read(func(tx *bbolt.Tx) error {
-		raw, err := unseal(tx.Bucket(bucketMeta), keyApplied)
-		if len(raw) == 8 {
-			index = binary.BigEndian.Uint64(raw)
-		}
-		return err
-	})
+	raw, err := d.get(bucketMeta, keyApplied)
+	if len(raw) == 8 {
+		index = binary.BigEndian.Uint64(raw)
+	}
 	return index, err
 }

@@ -156,17 +156,9 @@ func (s *logStore) DeleteRange(first, last uint64) error {
 	})
 }
 
-func (s *logStore) Set(key, val []byte) error {
-	return s.disk.write(0, func(tx *bbolt.Tx) error { return seal(tx.Bucket(bucketStable), key, val) })
-}
+func (s *logStore) Set(key, val []byte) error { return s.disk.put(bucketStable, key, val) }
 
-func (s *logStore) Get(key []byte) (val []byte, err error) {
-	err = s.disk.read(func(tx *bbolt.Tx) (err error) {
-		val, err = unseal(tx.Bucket(bucketStable), key)
-		return err
-	})
-	return val, err
-}
+func (s *logStore) Get(key []byte) ([]byte, error) { return s.disk.get(bucketStable, key) }
 
 // SetUint64 hides a failed write of the term, over which raft would panic. It first waits until
 // raft's connections are closed, so that no other node hears of the term.
