@@ -92,9 +92,8 @@ type answer struct {
 type caller struct {
 	port *port
 
-	mu     sync.Mutex
-	idle   map[string]*conn // by address
-	closed bool
+	mu   sync.Mutex
+	idle map[string]*conn // by address; port closes them
 }
 
 const maxIdle = 256
@@ -156,24 +155,12 @@ func alive(c *conn) bool {
 func (c *caller) put(addr string, conn *conn) {
 	c.mu.Lock()
 	old, had := c.idle[addr]
-	keep := !c.closed && (had || len(c.idle) < maxIdle)
-	if keep {
+	if had || len(c.idle) < maxIdle {
 		conn.idle = time.Now()
 		c.idle[addr], conn = conn, old
 	}
 	c.mu.Unlock()
 	if conn != nil {
-		conn.Close()
-	}
-}
-
-func (c *caller) close() {
-	c.mu.Lock()
-	c.closed = true
-	idle := c.idle
-	c.idle = nil
-	c.mu.Unlock()
-	for _, conn := range idle {
 		conn.Close()
 	}
 }

@@ -109,10 +109,7 @@ func (p *port) accept() {
 		closed, full := p.closed, len(p.conns) >= maxConns
 		p.mu.Unlock()
 		switch {
-		case closed:
-			if err == nil {
-				raw.Close()
-			}
+		case err != nil && closed:
 			return
 		case errors.Is(err, net.ErrClosed):
 			p.store.log.Warn().Err(err).Msg("raft accepts no more connections")

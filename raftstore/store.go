@@ -329,7 +329,6 @@ func (s *Store) run(inst *raftInstance, d *disk) {
 		d = inst.disk
 	}
 	if s.port != nil {
-		s.caller.close()
 		s.port.close()
 	}
 	s.wg.Wait()
