@@ -2,7 +2,6 @@ package raftstore
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"time"
 )
@@ -30,18 +29,14 @@ func (s *Store) followOnce(ctx context.Context, addr string) bool {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Poll+stateTimeout)
 	defer cancel()
 	known, began := s.State().Version, time.Now()
-	body, err := json.Marshal(stateRequest{s.group(), known})
+	body, err := s.caller.ask(ctx, addr, askState, stateRequest{s.group(), known})
 	if err != nil {
 		return false
 	}
-	a, _, err := s.caller.call(ctx, addr, askState, body)
-	if err != nil || a.status != answerDone {
-		return false
-	}
-	if len(a.body) == 0 {
+	if len(body) == 0 {
 		return time.Since(began) >= s.cfg.Timers.Poll
 	}
-	m, err := restoreMachine(a.body)
+	m, err := restoreMachine(body)
 	if err != nil {
 		s.log.Warn().Err(err).Str("addr", addr).Msg("the state that another node sent cannot be read")
 		return false
@@ -55,9 +50,9 @@ func (s *Store) stateAfter(ctx context.Context, req stateRequest) answer {
 	inst := s.current()
 	switch {
 	case inst == nil:
-		return failedAnswer(answerFailed, errLinkClosed)
+		return answerOf(answerFailed, errLinkClosed)
 	case req.Group != s.group():
-		return failedAnswer(answerRefused, fmt.Errorf("this node is not in group %s", req.Group))
+		return answerOf(answerRefused, fmt.Errorf("this node is not in group %s", req.Group))
 	case s.leader(inst).ID != "":
 		ctx, cancel := context.WithTimeout(ctx, s.cfg.Timers.Poll)
 		defer cancel()
@@ -68,7 +63,7 @@ func (s *Store) stateAfter(ctx context.Context, req stateRequest) answer {
 	}
 	snapshot, err := inst.fsm.encoded()
 	if err != nil {
-		return failedAnswer(answerFailed, err)
+		return answerOf(answerFailed, err)
 	}
 	return answer{answerDone, snapshot}
 }

@@ -165,26 +165,16 @@ func (c *caller) put(addr string, conn *conn) {
 	}
 }
 
-func (c *caller) ask(ctx context.Context, addr string, kind requestKind, in, out any) error {
-	var body []byte
+// ask sends in as JSON, unless it is nil, and returns the body of the answer.
+func (c *caller) ask(ctx context.Context, addr string, kind requestKind, in any) (body []byte, err error) {
 	if in != nil {
-		var err error
 		if body, err = json.Marshal(in); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	a, _, err := c.call(ctx, addr, kind, body)
-	if err != nil {
-		return err
+	if err == nil && a.status != answerDone {
+		err = fmt.Errorf("%s: %s", addr, a.body)
 	}
-	if a.status != answerDone {
-		return fmt.Errorf("%s: %s", addr, a.body)
-	}
-	if out == nil {
-		return nil
-	}
-	if err := json.Unmarshal(a.body, out); err != nil {
-		return fmt.Errorf("answer of %s: %w", addr, err)
-	}
-	return nil
+	return a.body, err
 }

@@ -3,6 +3,7 @@ package raftstore
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"sync"
 	"time"
 )
@@ -42,7 +43,10 @@ func (s *Store) askInfo(ctx context.Context, addr string) (info, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	var i info
-	err := s.caller.ask(ctx, addr, askInfo, nil, &i)
+	body, err := s.caller.ask(ctx, addr, askInfo, nil)
+	if err == nil {
+		err = in("answer of "+addr, json.Unmarshal(body, &i))
+	}
 	return i, err
 }
 

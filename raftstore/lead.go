@@ -218,7 +218,7 @@ func (s *Store) takeIn(ctx context.Context, inst *raftInstance, servers []raft.S
 		own := s.identity()
 		req := joinRequest{Group: own.Group, Leader: s.id, Format: commandFormat, Constants: s.State().Constants, Given: own.Given, Size: own.Size}
 		askCtx, cancel := context.WithTimeout(ctx, 2*askTimeout+s.cfg.Timers.Write)
-		err := s.caller.ask(askCtx, a.Addr, askJoin, req, nil)
+		_, err := s.caller.ask(askCtx, a.Addr, askJoin, req)
 		cancel()
 		if err != nil {
 			if s.unwilling[a.Addr] != err.Error() {

@@ -19,7 +19,7 @@ type transferRequest struct {
 func handle[T any](body []byte, do func(T) answer) answer {
 	var req T
 	if err := json.Unmarshal(body, &req); err != nil {
-		return failedAnswer(answerRefused, err)
+		return answerOf(answerRefused, err)
 	}
 	return do(req)
 }
@@ -58,8 +58,12 @@ func (s *Store) leader(inst *raftInstance) hint {
 	return hint{ID: string(id), Addr: string(addr)}
 }
 
-func failedAnswer(status answerStatus, err error) answer {
-	return answer{status, []byte(err.Error())}
+// answerOf is done without an error, else it has the status for failures and the error's text.
+func answerOf(failed answerStatus, err error) answer {
+	if err == nil {
+		return answer{status: answerDone}
+	}
+	return answer{failed, []byte(err.Error())}
 }
 
 func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) answer {
@@ -71,7 +75,7 @@ func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) a
 		return answer{answerBarred, []byte(why)}
 	}
 	if !inst.enter() {
-		return failedAnswer(answerFailed, ErrStopped)
+		return answerOf(answerFailed, ErrStopped)
 	}
 	// raft's futures cannot be cancelled.
 	result := make(chan answer, 1)
@@ -83,9 +87,9 @@ func (s *Store) execute(ctx context.Context, kind requestKind, payload []byte) a
 	case a := <-result:
 		return a
 	case <-ctx.Done():
-		return failedAnswer(answerUncertain, fmt.Errorf("the leader did not finish the request: %w", ctx.Err()))
+		return answerOf(answerUncertain, fmt.Errorf("the leader did not finish the request: %w", ctx.Err()))
 	case <-s.ctx.Done():
-		return failedAnswer(answerUncertain, ErrStopped)
+		return answerOf(answerUncertain, ErrStopped)
 	}
 }
 
@@ -95,7 +99,7 @@ func (s *Store) carryOut(ctx context.Context, inst *raftInstance, kind requestKi
 		wait = time.Until(deadline)
 	}
 	if wait <= 0 {
-		return failedAnswer(answerFailed, context.DeadlineExceeded)
+		return answerOf(answerFailed, context.DeadlineExceeded)
 	}
 	switch kind {
 	case askApply:
@@ -108,7 +112,7 @@ func (s *Store) carryOut(ctx context.Context, inst *raftInstance, kind requestKi
 	case askTransfer:
 		return handle(payload, func(req transferRequest) answer { return transfer(inst, req.ID) })
 	}
-	return failedAnswer(answerRefused, fmt.Errorf("request of the unknown kind %d", kind))
+	return answerOf(answerRefused, fmt.Errorf("request of the unknown kind %d", kind))
 }
 
 func (s *Store) propose(inst *raftInstance, raw []byte, wait time.Duration) answer {
@@ -127,17 +131,17 @@ func (s *Store) propose(inst *raftInstance, raw []byte, wait time.Duration) answ
 	case outcome:
 		return answer{answerDone, encode(nil, o)}
 	case error:
-		return failedAnswer(answerUncertain, o)
+		return answerOf(answerUncertain, o)
 	}
-	return failedAnswer(answerUncertain, errors.New("the state machine gave no outcome"))
+	return answerOf(answerUncertain, errors.New("the state machine gave no outcome"))
 }
 
 // afterRaft says whether an error leaves the outcome unknown.
 func afterRaft(err error) answer {
 	if errors.Is(err, raft.ErrNotLeader) || errors.Is(err, raft.ErrEnqueueTimeout) || errors.Is(err, raft.ErrLeadershipTransferInProgress) {
-		return failedAnswer(answerFailed, err)
+		return answerOf(answerFailed, err)
 	}
-	return failedAnswer(answerUncertain, err)
+	return answerOf(answerUncertain, err)
 }
 
 func transfer(inst *raftInstance, to string) answer {
@@ -150,14 +154,11 @@ func transfer(inst *raftInstance, to string) answer {
 	} else {
 		server, ok := inst.find(raft.ServerID(to))
 		if !ok || server.Suffrage != raft.Voter {
-			return failedAnswer(answerRefused, fmt.Errorf("%s is no voter of this group", to))
+			return answerOf(answerRefused, fmt.Errorf("%s is no voter of this group", to))
 		}
 		f = inst.raft.LeadershipTransferToServer(server.ID, server.Address)
 	}
-	if err := f.Error(); err != nil {
-		return failedAnswer(answerFailed, err)
-	}
-	return answer{status: answerDone}
+	return answerOf(answerFailed, f.Error())
 }
 
 func (s *Store) otherVoter(inst *raftInstance) bool {
@@ -200,7 +201,7 @@ func (s *Store) answer(kind requestKind, body []byte) answer {
 		d := &decoder{b: body}
 		budget := time.Duration(d.uint(math.MaxInt32)) * time.Millisecond
 		if d.err != nil {
-			return failedAnswer(answerRefused, d.err)
+			return answerOf(answerRefused, d.err)
 		}
 		ctx, cancel := context.WithTimeout(ctx, budget)
 		defer cancel()
@@ -208,22 +209,17 @@ func (s *Store) answer(kind requestKind, body []byte) answer {
 	case askInfo:
 		return jsonAnswer(answerDone, s.info())
 	case askJoin:
-		return handle(body, func(req joinRequest) answer {
-			if err := s.join(req); err != nil {
-				return failedAnswer(answerRefused, err)
-			}
-			return answer{status: answerDone}
-		})
+		return handle(body, func(req joinRequest) answer { return answerOf(answerRefused, s.join(req)) })
 	case askState:
 		return handle(body, func(req stateRequest) answer { return s.stateAfter(ctx, req) })
 	}
-	return failedAnswer(answerRefused, fmt.Errorf("request of the unknown kind %d", kind))
+	return answerOf(answerRefused, fmt.Errorf("request of the unknown kind %d", kind))
 }
 
 func jsonAnswer(status answerStatus, v any) answer {
 	body, err := json.Marshal(v)
 	if err != nil {
-		return failedAnswer(answerFailed, err)
+		return answerOf(answerFailed, err)
 	}
 	return answer{status, body}
 }
