@@ -105,10 +105,9 @@ func (s *Store) examine(inst *raftInstance, servers []raft.Server, answers []ans
 		clear(s.health)
 		s.healthTerm = term
 	}
-	seen := make(map[string]bool, len(servers))
+	health := make(map[string]*serverHealth, len(servers))
 	for _, server := range servers {
 		id := string(server.ID)
-		seen[id] = true
 		h := s.health[id]
 		a, answered := byID[id]
 		if h == nil {
@@ -117,8 +116,8 @@ func (s *Store) examine(inst *raftInstance, servers []raft.Server, answers []ans
 			if answered && !a.Alive && !a.Since.IsZero() && a.Since.Before(now) {
 				h.heard = a.Since
 			}
-			s.health[id] = h
 		}
+		health[id] = h
 		healthy := id == s.id
 		if answered {
 			h.left = a.Left
@@ -140,11 +139,7 @@ func (s *Store) examine(inst *raftInstance, servers []raft.Server, answers []ans
 			h.healthy, h.since = healthy, now
 		}
 	}
-	for id := range s.health {
-		if !seen[id] {
-			delete(s.health, id)
-		}
-	}
+	s.health = health
 }
 
 // moveServers corrects one server's address, or removes a server whose address another node has.
