@@ -192,7 +192,11 @@ func (d *disk) fail(cause error) {
 	}
 }
 
+// failure is nil for a nil disk: a node in memory has none.
 func (d *disk) failure() error {
+	if d == nil {
+		return nil
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.cause

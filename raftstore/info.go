@@ -32,7 +32,7 @@ func (s *Store) info() info {
 	if inst != nil {
 		i.LastIndex = inst.raft.LastIndex()
 		i.Leader = s.leader(inst).ID
-		if err := inst.failure(); err != nil && i.Failed == "" {
+		if err := inst.disk.failure(); err != nil && i.Failed == "" {
 			i.Failed = "disk failed: " + err.Error()
 		}
 	}

@@ -175,13 +175,6 @@ func within(limit time.Duration, f func()) bool {
 	}
 }
 
-func (inst *raftInstance) failure() error {
-	if inst.disk == nil {
-		return nil
-	}
-	return inst.disk.failure()
-}
-
 // note stores the commit index for replay. An idle leader repeats it, to detect a hung disk.
 func (inst *raftInstance) note(after time.Duration) error {
 	if inst.disk == nil {

@@ -101,7 +101,7 @@ func open(given Config) (*Store, error) {
 	}
 	s := &Store{
 		cfg: cfg, addr: addr, log: cfg.Log,
-		poke: make(chan struct{}, 1), stopped: make(chan struct{}), health: make(map[string]*serverHealth),
+		poke: make(chan struct{}, 1), stopped: make(chan struct{}),
 		unwilling: make(map[string]string),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -169,7 +169,7 @@ func (s *Store) Start(ctx context.Context) error {
 		s.caller = &caller{port: s.port, idle: make(map[string]*conn)}
 	}
 	d := s.first
-	if d == nil || d.failure() == nil {
+	if d.failure() == nil {
 		l, err := s.begin(d)
 		if err != nil {
 			return fmt.Errorf("raftstore: %w", err)
@@ -319,7 +319,7 @@ func (s *Store) run(inst *raftInstance, d *disk) {
 		} else {
 			d.close(endWait)
 		}
-		if d == nil || d.failure() == nil || s.ctx.Err() != nil {
+		if d.failure() == nil || s.ctx.Err() != nil {
 			break
 		}
 		s.report(d.failure())
