@@ -86,6 +86,9 @@ func (d *decoder) value(v reflect.Value) {
 		v.SetBool(d.uint(1) == 1)
 	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		v.SetUint(d.uint(math.MaxUint64 >> (64 - v.Type().Bits())))
+		if v.Kind() == reflect.Uint8 {
+			d.known(v)
+		}
 	case reflect.Int64:
 		n := d.uint(math.MaxUint64) // zigzag
 		v.SetInt(int64(n>>1) ^ -int64(n&1))
@@ -110,6 +113,13 @@ func (d *decoder) value(v reflect.Value) {
 		}
 	default:
 		panic(fmt.Sprintf("raftstore: %s has no encoding", v.Type()))
+	}
+}
+
+// known refuses a value without a name, which only a newer program writes.
+func (d *decoder) known(v reflect.Value) {
+	if named, ok := v.Addr().Interface().(fmt.Stringer); ok && named.String() == noName {
+		d.fail(fmt.Errorf("%d is no known %s", v.Uint(), v.Type().Name()))
 	}
 }
 

@@ -249,3 +249,44 @@ func BenchmarkSnapshot(b *testing.B) {
 		}
 	})
 }
+
+// An older program does not guess what a newer one's values mean.
+func TestUnknownValuesAreRefused(t *testing.T) {
+	for _, c := range []Command{
+		SetBackendState{Names: []string{"a"}, Action: MarkUp + 1},
+		SetBackendState{Names: []string{"a"}, By: ByHealth + 1},
+		UpdateBackend{Name: "a", Source: ptr(Admin + 1)},
+		AddBackends{[]Backend{{Name: "a", Source: Admin + 1}}},
+	} {
+		if _, err := decodeEntry(entry{command: c}.encode()); err == nil {
+			t.Errorf("%+v is read", c)
+		}
+	}
+	for name, edit := range map[string]func(*machine){
+		"state":        func(m *machine) { m.backends[0].State = Down + 1 },
+		"author":       func(m *machine) { m.backends[0].DownBy = ByHealth + 1 },
+		"equal names":  func(m *machine) { m.backends[1].Name = "a" },
+		"wrong order":  func(m *machine) { m.backends[0].Name = "c" },
+		"equal urls":   func(m *machine) { m.backends[1].URL = m.backends[0].URL },
+		"equal hot":    func(m *machine) { m.hot = []HotPrefix{{Anchor: 1}, {Anchor: 1}} },
+		"too many hot": func(m *machine) { m.hot = make([]HotPrefix, MaxHot+1); number(m.hot) },
+		"too many": func(m *machine) {
+			for i := range MaxBackends {
+				m.backends = append(m.backends, backend(fmt.Sprintf("n%06d", i)))
+			}
+		},
+	} {
+		m := newMachine()
+		m.run(1, add("a", "b"))
+		edit(m)
+		if _, err := restoreMachine(m.snapshot()); err == nil {
+			t.Errorf("%s: the snapshot is read", name)
+		}
+	}
+}
+
+func number(hot []HotPrefix) {
+	for i := range hot {
+		hot[i].Anchor = uint64(i)
+	}
+}

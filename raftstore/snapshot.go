@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"slices"
-	"strings"
 )
 
 // A snapshot is "GVRS", a byte for the format, a snapshotBody, and the CRC-32C of everything
@@ -84,13 +82,24 @@ func decodeMachine(b []byte) (*machine, error) {
 		m.order = append(m.order, o.Request)
 		m.outcomes[o.Request] = o.Outcome
 	}
-	byName := func(a, b Backend) int { return strings.Compare(a.Name, b.Name) }
-	byAnchor := func(a, b HotPrefix) int { return cmp.Compare(a.Anchor, b.Anchor) }
+	name := func(b Backend) string { return b.Name }
+	anchor := func(h HotPrefix) uint64 { return h.Anchor }
 	switch {
-	case !slices.IsSortedFunc(m.backends, byName) || !slices.IsSortedFunc(m.hot, byAnchor):
+	case !ascending(m.backends, name) || !ascending(m.hot, anchor):
 		return nil, errors.New("it is not in order")
-	case len(m.urls) != len(m.backends) || len(m.outcomes) != len(m.order) || len(m.order) > maxOutcomes:
-		return nil, errors.New("it repeats itself, or is too long")
+	case len(m.urls) != len(m.backends) || len(m.outcomes) != len(m.order):
+		return nil, errors.New("it repeats itself")
+	case len(m.backends) > MaxBackends || len(m.hot) > MaxHot || len(m.order) > maxOutcomes:
+		return nil, errors.New("it is too long")
 	}
 	return m, nil
+}
+
+func ascending[T any, K cmp.Ordered](list []T, key func(T) K) bool {
+	for i := 1; i < len(list); i++ {
+		if key(list[i-1]) >= key(list[i]) {
+			return false
+		}
+	}
+	return true
 }

@@ -87,11 +87,13 @@ const (
 
 func (s Source) String() string { return nameOf(s, "static", "file", "dns", "admin") }
 
+const noName = "unknown"
+
 func nameOf[T ~uint8](v T, names ...string) string {
 	if int(v) < len(names) {
 		return names[v]
 	}
-	return "unknown"
+	return noName
 }
 
 type Rules struct {
