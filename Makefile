@@ -19,7 +19,7 @@ GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-chaos build-newer install test race fuzz bench bench-proxy test-clients test-deploy live lint sim herd demo figures check chaos chaos-short chaos-planted chaos-virtual
+.PHONY: help build build-chaos build-newer install test test-newer race fuzz bench bench-proxy test-clients test-deploy live lint sim herd demo figures check chaos chaos-short chaos-planted chaos-virtual
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ RACE    := $(if $(HAVE_CC),-race,)
 test: ## all tests, with the race detector and in random order (under 10 minutes on 2 cores)
 	@$(if $(RACE),true,echo "no C compiler: testing without the race detector" >&2)
 	$(GO) test $(RACE) -shuffle=on -timeout 9m $(PKGS)
+
+test-newer: ## the packages whose formats another release must read, as build-newer writes them (15 seconds)
+	$(GO) test -tags newer -shuffle=on -timeout 3m ./gossip/...
 
 race: ## the same, several times over, to find what happens rarely
 	$(GO) test -race -shuffle=on -count=3 -timeout 30m $(PKGS)

@@ -278,10 +278,8 @@ func (x *Exchange) sleep(d time.Duration) bool { return sleep(x.ctx, d) }
 
 // sleep returns false if ctx ended first.
 func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return true
 	case <-ctx.Done():
 		return false

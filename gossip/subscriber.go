@@ -137,16 +137,13 @@ func (d *subscriber) take(kind wire.Kind, body []byte, _ int, now time.Time) err
 		d.pongs = append(d.pongs, wire.Pong{Sent: sent, Received: d.x.wall(now).UnixNano()})
 		d.poke()
 		return nil
-	case wire.KindSnapshot:
+	case wire.KindSnapshot, wire.KindCancel:
 		request, err := wire.DecodeRequest(body)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
-		}
-		return d.startSnapshot(request)
-	case wire.KindCancel:
-		request, err := wire.DecodeRequest(body)
-		if err != nil {
-			return err
+		case kind == wire.KindSnapshot:
+			return d.startSnapshot(request)
 		}
 		d.cancelSnapshot(request)
 		return nil
@@ -334,9 +331,6 @@ func (d *subscriber) fillSnapshot(dst []byte, now time.Time) (out []byte, wait t
 	if o.last {
 		d.outgoing = nil
 	}
-	select {
-	case o.taken <- struct{}{}:
-	default:
-	}
+	wake(o.taken)
 	return dst, 0
 }

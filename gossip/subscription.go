@@ -136,9 +136,7 @@ func (x *Exchange) dial(ctx context.Context, info member.Info) (net.Conn, member
 func (p *peer) failed(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err != nil {
-		p.LastError = err.Error()
-	}
+	p.LastError = err.Error()
 }
 
 func (s *subscription) end(why error) {

@@ -2,6 +2,7 @@ package gossip
 
 import (
 	"cmp"
+	"context"
 	"hash/fnv"
 	"io"
 	"maps"
@@ -227,8 +228,8 @@ func (x *Exchange) takeFrom(s *subscription) wire.Outcome {
 		return wire.Cancelled
 	}
 	defer s.cancelIncoming(in)
-	limit := time.NewTimer(snapshotTimeout)
-	defer limit.Stop()
+	ctx, cancel := context.WithTimeout(x.ctx, snapshotTimeout)
+	defer cancel()
 	look := time.NewTicker(stallTimeout / 8)
 	defer look.Stop()
 	for {
@@ -245,9 +246,7 @@ func (x *Exchange) takeFrom(s *subscription) wire.Outcome {
 				x.log.Warn().Str("peer", s.p.name).Msg("snapshot makes no progress: asking another peer")
 				return wire.Cancelled
 			}
-		case <-limit.C:
-			return wire.Cancelled
-		case <-x.ctx.Done():
+		case <-ctx.Done():
 			return wire.Cancelled
 		}
 	}

@@ -120,9 +120,14 @@ func ReadFile(path string, limit int) ([]byte, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
+	return ReadAll(f, limit)
+}
+
+// ReadAll reads the rest of f, at most limit bytes.
+func ReadAll(f *os.File, limit int) ([]byte, error) {
 	text, err := io.ReadAll(io.LimitReader(f, int64(limit)+1))
 	if err == nil && len(text) > limit {
-		err = fmt.Errorf("%s is longer than %d bytes", path, limit)
+		err = fmt.Errorf("%s is longer than %d bytes", f.Name(), limit)
 	}
 	return text, err
 }

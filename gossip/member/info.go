@@ -97,7 +97,6 @@ type meta struct {
 }
 
 func (c *meta) encode() ([]byte, error) {
-	c.laterFields = later
 	b, err := json.Marshal(c)
 	if err == nil && len(b) > maxMeta {
 		err = fmt.Errorf("name, addresses, version and cluster take %d bytes, more than %d: shorten them", len(b), maxMeta)

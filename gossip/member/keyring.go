@@ -244,16 +244,10 @@ func writeKeyring(path string, keys [][]byte) error {
 	}
 	defer func() { _ = os.Remove(f.Name()) }()
 	_, err = f.Write(append(text, '\n'))
-	if err == nil {
-		err = f.Sync()
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
 	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
+	if err := os.Rename(f.Name(), path); err != nil {
 		return err
 	}
 	// Without it a crash might restore the old file. Not every file system supports it.

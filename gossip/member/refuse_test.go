@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"net"
+	"reflect"
 	"strings"
 	"testing"
 )
@@ -123,6 +125,39 @@ func TestNewRefuses(t *testing.T) {
 		t.Error(err)
 	}
 	if err := l.Stop(context.Background()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A peer's refusal is read as text for logs, and a hello carries what a later release adds.
+func TestRefusalOfAnotherRelease(t *testing.T) {
+	l, err := New(testConfig("a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	near, far := net.Pipe()
+	defer func() { _ = near.Close() }()
+	refused := make(chan error)
+	go func() {
+		defer func() { _ = near.Close() }()
+		_, err := l.greet(near, "127.0.0.1:9", &peerProof{cert: l.ring.identity.Load().leaf.Leaf})
+		refused <- err
+	}()
+	var hello map[string]any
+	if err := readMessage(far, &hello); err != nil {
+		t.Fatal(err)
+	}
+	if _, found := hello["later"]; found != (reflect.TypeFor[laterFields]().NumField() > 0) {
+		t.Errorf("fields of a later release in %v: %v", hello, found)
+	}
+	who := l.meta()
+	who.Addr = "127.0.0.1:9"
+	v := verdict{Refusal: "\x1b[31m" + strings.Repeat("no", maxReason)}
+	if err := errors.Join(writeMessage(far, &who), writeMessage(far, v)); err != nil {
+		t.Fatal(err)
+	}
+	err = <-refused
+	if !errors.Is(err, ErrRefused) || !isText(err.Error()) || strings.Count(err.Error(), "no") > maxReason/2 {
 		t.Error(err)
 	}
 }

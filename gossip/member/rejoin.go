@@ -101,18 +101,13 @@ func (l *List) rejoin(ctx context.Context) {
 }
 
 func (l *List) rest(ctx context.Context, wait time.Duration) bool {
-	least, most := time.NewTimer(minPause), time.NewTimer(max(wait, minPause))
-	defer least.Stop()
-	defer most.Stop()
-	select {
-	case <-ctx.Done():
+	if !sleep(ctx, minPause) {
 		return false
-	case <-least.C:
 	}
 	select {
 	case <-ctx.Done():
 		return false
-	case <-most.C:
+	case <-time.After(wait - minPause):
 	case <-l.seeds.changed:
 	case <-l.attempts.wake:
 	}
@@ -274,25 +269,18 @@ func (l *List) isMember(who *Info) bool {
 func (l *List) report(outcome []SeedError) {
 	before := make(map[string]string)
 	for _, o := range l.JoinErrors() {
-		before[o.Seed+" "+o.Addr] = errText(o.Err)
+		before[o.Seed+" "+o.Addr] = fmt.Sprint(o.Err)
 	}
 	for _, o := range outcome {
 		was, seen := before[o.Seed+" "+o.Addr]
 		switch {
-		case seen && was == errText(o.Err):
+		case seen && was == fmt.Sprint(o.Err):
 		case o.Err != nil:
 			l.log.Warn().Str("seed", o.Seed).Str("addr", o.Addr).Err(o.Err).Msg("not joined")
 		default:
 			l.log.Info().Str("seed", o.Seed).Str("addr", o.Addr).Msg("joined")
 		}
 	}
-}
-
-func errText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 // each runs at most limit calls at a time.

@@ -4,5 +4,3 @@ package member
 
 // For the newer build; see release_newer.go.
 type laterFields struct{}
-
-var later laterFields

@@ -6,5 +6,3 @@ package member
 type laterFields struct {
 	Later string `json:"later"`
 }
-
-var later = laterFields{"field"}

@@ -170,7 +170,10 @@ func (l *List) serveKeys(c *Conn) {
 		}
 		e.Str("peer", c.Peer.Name).Str("op", clean(string(request.Op), maxName)).Msg("peer changes gossip keys")
 	}
-	reply := keyReply{Keys: l.Keys(), Persisted: l.ring.file != "", Error: clean(errText(err), maxReason)}
+	reply := keyReply{Keys: l.Keys(), Persisted: l.ring.file != ""}
+	if err != nil {
+		reply.Error = clean(err.Error(), maxReason)
+	}
 	if err := writeMessage(c, reply); err != nil {
 		l.log.Debug().Str("peer", c.Peer.Name).Err(err).Msg("answer to a key operation not sent")
 		return

@@ -2,8 +2,9 @@ package member
 
 import (
 	"fmt"
-	"io"
 	"os"
+
+	"grapevine/gossip/discovery"
 )
 
 // CheckSecret refuses a file that everyone may use or its group may change.
@@ -31,12 +32,5 @@ func ReadSecret(path string, limit int) ([]byte, error) {
 	if err := CheckSecret(f); err != nil {
 		return nil, err
 	}
-	text, err := io.ReadAll(io.LimitReader(f, int64(limit)+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(text) > limit {
-		return nil, fmt.Errorf("%s is longer than %d bytes", path, limit)
-	}
-	return text, nil
+	return discovery.ReadAll(f, limit)
 }
