@@ -217,7 +217,7 @@ func TestAnnouncedBodiesCostLittle(t *testing.T) {
 		r.proxy.mu.Lock()
 		defer r.proxy.mu.Unlock()
 		begun := 0
-		for c := range r.proxy.conns {
+		for _, c := range r.proxy.conns {
 			if c.state.Load() == connReading {
 				begun++
 			}

@@ -120,7 +120,8 @@ type Proxy struct {
 
 	mu        sync.Mutex // guards the fields below
 	listeners map[net.Listener]struct{}
-	conns     map[*clientConn]struct{}
+	conns     map[uint64]*clientConn // by key
+	lastKey   uint64                 // keys, unlike descriptors, are not reused
 	closed    bool
 	watchDone chan struct{} // closed when the watch ends; nil before the first Serve
 	watchStop chan struct{}
@@ -138,7 +139,7 @@ func New(cfg Config) (*Proxy, error) {
 		cfg:       cfg,
 		epoch:     time.Now(),
 		listeners: make(map[net.Listener]struct{}),
-		conns:     make(map[*clientConn]struct{}),
+		conns:     make(map[uint64]*clientConn),
 		watchStop: make(chan struct{}),
 		finished:  make(chan struct{}),
 	}
@@ -148,6 +149,7 @@ func New(cfg Config) (*Proxy, error) {
 	p.bodies.limit = int64(cfg.MaxBodyMemory)
 	p.upstreams.init(p)
 	p.broken.seed = rand.Uint64()
+	p.exchanges.New = func() any { return newExchange(p) }
 	p.parsers.New = func() any { return prompt.NewParser(cfg.Hasher) }
 	p.server = p.newServer()
 	return p, nil
