@@ -171,13 +171,18 @@ func drop(c net.Conn) {
 
 var dropBuffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
 
+// written makes fasthttp write a body by WriteTo instead of reading it.
+type written struct{}
+
+func (written) Read([]byte) (int, error) { return 0, errNotRead }
+
+func (written) SupportsBodyWriteTo() bool { return true }
+
 // wholeBody is flushed at once; fasthttp would wait for the answer to the next pipelined request.
-type wholeBody struct{ body []byte }
-
-// Read implements io.Reader; fasthttp uses WriteTo.
-func (b *wholeBody) Read([]byte) (int, error) { return 0, errNotRead }
-
-func (b *wholeBody) SupportsBodyWriteTo() bool { return true }
+type wholeBody struct {
+	written
+	body []byte
+}
 
 func (b *wholeBody) WriteTo(w io.Writer) (int64, error) {
 	n, err := w.Write(b.body)
