@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -190,7 +191,7 @@ func (c *Config) complete() error {
 		return fmt.Errorf("%w: no hasher", ErrConfig)
 	}
 	t := &c.Timeouts
-	for _, f := range []error{
+	if err := cmp.Or(
 		orDefault("MaxBody", &c.MaxBody, DefaultMaxBody, false),
 		orDefault("MaxHeader", &c.MaxHeader, DefaultMaxHeader, false),
 		orDefault("MaxAttempts", &c.MaxAttempts, 3, false),
@@ -207,10 +208,8 @@ func (c *Config) complete() error {
 		orDefault("UpstreamIdle", &t.UpstreamIdle, 4*time.Second, false),
 		orDefault("Watch", &t.Watch, 250*time.Millisecond, false),
 		orDefault("DrainGrace", &t.DrainGrace, time.Second, true),
-	} {
-		if f != nil {
-			return f
-		}
+	); err != nil {
+		return err
 	}
 	if err := orDefault("MaxBodyMemory", &c.MaxBodyMemory, max(DefaultMaxBodyMemory, BodyMemoryShare*c.MaxBody), false); err != nil {
 		return err
