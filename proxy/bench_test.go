@@ -217,7 +217,7 @@ func BenchmarkSweep(b *testing.B) {
 			ln, err := net.Listen("tcp", "127.0.0.1:0")
 			must(b, err)
 			defer ln.Close()
-			for range conns {
+			for key := range uint64(conns) {
 				peer, err := net.Dial("tcp", ln.Addr().String())
 				must(b, err)
 				defer peer.Close()
@@ -228,7 +228,7 @@ func BenchmarkSweep(b *testing.B) {
 				if active {
 					c.state.Store(connActive)
 				}
-				p.conns[c] = struct{}{}
+				p.conns[key] = c
 			}
 			b.ReportAllocs()
 			for b.Loop() {

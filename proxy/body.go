@@ -48,20 +48,15 @@ func (b *bodyReader) reset(br *bufio.Reader, length int) {
 // end, and may be called again after a timeout.
 func (b *bodyReader) next() ([]byte, error) {
 	for {
+		if !b.done && b.br.Buffered() > 0 {
+			if view, err := b.take(); len(view) > 0 || err != nil {
+				return view, err
+			}
+		}
 		if b.done {
 			return nil, io.EOF
 		}
 		had := b.br.Buffered()
-		if had > 0 {
-			view, err := b.take()
-			if len(view) > 0 || err != nil {
-				return view, err
-			}
-			if b.done {
-				return nil, io.EOF
-			}
-			had = b.br.Buffered()
-		}
 		if _, err := b.br.Peek(had + 1); err != nil && b.br.Buffered() == had {
 			switch {
 			case errors.Is(err, bufio.ErrBufferFull):

@@ -171,13 +171,18 @@ func drop(c net.Conn) {
 
 var dropBuffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
 
+// written makes fasthttp write a body by WriteTo instead of reading it.
+type written struct{}
+
+func (written) Read([]byte) (int, error) { return 0, errNotRead }
+
+func (written) SupportsBodyWriteTo() bool { return true }
+
 // wholeBody is flushed at once; fasthttp would wait for the answer to the next pipelined request.
-type wholeBody struct{ body []byte }
-
-// Read implements io.Reader; fasthttp uses WriteTo.
-func (b *wholeBody) Read([]byte) (int, error) { return 0, errNotRead }
-
-func (b *wholeBody) SupportsBodyWriteTo() bool { return true }
+type wholeBody struct {
+	written
+	body []byte
+}
 
 func (b *wholeBody) WriteTo(w io.Writer) (int64, error) {
 	n, err := w.Write(b.body)
@@ -295,15 +300,18 @@ func (p *Proxy) watch(done chan<- struct{}) {
 // Sweeps counts finished passes of the watch; while it stands still, no deadline is enforced.
 func (p *Proxy) Sweeps() uint64 { return p.sweeps.Load() }
 
-// sweep checks a copy of the list, so that interrupting requests does not block new connections.
+// openConns returns a copy, so that interrupting requests does not block new connections.
+func (p *Proxy) openConns() []*clientConn {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.AppendSeq(make([]*clientConn, 0, len(p.conns)), maps.Values(p.conns))
+}
+
 func (p *Proxy) sweep() {
 	now := int64(time.Since(p.epoch))
 	p.clock.Store(now)
-	p.mu.Lock()
-	conns := slices.Collect(maps.Keys(p.conns))
-	p.mu.Unlock()
 	stall := int64(p.tuned.Load().Timeouts.Write)
-	for _, c := range conns {
+	for _, c := range p.openConns() {
 		if since := c.writing.Load(); since != 0 && now-since > stall {
 			c.interrupt(stalled)
 			c.abort() // a FIN would keep unread data in the kernel's buffers for minutes

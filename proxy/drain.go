@@ -2,8 +2,6 @@ package proxy
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"time"
 )
 
@@ -87,7 +85,7 @@ func (p *Proxy) closeListeners() {
 func (p *Proxy) closeIdle(state int32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for c := range p.conns {
+	for _, c := range p.conns {
 		if c.state.CompareAndSwap(state, connClosing) {
 			c.raw.Close()
 		}
@@ -97,10 +95,7 @@ func (p *Proxy) closeIdle(state int32) bool {
 
 func (p *Proxy) forceClosed() {
 	p.cancel()
-	p.mu.Lock()
-	conns := slices.Collect(maps.Keys(p.conns))
-	p.mu.Unlock()
-	for _, c := range conns {
+	for _, c := range p.openConns() {
 		c.interrupt(forced)
 	}
 	until := time.Now().Add(forceGrace)
@@ -113,7 +108,7 @@ func (p *Proxy) forceClosed() {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for c := range p.conns {
+	for _, c := range p.conns {
 		c.raw.Close()
 	}
 }

@@ -268,7 +268,7 @@ func TestDrainUnderLoad(t *testing.T) {
 
 // A request read while the drain closes its connection reaches no engine.
 func TestForestalledRequestIsNotServed(t *testing.T) {
-	p := &Proxy{conns: make(map[*clientConn]struct{})}
+	p := &Proxy{conns: make(map[uint64]*clientConn)}
 	near, far := net.Pipe()
 	defer far.Close()
 	c := &clientConn{Conn: meanwhile{near, func() {
@@ -276,7 +276,7 @@ func TestForestalledRequestIsNotServed(t *testing.T) {
 			t.Error("the connection is not among those of the proxy")
 		}
 	}}, raw: near, proxy: p}
-	p.conns[c] = struct{}{}
+	p.conns[c.key] = c
 	sent := make(chan error, 1)
 	go func() {
 		_, err := io.WriteString(far, "GET / HTTP/1.1\r\n\r\n")

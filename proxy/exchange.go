@@ -98,10 +98,7 @@ func newExchange(p *Proxy) *exchange {
 func (e *exchange) header(name string) []byte { return e.ctx.Request.Header.Peek(name) }
 
 func (p *Proxy) acquire(ctx *fasthttp.RequestCtx, conn *clientConn) *exchange {
-	e, _ := p.exchanges.Get().(*exchange)
-	if e == nil {
-		e = newExchange(p)
-	}
+	e := p.exchanges.Get().(*exchange)
 	e.ctx, e.conn = ctx, conn
 	p.active.Add(1)
 	return e

@@ -115,7 +115,7 @@ func untouched(err error) bool {
 	return unsent || err == io.EOF
 }
 
-// receive passes on the response unless another backend must answer.
+// takeAnswer passes on the response unless another backend must answer.
 func (e *exchange) takeAnswer(up *upstreamConn) (settled bool) {
 	h := &e.ctx.Response.Header
 	status, length := h.StatusCode(), h.ContentLength()

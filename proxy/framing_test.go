@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -217,7 +216,7 @@ func TestAnnouncedBodiesCostLittle(t *testing.T) {
 		r.proxy.mu.Lock()
 		defer r.proxy.mu.Unlock()
 		begun := 0
-		for c := range r.proxy.conns {
+		for _, c := range r.proxy.conns {
 			if c.state.Load() == connReading {
 				begun++
 			}
@@ -421,55 +420,71 @@ func TestSlowLoris(t *testing.T) {
 	}
 }
 
+// pass makes d pass for all read deadlines, and waits until the watch has checked them.
+func (r *rig) pass(d time.Duration) {
+	for _, c := range r.proxy.openConns() {
+		if by := c.readBy.Load(); by != 0 {
+			c.readBy.CompareAndSwap(by, by-int64(d))
+		}
+	}
+	seen := r.proxy.Sweeps()
+	eventually(r.t, "two sweeps", func() bool { return r.proxy.Sweeps() > seen+1 })
+}
+
+// readableFor waits until the only connection has more than d to its read deadline.
+func (r *rig) readableFor(d time.Duration) {
+	eventually(r.t, "a later read deadline", func() bool {
+		conns := r.proxy.openConns()
+		return len(conns) == 1 && conns[0].readBy.Load()-r.proxy.clock.Load() > int64(d)
+	})
+}
+
 // Read limits neither a steady upload, an idle connection nor a long wait.
 func TestReadTimeoutSparesTheHonest(t *testing.T) {
-	t.Parallel()
-	const read, longer = 2 * time.Second, 2500 * time.Millisecond
+	const read = 2 * time.Minute
+	waiting, answer := make(chan bool), make(chan bool)
 	b := newBackend(t, false, func(c *upstreamSide, req seenRequest) bool {
 		if req.URL.Path == "/v1/slow" {
-			time.Sleep(longer)
+			waiting <- true
+			<-answer
 		}
 		return c.send(jsonReply(200, okBody))
 	})
-	r := newRig(t, []string{b.addr}, withTimeouts(func(t *Timeouts) { t.Read = read }))
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	for _, use := range []func(c net.Conn) error{
-		func(c net.Conn) error { // takes more than Read in total, less per bodyCredit
-			for req := request("POST", "/v1/x", strings.Repeat("x", 3*bodyCredit)); len(req) > 0; time.Sleep(read / 2) {
-				n := min(len(req), bodyCredit+4<<10)
-				if _, err := io.WriteString(c, req[:n]); err != nil {
-					return err
-				}
-				req = req[n:]
+	for name, use := range map[string]func(r *rig, c net.Conn){
+		"steady upload": func(r *rig, c net.Conn) { // takes more than Read in total, less per bodyCredit
+			const piece = bodyCredit + 4<<10
+			req := request("POST", "/v1/x", strings.Repeat("x", 4*bodyCredit))
+			for ; len(req) > piece; req = req[piece:] {
+				_, err := io.WriteString(c, req[:piece])
+				must(t, err)
+				r.readableFor(read / 2)
+				r.pass(read * 3 / 4)
 			}
-			return nil
+			_, err := io.WriteString(c, req)
+			must(t, err)
 		},
-		func(c net.Conn) error { // the engine takes longer than Read
+		"slow engine": func(r *rig, c net.Conn) {
 			_, err := io.WriteString(c, request("POST", "/v1/slow", ""))
-			return err
+			must(t, err)
+			<-waiting
+			r.pass(2 * read)
+			answer <- true
 		},
-		func(c net.Conn) error { // idle before the second request
-			if _, err := io.WriteString(c, request("GET", "/healthz", "")); err != nil {
-				return err
-			}
-			if _, err := tryReply(bufio.NewReader(c), "GET"); err != nil {
-				return err
-			}
-			time.Sleep(longer)
-			_, err := io.WriteString(c, chat(false))
-			return err
+		"idle before the second request": func(r *rig, c net.Conn) {
+			_, err := io.WriteString(c, request("GET", "/healthz", ""))
+			must(t, err)
+			readReply(t, bufio.NewReader(c), "GET").want(t, 200)
+			r.readableFor(2 * read)
+			r.pass(2 * read)
+			_, err = io.WriteString(c, chat(false))
+			must(t, err)
 		},
 	} {
-		c := r.dial()
-		wg.Go(func() {
-			if err := use(c); err != nil {
-				t.Error(err)
-				return
-			}
-			if rp, err := tryReply(bufio.NewReader(c), "POST"); err != nil || rp.StatusCode != 200 {
-				t.Errorf("%+v, %v", rp, err)
-			}
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, []string{b.addr}, withTimeouts(func(t *Timeouts) { t.Read = read }))
+			c := r.dial()
+			use(r, c)
+			readReply(t, bufio.NewReader(c), "POST").want(t, 200)
 		})
 	}
 }

@@ -187,7 +187,7 @@ func (r *rig) expire(u *upstreamSide) {
 	p := r.proxy
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for c := range p.conns {
+	for _, c := range p.conns {
 		c.mu.Lock()
 		if c.up != nil && c.up.raw.LocalAddr().String() == u.RemoteAddr().String() {
 			c.deadline.Store(1)

@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -120,7 +121,8 @@ type Proxy struct {
 
 	mu        sync.Mutex // guards the fields below
 	listeners map[net.Listener]struct{}
-	conns     map[*clientConn]struct{}
+	conns     map[uint64]*clientConn // by key
+	lastKey   uint64                 // keys, unlike descriptors, are not reused
 	closed    bool
 	watchDone chan struct{} // closed when the watch ends; nil before the first Serve
 	watchStop chan struct{}
@@ -138,7 +140,7 @@ func New(cfg Config) (*Proxy, error) {
 		cfg:       cfg,
 		epoch:     time.Now(),
 		listeners: make(map[net.Listener]struct{}),
-		conns:     make(map[*clientConn]struct{}),
+		conns:     make(map[uint64]*clientConn),
 		watchStop: make(chan struct{}),
 		finished:  make(chan struct{}),
 	}
@@ -148,6 +150,7 @@ func New(cfg Config) (*Proxy, error) {
 	p.bodies.limit = int64(cfg.MaxBodyMemory)
 	p.upstreams.init(p)
 	p.broken.seed = rand.Uint64()
+	p.exchanges.New = func() any { return newExchange(p) }
 	p.parsers.New = func() any { return prompt.NewParser(cfg.Hasher) }
 	p.server = p.newServer()
 	return p, nil
@@ -188,7 +191,7 @@ func (c *Config) complete() error {
 		return fmt.Errorf("%w: no hasher", ErrConfig)
 	}
 	t := &c.Timeouts
-	for _, f := range []error{
+	if err := cmp.Or(
 		orDefault("MaxBody", &c.MaxBody, DefaultMaxBody, false),
 		orDefault("MaxHeader", &c.MaxHeader, DefaultMaxHeader, false),
 		orDefault("MaxAttempts", &c.MaxAttempts, 3, false),
@@ -205,10 +208,8 @@ func (c *Config) complete() error {
 		orDefault("UpstreamIdle", &t.UpstreamIdle, 4*time.Second, false),
 		orDefault("Watch", &t.Watch, 250*time.Millisecond, false),
 		orDefault("DrainGrace", &t.DrainGrace, time.Second, true),
-	} {
-		if f != nil {
-			return f
-		}
+	); err != nil {
+		return err
 	}
 	if err := orDefault("MaxBodyMemory", &c.MaxBodyMemory, max(DefaultMaxBodyMemory, BodyMemoryShare*c.MaxBody), false); err != nil {
 		return err

@@ -19,13 +19,12 @@ const (
 )
 
 // relay is written by fasthttp on the same goroutine; each Write is one chunk and one flush.
-type relay struct{ e *exchange }
+type relay struct {
+	written
+	e *exchange
+}
 
 var _ fasthttp.BodyWriterTo = (*relay)(nil)
-
-func (r *relay) Read([]byte) (int, error) { return 0, errNotRead }
-
-func (r *relay) SupportsBodyWriteTo() bool { return true }
 
 func (r *relay) WriteTo(w io.Writer) (n int64, err error) {
 	defer func() {

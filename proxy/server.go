@@ -98,7 +98,7 @@ func (p *Proxy) open(ln net.Listener) error {
 		return ErrClosed
 	}
 	if p.watchDone == nil {
-		if err := p.departures.open(); err != nil {
+		if err := p.departures.open(p); err != nil {
 			return err
 		}
 		p.watchDone = make(chan struct{})
@@ -122,7 +122,9 @@ func (p *Proxy) accept(raw net.Conn) {
 		raw.Close()
 		return
 	}
-	p.conns[c] = struct{}{}
+	p.lastKey++
+	c.key = p.lastKey
+	p.conns[c.key] = c
 	p.served.Add(1)
 	p.mu.Unlock()
 	go p.serveConn(c)
@@ -136,9 +138,8 @@ func (p *Proxy) serveConn(c *clientConn) {
 	}
 	c.raw.Close()
 	c.releaseBody(0)
-	p.departures.remove(c)
 	p.mu.Lock()
-	delete(p.conns, c)
+	delete(p.conns, c.key)
 	p.mu.Unlock()
 	if err != nil {
 		p.logBroken(c, err)

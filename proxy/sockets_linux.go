@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -19,13 +18,9 @@ type departures struct {
 	file  *os.File // the runtime's poller waits for it without a thread
 	ready syscall.RawConn
 	ended chan struct{}
-
-	mu    sync.Mutex // guards the fields below
-	conns map[uint64]*clientConn
-	last  uint64 // keys, unlike descriptors, are not reused
 }
 
-func (d *departures) open() error {
+func (d *departures) open(p *Proxy) error {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("watch for departing clients: epoll_create1: %w", err)
@@ -39,8 +34,8 @@ func (d *departures) open() error {
 		d.file.Close()
 		return fmt.Errorf("watch for departing clients: %w", err)
 	}
-	d.conns, d.ended = make(map[uint64]*clientConn), make(chan struct{})
-	go d.run()
+	d.ended = make(chan struct{})
+	go d.run(p)
 	return nil
 }
 
@@ -59,11 +54,6 @@ func (d *departures) add(c *clientConn) error {
 	if err != nil {
 		return err
 	}
-	d.mu.Lock()
-	d.last++
-	c.key = d.last
-	d.conns[c.key] = c
-	d.mu.Unlock()
 	var failed error
 	err = rc.Control(func(fd uintptr) {
 		event := unix.EpollEvent{Events: unix.EPOLLRDHUP | unix.EPOLLET, Fd: int32(uint32(c.key)), Pad: int32(uint32(c.key >> 32))}
@@ -75,13 +65,7 @@ func (d *departures) add(c *clientConn) error {
 	return nil
 }
 
-func (d *departures) remove(c *clientConn) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.conns, c.key)
-}
-
-func (d *departures) run() {
+func (d *departures) run(p *Proxy) {
 	defer close(d.ended)
 	var events [128]unix.EpollEvent
 	n := 0
@@ -95,9 +79,9 @@ func (d *departures) run() {
 	}
 	for d.ready.Read(wait) == nil {
 		for _, event := range events[:n] {
-			d.mu.Lock()
-			c := d.conns[uint64(uint32(event.Fd))|uint64(uint32(event.Pad))<<32]
-			d.mu.Unlock()
+			p.mu.Lock()
+			c := p.conns[uint64(uint32(event.Fd))|uint64(uint32(event.Pad))<<32]
+			p.mu.Unlock()
 			if c != nil {
 				c.depart()
 			}

@@ -7,10 +7,9 @@ import "net"
 // A failing write shows that a client left.
 type departures struct{}
 
-func (*departures) open() error           { return nil }
+func (*departures) open(*Proxy) error     { return nil }
 func (*departures) close()                {}
 func (*departures) add(*clientConn) error { return nil }
-func (*departures) remove(*clientConn)    {}
 
 // A failing request shows that a connection is stale.
 type probe struct{}

@@ -150,7 +150,8 @@ func (c *upstreamConn) send(body [][]byte) error {
 		for _, p := range body {
 			c.head = append(c.head, p...)
 		}
-		body = nil
+		_, err := c.Write(c.head)
+		return err
 	}
 	c.vector = append(append(c.vector[:0], c.head), body...)
 	c.buffers = c.vector

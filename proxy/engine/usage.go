@@ -87,11 +87,11 @@ func ParseUsage(body []byte) Usage {
 	case len(body) <= smallBody:
 		c.mergeTop(body[at:])
 	default:
-		if v := lastMember(body, `"usage"`); v != nil {
-			c.merge(v)
-		} else if v := lastMember(body, `"meta_info"`); v != nil {
-			c.merge(v)
+		v := lastMember(body, `"usage"`)
+		if v == nil {
+			v = lastMember(body, `"meta_info"`)
 		}
+		c.merge(v)
 	}
 	return c.usage()
 }

@@ -168,10 +168,6 @@ func (p *Parser) url(key op) {
 	}
 	from := p.tape.mark()
 	p.memberName(key)
-	start, base := p.tape.mark(), len(p.members)
-	var f parts
-	p.read(urlMembers, asExtra, &f)
-	p.settle(base, true)
-	p.arrangeMembers(start, base, f[:]...)
+	p.record(p.tape.mark(), urlMembers, asExtra)
 	p.remember(key, from)
 }

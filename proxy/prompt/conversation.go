@@ -73,21 +73,11 @@ func (p *Parser) call() {
 		p.literal()
 	case '{':
 		p.tape.addByte(markCall)
-		p.callBody(start)
+		p.record(start, callMembers, asIgnored)
 	default:
 		p.tape.addByte(markCall)
 		p.other()
 	}
-}
-
-func (p *Parser) callBody(start int) {
-	if p.peek() != '{' {
-		p.field(0)
-		return
-	}
-	f := parts{p.tape.since(start)}
-	p.read(callMembers, asIgnored, &f)
-	p.tape.arrange(start, f[:])
 }
 
 var toolMembers = inOrder{
@@ -100,7 +90,8 @@ var toolMembers = inOrder{
 	{"cache_control", asIgnored, 0},
 }
 
-// Chat's {type, function: {...}}, or the flat forms of Anthropic and Responses.
+// Chat's {type, function: {...}}, or the flat forms of Anthropic and Responses. Engines parse tools
+// into records, so only the order within schemas matters.
 func (p *Parser) tool(mark byte) {
 	start := p.tape.mark()
 	p.tape.addByte(mark)
@@ -108,19 +99,7 @@ func (p *Parser) tool(mark byte) {
 		p.other()
 		return
 	}
-	p.toolBody(start)
-}
-
-// Engines parse tools into records, so only the order within schemas matters.
-func (p *Parser) toolBody(start int) {
-	if p.peek() != '{' {
-		p.field(0)
-		return
-	}
-	f, base := parts{p.tape.since(start)}, len(p.members)
-	p.read(toolMembers, asExtra, &f)
-	p.settle(base, true)
-	p.arrangeMembers(start, base, f[:]...)
+	p.record(start, toolMembers, asExtra)
 }
 
 func (p *Parser) toolType() {

@@ -49,10 +49,13 @@ func (p *Parser) options() {
 	}
 }
 
-func (p *Parser) retain(r *remains) { r.end, r.some = p.pos, true }
-
-// cut removes the member that ends at p.pos, with the comma before it or, at the front, after it.
-func (p *Parser) cut(r *remains) {
+// end notes a member that ends at p.pos. If gone, an edit removes it, with the comma before it or,
+// at the front, after it.
+func (p *Parser) end(r *remains, gone bool) {
+	if !gone {
+		r.end, r.some = p.pos, true
+		return
+	}
 	from := r.end
 	r.end = p.pos
 	if !r.some && p.peek() == ',' {
@@ -82,11 +85,7 @@ func (p *Parser) extraArgs() {
 	for key := range p.ifObject {
 		gone := !p.opt.Control && steers(p.tape.bytes(key))
 		p.skip()
-		if gone {
-			p.cut(&r)
-		} else {
-			p.retain(&r)
-		}
+		p.end(&r, gone)
 	}
 }
 

@@ -137,17 +137,6 @@ var messages = map[string]field{
 	"chat_template_kwargs": {slotTemplateArgs, asSorted, markSetting},
 }
 
-var responses = map[string]field{
-	"input":                {slotMessages, asItems, 0},
-	"instructions":         {slotSystem, asSystem, 0},
-	"tools":                {slotTools, asTools, markTool},
-	"tool_choice":          {slotChoice, asChoice, markSetting},
-	"reasoning":            {slotReasoning, asSorted, markSetting},
-	"previous_response_id": {slotPrevious, asSetting, markSetting},
-	"prompt":               {slotStored, asSorted, markSetting},
-	"chat_template_kwargs": {slotTemplateArgs, asSorted, markSetting},
-}
-
 var perKind = [kinds]map[string]field{
 	Chat: chat,
 	Completion: {
@@ -156,7 +145,16 @@ var perKind = [kinds]map[string]field{
 		"suffix":             {slotSuffix, asSetting, markTail},
 		"add_special_tokens": {slotSpecial, asTrue, markSetting},
 	},
-	Responses:   responses,
+	Responses: {
+		"input":                {slotMessages, asItems, 0},
+		"instructions":         {slotSystem, asSystem, 0},
+		"tools":                {slotTools, asTools, markTool},
+		"tool_choice":          {slotChoice, asChoice, markSetting},
+		"reasoning":            {slotReasoning, asSorted, markSetting},
+		"previous_response_id": {slotPrevious, asSetting, markSetting},
+		"prompt":               {slotStored, asSorted, markSetting},
+		"chat_template_kwargs": {slotTemplateArgs, asSorted, markSetting},
+	},
 	Embeddings:  with(chat, map[string]field{"input": {slotPrompt, asPrompt, 0}}),
 	Messages:    messages,
 	CountTokens: messages,

@@ -93,11 +93,7 @@ func (p *Parser) top() {
 			p.value(key, f)
 			p.slots[f.slot] = p.tape.since(from)
 		}
-		if gone {
-			p.cut(&p.rest)
-		} else {
-			p.retain(&p.rest)
-		}
+		p.end(&p.rest, gone)
 	}
 }
 
@@ -106,6 +102,19 @@ func (p *Parser) unwanted(name []byte, f field) bool {
 		return len(p.opt.Tenant) > 0 && string(name) == saltMember(p.kind)
 	}
 	return !p.opt.Control && steers(name)
+}
+
+// record reads an object whose members follow the tape after start in the list's order. Other values
+// count as a text.
+func (p *Parser) record(start int, list inOrder, others how) {
+	if p.peek() != '{' {
+		p.field(0)
+		return
+	}
+	f, base := parts{p.tape.since(start)}, len(p.members)
+	p.read(list, others, &f)
+	p.settle(base, true)
+	p.arrangeMembers(start, base, f[:]...)
 }
 
 // read returns the text of the member asKind.
@@ -182,11 +191,11 @@ func (p *Parser) value(key op, f field) {
 	case asCall:
 		p.call()
 	case asCallBody:
-		p.callBody(p.tape.mark())
+		p.record(p.tape.mark(), callMembers, asIgnored)
 	case asToolType:
 		p.toolType()
 	case asToolBody:
-		p.toolBody(p.tape.mark())
+		p.record(p.tape.mark(), toolMembers, asExtra)
 	case asSchema:
 		p.schema()
 	case asJSON:
