@@ -25,8 +25,8 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 	const grain = Time(defaultHorizon/time.Millisecond) / grainsPerHorizon
 	out, payload := NewOutbox(0), make([]byte, 0, 64<<10)
 	changes := 0
-	taking := newTree(t, Config{Changed: func(news []Fact) { changes += len(news) }})
-	telling, other := newTree(t, Config{Changed: out.Add}), newTree(t, Config{})
+	count := Config{Changed: func(news []Fact) { changes += len(news) }}
+	taking, telling, other := newTree(t, count), newTree(t, Config{Changed: out.Add}), newTree(t, count)
 	var names Names = oneToOne{}
 	var err error
 	for name, f := range map[string]func(){
