@@ -45,10 +45,6 @@ func (tb *table) home(key uint64) uint64 {
 func (tb *table) key(i uint64) uint64   { return atomic.LoadUint64(&tb.slots[2*i]) }
 func (tb *table) value(i uint64) uint64 { return atomic.LoadUint64(&tb.slots[2*i+1]) }
 
-func (tb *table) replaceValue(i, old, v uint64) bool {
-	return atomic.CompareAndSwapUint64(&tb.slots[2*i+1], old, v)
-}
-
 func (tb *table) setValue(i, v uint64) { atomic.StoreUint64(&tb.slots[2*i+1], v) }
 
 // setSlot stores the value first: readers trust the value of a key that they see.
@@ -136,13 +132,40 @@ func (tb *table) distance(from, to uint64) uint64 {
 func (tb *table) entry(offset, i int) entry       { return atomic.LoadUint64(&tb.arena[offset+i]) }
 func (tb *table) setEntry(offset, i int, e entry) { atomic.StoreUint64(&tb.arena[offset+i], e) }
 
-func (tb *table) replaceEntry(offset, i int, old, e entry) bool {
-	return atomic.CompareAndSwapUint64(&tb.arena[offset+i], old, e)
+// holders counts the entries of a slot's value, which is one entry or a span.
+func holders(v uint64) int {
+	if v&spanTag == 0 {
+		return 1
+	}
+	return spanCount(v)
 }
 
-// indexOf tries hint first: neighbouring blocks mostly have the same holders.
-func (tb *table) indexOf(s span, b Backend, hint int) int {
-	off, n := spanOffset(s), spanCount(s)
+func (tb *table) holder(v uint64, i int) entry {
+	if v&spanTag == 0 {
+		return v
+	}
+	return tb.entry(spanOffset(v), i)
+}
+
+// replace swaps entry i of the slot with value v; false: a touch came first.
+func (tb *table) replace(slot, v uint64, i int, old, e entry) bool {
+	word := &tb.slots[2*slot+1]
+	if v&spanTag != 0 {
+		word = &tb.arena[spanOffset(v)+i]
+	}
+	return atomic.CompareAndSwapUint64(word, old, e)
+}
+
+// indexOf returns the index of b's entry, or -1. It tries hint first: neighbouring blocks mostly
+// have the same holders.
+func (tb *table) indexOf(v uint64, b Backend, hint int) int {
+	if v&spanTag == 0 {
+		if entryBackend(v) == b {
+			return 0
+		}
+		return -1
+	}
+	off, n := spanOffset(v), spanCount(v)
 	if hint < n && entryBackend(tb.entry(off, hint)) == b {
 		return hint
 	}

@@ -251,16 +251,12 @@ func (t *Tree) edit(p *place, b Backend, key uint64, change func(entry) (to entr
 		return 0, 0, false
 	}
 	for {
-		v, i := tb.value(slot), 0
-		e := v
-		if v&spanTag != 0 {
-			if i = tb.indexOf(v, b, p.index); i < 0 {
-				return 0, 0, false
-			}
-			e = tb.entry(spanOffset(v), i)
-		} else if entryBackend(v) != b {
+		v := tb.value(slot)
+		i := tb.indexOf(v, b, p.index)
+		if i < 0 {
 			return 0, 0, false
 		}
+		e := tb.holder(v, i)
 		to, remove := change(e)
 		if remove {
 			s.removeLocked(slot, i)
@@ -268,11 +264,7 @@ func (t *Tree) edit(p *place, b Backend, key uint64, change func(entry) (to entr
 			s.counts.facts.Store(int64(s.facts))
 			return e, 0, true
 		}
-		if v&spanTag != 0 {
-			if to == e || tb.replaceEntry(spanOffset(v), i, e, to) {
-				return e, to, false
-			}
-		} else if to == e || tb.replaceValue(slot, e, to) {
+		if to == e || tb.replace(slot, v, i, e, to) {
 			return e, to, false
 		}
 	}
