@@ -23,9 +23,7 @@ func newTable(slots, arenaWords int) *table {
 	tb := &table{slots: makeWords(2 * slots)}
 	tb.slots = tb.slots[:len(tb.slots)&^1]
 	tb.cap = uint64(len(tb.slots) / 2)
-	if arenaWords > 0 {
-		tb.arena = makeWords(arenaWords)
-	}
+	tb.arena = makeWords(arenaWords)
 	return tb
 }
 
@@ -51,11 +49,6 @@ func (tb *table) setValue(i, v uint64) { atomic.StoreUint64(&tb.slots[2*i+1], v)
 func (tb *table) setSlot(i, key, v uint64) {
 	atomic.StoreUint64(&tb.slots[2*i+1], v)
 	atomic.StoreUint64(&tb.slots[2*i], key)
-}
-
-func (tb *table) clearSlot(i uint64) {
-	atomic.StoreUint64(&tb.slots[2*i], 0)
-	atomic.StoreUint64(&tb.slots[2*i+1], 0)
 }
 
 func (tb *table) beginMove() { tb.seq.Add(1) }
@@ -119,7 +112,8 @@ func (tb *table) deleteSlot(i uint64) {
 			i = j
 		}
 	}
-	tb.clearSlot(i)
+	atomic.StoreUint64(&tb.slots[2*i], 0)
+	tb.setValue(i, 0)
 }
 
 func (tb *table) distance(from, to uint64) uint64 {

@@ -179,9 +179,7 @@ func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *TouchHistory) {
 				if !p.touch(e, now) {
 					prior = t.change(p, uint64(chain[depth-1]), e, now)
 				}
-				if news != nil {
-					t.tell(news, chain[depth-1], prior, e, now)
-				}
+				t.tell(news, chain[depth-1], prior, e, now)
 			}
 			if prior != 0 && !lim.dead(entryTime(prior), now) {
 				tr.push(depth, entryTime(prior))
@@ -193,19 +191,15 @@ func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *TouchHistory) {
 
 // change merges e under the lock, after p.touch failed.
 func (t *Tree) change(p *place, key uint64, e entry, now Time) (prior entry) {
-	if prior = t.put(p, key, e, now); prior == e && p.entry != 0 {
-		return p.entry // the failed touch did take effect
-	}
-	return prior
-}
-
-func (t *Tree) put(p *place, key uint64, e entry, now Time) (prior entry) {
 	s := p.shard
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	before := s.facts
 	prior = t.putLocked(p, key, e, now)
 	t.tendLocked(s, before, now)
-	s.mu.Unlock()
+	if prior == e && p.entry != 0 {
+		return p.entry // the failed touch did take effect
+	}
 	return prior
 }
 
@@ -232,7 +226,7 @@ func (t *Tree) Revert(b Backend, chain []Hash, tr *TouchHistory) (retracted int)
 		if removed {
 			retracted++
 		}
-		if news != nil && (removed || is != was) {
+		if removed || is != was {
 			t.tellGone(news, Revert, h, was, tr.recorded, before)
 		}
 	}
