@@ -273,27 +273,45 @@ func newOddEngine(t *testing.T, status int) *fakeEngine {
 	return e
 }
 
+// TestHealthTravels: a node avoids an engine that failed only its peer's requests, until the peer
+// leaves. A malformed section of the peer's state changes nothing.
 func TestHealthTravels(t *testing.T) {
-	a, b := newKnowledgeNode(t, "a"), newKnowledgeNode(t, "b")
-	b.knowledge.PeerState("a", a.knowledge.State(nil))
+	t.Parallel()
+	odd := newOddEngine(t, http.StatusInternalServerError)
+	nodes := startFleet(t, 2, odd.URL, newFakeEngine(t, "m").URL, newFakeEngine(t, "m").URL)
+	a, b := nodes[0], nodes[1]
+	name, i := strings.TrimPrefix(odd.URL, "http://"), 0
+	eventually(t, "its requests make the first node avoid the engine", func() bool {
+		i++
+		chatCode(t, a, fmt.Sprint("request ", i))
+		_, avoided := a.router.Avoided(a.backends.Roster().Named(name).ID, now())
+		return avoided
+	})
+	e := b.backends.Roster().Named(name)
+	avoids := func() bool {
+		v, ok := b.health.Verdict(e)
+		return ok && v.Avoid
+	}
+	eventually(t, "the second node avoids it", func() bool {
+		_, avoided := b.router.Avoided(e.ID, now())
+		return avoided && avoids()
+	})
 	if n := b.knowledge.malformed.Load(); n > 0 {
 		t.Errorf("%d malformed", n)
 	}
-	b.knowledge.PeerState("a", share.AppendSection([]byte{1}, share.SectionHealth, []byte{1, 2, 3}))
-	b.knowledge.PeerState("a", share.AppendSection([]byte{1}, 77, []byte{1, 2, 3}))
+	b.knowledge.PeerState(a.Name(), share.AppendSection([]byte{1}, share.SectionHealth, []byte{1, 2, 3}))
+	if n := b.knowledge.malformed.Load(); n != 1 || !avoids() {
+		t.Errorf("%d malformed, want 1; avoids the engine: %v", n, avoids())
+	}
+	b.knowledge.PeerState("other", share.AppendSection([]byte{1}, 77, []byte{1, 2, 3}))
 	if n := b.knowledge.malformed.Load(); n != 1 {
-		t.Errorf("%d malformed, want 1", n)
+		t.Errorf("%d malformed by an unknown section, want 1", n)
 	}
-}
-
-func newKnowledgeNode(t *testing.T, name string) *Node {
-	t.Helper()
-	n, err := New(fleetConfig(name, nil, "http://127.0.0.1:1", "http://127.0.0.1:2"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { stopNode(t, n) })
-	return n
+	stopNode(t, a)
+	eventually(t, "the second node uses it again", func() bool {
+		_, avoided := b.router.Avoided(e.ID, now())
+		return !avoided && !avoids()
+	})
 }
 
 func chatCode(t *testing.T, n *Node, text string) int {

@@ -24,7 +24,9 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 	facts := tree.AppendFacts(nil, 1, chain, start)
 	const grain = Time(defaultHorizon/time.Millisecond) / grainsPerHorizon
 	out, payload := NewOutbox(0), make([]byte, 0, 64<<10)
-	telling, other := newTree(t, Config{Changed: out.Add}), newTree(t, Config{})
+	changes := 0
+	count := Config{Changed: func(news []Fact) { changes += len(news) }}
+	taking, telling, other := newTree(t, count), newTree(t, Config{Changed: out.Add}), newTree(t, count)
 	var names Names = oneToOne{}
 	var err error
 	for name, f := range map[string]func(){
@@ -38,11 +40,15 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 		"Record and Learn": func() { now++; tree.Record(7, chain, now, &tr); tree.Learn(7, chain, &tr, 100, now+1) },
 		"Revert":           func() { now++; tree.Record(9, chain, now, &tr); tree.Revert(9, chain, &tr) },
 		"Apply":            func() { now++; facts[9].Time = now; tree.Apply(facts[9]) },
+		"Record, Learn and Revert with Changed": func() {
+			now += grain + 1
+			taking.Record(10, chain, now, &tr)
+			taking.Learn(10, chain, &tr, -1, now+1)
+			taking.Revert(10, chain, &tr)
+		},
 		"Outbox, ApplyDelta": func() {
 			now += grain + 1
-			telling.Record(10, chain, now, &tr)
-			telling.Learn(10, chain, &tr, -1, now+1)
-			telling.Revert(10, chain, &tr)
+			telling.Record(11, chain, now, &tr)
 			payload, _ = out.Drain(payload[:0], 64<<10, names)
 			if _, err = other.ApplyDelta(payload, names, 0, now); err != nil {
 				t.Fatal(err)
@@ -53,5 +59,8 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 		if n := testing.AllocsPerRun(100, f); n != 0 {
 			t.Errorf("%s: %v allocations", name, n)
 		}
+	}
+	if changes == 0 {
+		t.Error("nothing was published")
 	}
 }

@@ -6,14 +6,6 @@ const (
 	maxSpan      = anchorStride
 )
 
-// anchorSpan returns how many blocks the anchor at depth stands for, the same on all nodes.
-func anchorSpan(depth int) uint8 {
-	if depth <= denseDepth {
-		return 1
-	}
-	return uint8((depth-1)%anchorStride) + 1
-}
-
 // A prompt's anchors are numbered 0..anchorCount-1 by depth.
 
 func anchorCount(total int) int {

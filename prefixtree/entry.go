@@ -74,12 +74,7 @@ func spanClass(s span) int  { return int(s >> 48 & 0x7f) }
 // classSizes are arena block sizes in words; at most a third of a block is unused.
 var classSizes = func() (sizes []int) {
 	for n := 2; n <= 1<<16; n *= 2 {
-		sizes = append(sizes, n)
-		if n > 2 {
-			sizes = append(sizes, n+n/2)
-		} else {
-			sizes = append(sizes, 3)
-		}
+		sizes = append(sizes, n, n+n/2)
 	}
 	return sizes
 }()

@@ -77,15 +77,8 @@ func (t *Tree) anchors(s *shard, now Time, dst []anchor, after, upTo Time) []anc
 	tb := s.tab.Load()
 	for i := range tb.cap {
 		v := tb.value(i)
-		n, off := 1, 0
-		if v&spanTag != 0 {
-			n, off = spanCount(v), spanOffset(v)
-		}
-		for j := range n {
-			e := v
-			if v&spanTag != 0 {
-				e = tb.entry(off, j)
-			}
+		for j := range holders(v) {
+			e := tb.holder(v, j)
 			if at := entryTime(e); e&entryAnchor != 0 && at > after && at <= upTo && !t.dead(e, now) {
 				dst = append(dst, anchor{tb.key(i), e})
 			}

@@ -1,5 +1,7 @@
 package prefixtree
 
+import "slices"
+
 const (
 	shrinkRate = 0.1 // steps of the LRU distance: too little belief costs more hits than too much
 	growRate   = 0.3
@@ -49,7 +51,7 @@ func (t *Tree) Learn(b Backend, chain []Hash, tr *TouchHistory, cached int, now 
 		lesson.CacheLost = t.learnAges(b, chain, tr, lesson.Cached, now)
 	}
 	if lesson.CacheLost && news != nil {
-		t.tellFence(news, b)
+		*news = append(*news, t.fence(b))
 	}
 	return lesson
 }
@@ -79,9 +81,7 @@ func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Ti
 		if to != e {
 			touched++
 			again.push(touched, entryTime(e))
-			if news != nil {
-				t.tell(news, h, e, to, now)
-			}
+			t.tell(news, h, e, to, now)
 		}
 	}
 	var a prefetch
@@ -101,9 +101,7 @@ func (t *Tree) conclude(b Backend, chain []Hash, cached int, placed, due, now Ti
 			switch {
 			case removed:
 				retracted++
-				if news != nil {
-					t.tellGone(news, Drop, chain[i], was, placed, 0)
-				}
+				t.tellGone(news, Drop, chain[i], was, placed, 0)
 			case tried && is == to: // the uncertain touch may have taken effect
 				note(chain[i], p.entry, to)
 			default:
@@ -156,10 +154,8 @@ func (t *Tree) learnAges(b Backend, chain []Hash, tr *TouchHistory, cached int, 
 }
 
 func (tr *TouchHistory) hasAge(from, below int64) bool {
-	for i := range tr.n {
-		if age := int64(tr.recorded - tr.steps[i].at); age >= from && age < below {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(tr.steps[:tr.n], func(s touchStep) bool {
+		age := int64(tr.recorded - s.at)
+		return age >= from && age < below
+	})
 }

@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"grapevine/chaos/virtual"
 )
 
 func visit(tree *Tree, b Backend, chain []Hash, cached int, at, stay Time) Lesson {
@@ -255,9 +257,7 @@ func (c *lruCache) use(chain []Hash) {
 }
 
 func TestPredictsAnLRU(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 0))
+	r := virtual.Rand(virtual.Seed(t), 0)
 	tree := newTree(t, Config{})
 	engine := &lruCache{capacity: 2000, order: list.New(), blocks: map[Hash]*list.Element{}}
 	turns := make([]int, 100)

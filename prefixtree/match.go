@@ -2,6 +2,7 @@ package prefixtree
 
 import (
 	"math/bits"
+	"slices"
 	"time"
 )
 
@@ -67,18 +68,12 @@ func (m *Matches) level(k int) sets {
 
 func (m *Matches) prepare(words, levels int) {
 	m.words = words
-	if need := 2 * words * levels; cap(m.levels) < need {
-		m.levels = make([]uint64, need)
-	} else {
-		m.levels = m.levels[:need]
-	}
+	need := 2 * words * levels
+	m.levels = slices.Grow(m.levels[:0], need)[:need]
 	if len(m.found) < 64*words {
 		m.found = make([]finding, 64*words)
 	}
-	if cap(m.seen) < words {
-		m.seen = make([]uint64, words)
-	}
-	m.seen = m.seen[:words]
+	m.seen = slices.Grow(m.seen[:0], words)[:words]
 	clear(m.seen)
 }
 
@@ -94,14 +89,15 @@ func (s *search) gallop() bool {
 	depths := [66]int{}
 	n := 0
 	for depth := 1; ; depth = nextGallop(depth, total) {
+		found := s.probe(depth, s.m.level(n))
+		if n == 0 && !found {
+			return false
+		}
 		depths[n] = depth
 		n++
-		if !s.probe(depth, s.m.level(n-1)) || depth == total {
+		if !found || depth == total {
 			break
 		}
-	}
-	if n == 1 && isEmpty(s.m.level(0).present) {
-		return false
 	}
 	for i := n - 2; i >= 0; i-- {
 		hi, lo := s.m.level(i+1), s.m.level(i)
@@ -227,13 +223,4 @@ func differ(lo, hi sets) bool {
 		}
 	}
 	return false
-}
-
-func isEmpty(set []uint64) bool {
-	for _, w := range set {
-		if w != 0 {
-			return false
-		}
-	}
-	return true
 }

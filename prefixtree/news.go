@@ -27,8 +27,7 @@ func (t *Tree) publish(news *[]Fact) {
 }
 
 func (t *Tree) tell(news *[]Fact, h Hash, prior, e entry, now Time) {
-	e = mergeEntries(prior, e)
-	if e&entryAnchor == 0 {
+	if e = mergeEntries(prior, e); news == nil || e&entryAnchor == 0 {
 		return
 	}
 	kind := Add
@@ -43,20 +42,15 @@ func (t *Tree) tell(news *[]Fact, h Hash, prior, e entry, now Time) {
 
 // tellGone: before is the fact's earlier time, 0 if none.
 func (t *Tree) tellGone(news *[]Fact, kind Kind, h Hash, was entry, at, before Time) {
-	if was&entryAnchor != 0 {
+	if news != nil && was&entryAnchor != 0 {
 		t.append(news, kind, h, was, at, before)
 	}
 }
 
 func (t *Tree) append(news *[]Fact, kind Kind, h Hash, e entry, at, before Time) {
-	b := entryBackend(e)
-	*news = append(*news, Fact{
-		Hash: h, Time: at, Before: before, Generation: t.ledgers[b].generation.Load(), Backend: b, Span: entrySpan(e), Kind: kind,
-	})
-}
-
-func (t *Tree) tellFence(news *[]Fact, b Backend) {
-	*news = append(*news, t.fence(b))
+	f := t.fact(anchor{uint64(h), e})
+	f.Kind, f.Time, f.Before = kind, at, before
+	*news = append(*news, f)
 }
 
 func (t *Tree) fence(b Backend) Fact {

@@ -65,7 +65,7 @@ func (t *Tree) AppendFacts(dst []Fact, b Backend, chain []Hash, at Time) []Fact 
 	for i := range anchorCount(len(chain)) {
 		depth := anchorDepth(i, len(chain))
 		dst = append(dst, Fact{
-			Hash: chain[depth-1], Backend: b, Generation: gen, Time: at, Span: anchorSpan(depth),
+			Hash: chain[depth-1], Backend: b, Generation: gen, Time: at, Span: entrySpan(blockFlags(depth, len(chain))),
 		})
 	}
 	return dst

@@ -199,3 +199,18 @@ func TestNewsOfALostCache(t *testing.T) {
 		t.Errorf("out of range: %+v", news)
 	}
 }
+
+// One enormous prompt leaves no memory behind.
+func TestLargeBuffersAreNotKept(t *testing.T) {
+	told := 0
+	tree := newTree(t, Config{Changed: func(changes []Fact) { told += len(changes) }})
+	tree.Record(1, chainOf(t, 1, 3*maxKeptFacts*maxSpan), start, nil)
+	if told <= maxKeptFacts {
+		t.Fatalf("%d changes, within the bound", told)
+	}
+	for range 10 {
+		if b := tree.buffer(); cap(*b) > maxKeptFacts {
+			t.Fatalf("a buffer for %d facts is kept", cap(*b))
+		}
+	}
+}

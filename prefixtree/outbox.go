@@ -165,10 +165,9 @@ func (o *Outbox) Forget(b Backend) {
 	delete(o.fences, b)
 	for _, q := range []*queue{&o.adds, &o.touches} {
 		for range q.n {
-			if f := *q.first(); f.Backend == b {
-				q.drop(1)
-			} else {
-				q.drop(1)
+			f := *q.first()
+			q.drop(1)
+			if f.Backend != b {
 				q.push(&f)
 			}
 		}

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"grapevine/chaos/virtual"
 )
 
 func TestReadersAndWriters(t *testing.T) {
@@ -17,8 +19,7 @@ func TestReadersAndWriters(t *testing.T) {
 		deepest  = 90
 		blocks   = 120
 	)
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := virtual.Seed(t)
 	tree := newTree(t, Config{Horizon: time.Hour, MaxBackends: backends, Budget: 4 << 20})
 	chains := make([][]Hash, 8)
 	for i := range chains {
@@ -70,8 +71,7 @@ func TestReadersAndWriters(t *testing.T) {
 func TestNoTouchIsLost(t *testing.T) {
 	const touchers, churners, rounds, blocks = 3, 2, 150, 100
 	const step = Time(defaultHorizon/time.Millisecond)/grainsPerHorizon + 1
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := virtual.Seed(t)
 	tree := newTree(t, Config{MaxBackends: 64, Budget: 1 << 20})
 	chains := make([][]Hash, touchers)
 	for i := range chains {
@@ -186,8 +186,7 @@ func TestReaderWaitsOutAStalledWriter(t *testing.T) {
 // One holder per chain, since touches may race with arena moves.
 func TestTreesConvergeUnderConcurrency(t *testing.T) {
 	const steps, step, blocks = 100, 20, 45
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := virtual.Seed(t)
 	var trees [2]*Tree
 	var outs [2]*Outbox
 	for i := range trees {

@@ -42,15 +42,8 @@ func (f *sieve) keep(tb *table, v uint64, dst []entry, sv *survey) []entry {
 	if v == 0 {
 		return dst
 	}
-	n, off := 1, 0
-	if v&spanTag != 0 {
-		n, off = spanCount(v), spanOffset(v)
-	}
-	for i := range n {
-		e := v
-		if v&spanTag != 0 {
-			e = tb.entry(off, i)
-		}
+	for i := range holders(v) {
+		e := tb.holder(v, i)
 		at := entryTime(e)
 		switch {
 		case f.t.dead(e, f.now):

@@ -92,13 +92,10 @@ func (t *Tree) putLocked(p *place, key uint64, e entry, now Time) (prior entry) 
 		if done {
 			return prior
 		}
-		switch _, v := s.tab.Load().find(key); {
-		case v == 0:
+		if _, v := s.tab.Load().find(key); v == 0 {
 			t.rebuildLocked(s, 1, 0, now)
-		case v&spanTag == 0:
-			t.rebuildLocked(s, 0, 2, now)
-		default:
-			t.rebuildLocked(s, 0, spanCount(v)+1, now)
+		} else {
+			t.rebuildLocked(s, 0, holders(v)+1, now)
 		}
 	}
 	s.counts.refused.Add(1)
@@ -119,60 +116,39 @@ func (t *Tree) tryPutLocked(p *place, key uint64, e entry, now Time) (prior entr
 		return 0, true
 	}
 	v := tb.value(slot)
-	if v&spanTag != 0 {
-		return s.putSpanLocked(slot, v, e, p.index)
-	}
-	for ; entryBackend(v) == entryBackend(e); v = tb.value(slot) {
-		if m := mergeEntries(v, e); m == v || tb.replaceValue(slot, v, m) {
-			return v, true
+	for i := tb.indexOf(v, entryBackend(e), p.index); i >= 0; v = tb.value(slot) {
+		prior = tb.holder(v, i)
+		if m := mergeEntries(prior, e); m == prior || tb.replace(slot, v, i, prior, m) {
+			return prior, true
 		}
 	}
-	if t.dead(v, now) && tb.replaceValue(slot, v, e) { // take its place
+	n, off, class := 1, 0, -1
+	if v&spanTag != 0 {
+		n, off, class = spanCount(v), spanOffset(v), spanClass(v)
+	} else if t.dead(v, now) && tb.replace(slot, v, 0, v, e) { // take its place
 		s.counts.expired.Add(1)
 		return 0, true
 	}
-	class := classFor(2)
-	off, ok := s.allocLocked(tb, class)
+	if class >= 0 && n < classSizes[class] {
+		tb.setEntry(off, n, e)
+		tb.setValue(slot, makeSpan(uint32(off), n+1, class))
+		s.facts++
+		return 0, true
+	}
+	to, ok := s.allocLocked(tb, class+1)
 	if !ok {
 		return 0, false
 	}
 	tb.beginMove() // the arena block may be reused
-	tb.setEntry(off, 0, tb.value(slot))
-	tb.setEntry(off, 1, e)
-	tb.setValue(slot, makeSpan(uint32(off), 2, class))
-	tb.endMove()
-	s.facts++
-	return 0, true
-}
-
-func (s *shard) putSpanLocked(slot uint64, v span, e entry, index int) (prior entry, done bool) {
-	tb := s.tab.Load()
-	off, n, class := spanOffset(v), spanCount(v), spanClass(v)
-	if i := tb.indexOf(v, entryBackend(e), index); i >= 0 {
-		for {
-			prior = tb.entry(off, i)
-			if m := mergeEntries(prior, e); m == prior || tb.replaceEntry(off, i, prior, m) {
-				return prior, true
-			}
-		}
+	for i := range n {
+		tb.setEntry(to, i, tb.holder(tb.value(slot), i))
 	}
-	if n == classSizes[class] {
-		to, ok := s.allocLocked(tb, class+1)
-		if !ok {
-			return 0, false
-		}
-		tb.beginMove()
-		for i := range n {
-			tb.setEntry(to, i, tb.entry(off, i))
-		}
-		tb.setEntry(to, n, e)
-		tb.setValue(slot, makeSpan(uint32(to), n+1, class+1))
+	tb.setEntry(to, n, e)
+	tb.setValue(slot, makeSpan(uint32(to), n+1, class+1))
+	if class >= 0 {
 		s.freeLocked(tb, off, class)
-		tb.endMove()
-	} else {
-		tb.setEntry(off, n, e)
-		tb.setValue(slot, makeSpan(uint32(off), n+1, class))
 	}
+	tb.endMove()
 	s.facts++
 	return 0, true
 }
@@ -253,22 +229,11 @@ func (t *Tree) sweepLocked(s *shard, slots int, now Time) {
 
 func (t *Tree) sweepSlotLocked(s *shard, tb *table, slot uint64, now Time) (slotGone bool) {
 	v := tb.value(slot)
-	if v&spanTag == 0 {
-		if v == 0 || !t.dead(v, now) {
-			return false
-		}
-		s.counts.expired.Add(1)
-		return s.removeLocked(slot, 0)
+	if v == 0 {
+		return false
 	}
-	for i := spanCount(v) - 1; i >= 0; i-- {
-		v = tb.value(slot)
-		var e entry
-		if v&spanTag == 0 {
-			e = v
-		} else {
-			e = tb.entry(spanOffset(v), i)
-		}
-		if !t.dead(e, now) {
+	for i := holders(v) - 1; i >= 0; i-- {
+		if !t.dead(tb.holder(tb.value(slot), i), now) {
 			continue
 		}
 		s.counts.expired.Add(1)

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"grapevine/chaos/virtual"
 )
 
 func take(t testing.TB, from *Tree, now Time, limit int) (to *Tree, pages, records, size int) {
@@ -148,8 +150,7 @@ func TestAgeClasses(t *testing.T) {
 }
 
 func TestSnapshotBesideWriters(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := virtual.Seed(t)
 	tree := newTree(t, Config{Budget: 64 << 20})
 	const quiet = Backend(100)
 	for i := range 3_000 {

@@ -23,9 +23,7 @@ func newTable(slots, arenaWords int) *table {
 	tb := &table{slots: makeWords(2 * slots)}
 	tb.slots = tb.slots[:len(tb.slots)&^1]
 	tb.cap = uint64(len(tb.slots) / 2)
-	if arenaWords > 0 {
-		tb.arena = makeWords(arenaWords)
-	}
+	tb.arena = makeWords(arenaWords)
 	return tb
 }
 
@@ -45,21 +43,12 @@ func (tb *table) home(key uint64) uint64 {
 func (tb *table) key(i uint64) uint64   { return atomic.LoadUint64(&tb.slots[2*i]) }
 func (tb *table) value(i uint64) uint64 { return atomic.LoadUint64(&tb.slots[2*i+1]) }
 
-func (tb *table) replaceValue(i, old, v uint64) bool {
-	return atomic.CompareAndSwapUint64(&tb.slots[2*i+1], old, v)
-}
-
 func (tb *table) setValue(i, v uint64) { atomic.StoreUint64(&tb.slots[2*i+1], v) }
 
 // setSlot stores the value first: readers trust the value of a key that they see.
 func (tb *table) setSlot(i, key, v uint64) {
 	atomic.StoreUint64(&tb.slots[2*i+1], v)
 	atomic.StoreUint64(&tb.slots[2*i], key)
-}
-
-func (tb *table) clearSlot(i uint64) {
-	atomic.StoreUint64(&tb.slots[2*i], 0)
-	atomic.StoreUint64(&tb.slots[2*i+1], 0)
 }
 
 func (tb *table) beginMove() { tb.seq.Add(1) }
@@ -123,7 +112,8 @@ func (tb *table) deleteSlot(i uint64) {
 			i = j
 		}
 	}
-	tb.clearSlot(i)
+	atomic.StoreUint64(&tb.slots[2*i], 0)
+	tb.setValue(i, 0)
 }
 
 func (tb *table) distance(from, to uint64) uint64 {
@@ -136,13 +126,40 @@ func (tb *table) distance(from, to uint64) uint64 {
 func (tb *table) entry(offset, i int) entry       { return atomic.LoadUint64(&tb.arena[offset+i]) }
 func (tb *table) setEntry(offset, i int, e entry) { atomic.StoreUint64(&tb.arena[offset+i], e) }
 
-func (tb *table) replaceEntry(offset, i int, old, e entry) bool {
-	return atomic.CompareAndSwapUint64(&tb.arena[offset+i], old, e)
+// holders counts the entries of a slot's value, which is one entry or a span.
+func holders(v uint64) int {
+	if v&spanTag == 0 {
+		return 1
+	}
+	return spanCount(v)
 }
 
-// indexOf tries hint first: neighbouring blocks mostly have the same holders.
-func (tb *table) indexOf(s span, b Backend, hint int) int {
-	off, n := spanOffset(s), spanCount(s)
+func (tb *table) holder(v uint64, i int) entry {
+	if v&spanTag == 0 {
+		return v
+	}
+	return tb.entry(spanOffset(v), i)
+}
+
+// replace swaps entry i of the slot with value v; false: a touch came first.
+func (tb *table) replace(slot, v uint64, i int, old, e entry) bool {
+	word := &tb.slots[2*slot+1]
+	if v&spanTag != 0 {
+		word = &tb.arena[spanOffset(v)+i]
+	}
+	return atomic.CompareAndSwapUint64(word, old, e)
+}
+
+// indexOf returns the index of b's entry, or -1. It tries hint first: neighbouring blocks mostly
+// have the same holders.
+func (tb *table) indexOf(v uint64, b Backend, hint int) int {
+	if v&spanTag == 0 {
+		if entryBackend(v) == b {
+			return 0
+		}
+		return -1
+	}
+	off, n := spanOffset(v), spanCount(v)
 	if hint < n && entryBackend(tb.entry(off, hint)) == b {
 		return hint
 	}

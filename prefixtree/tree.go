@@ -179,9 +179,7 @@ func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *TouchHistory) {
 				if !p.touch(e, now) {
 					prior = t.change(p, uint64(chain[depth-1]), e, now)
 				}
-				if news != nil {
-					t.tell(news, chain[depth-1], prior, e, now)
-				}
+				t.tell(news, chain[depth-1], prior, e, now)
 			}
 			if prior != 0 && !lim.dead(entryTime(prior), now) {
 				tr.push(depth, entryTime(prior))
@@ -193,19 +191,15 @@ func (t *Tree) Record(b Backend, chain []Hash, now Time, tr *TouchHistory) {
 
 // change merges e under the lock, after p.touch failed.
 func (t *Tree) change(p *place, key uint64, e entry, now Time) (prior entry) {
-	if prior = t.put(p, key, e, now); prior == e && p.entry != 0 {
-		return p.entry // the failed touch did take effect
-	}
-	return prior
-}
-
-func (t *Tree) put(p *place, key uint64, e entry, now Time) (prior entry) {
 	s := p.shard
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	before := s.facts
 	prior = t.putLocked(p, key, e, now)
 	t.tendLocked(s, before, now)
-	s.mu.Unlock()
+	if prior == e && p.entry != 0 {
+		return p.entry // the failed touch did take effect
+	}
 	return prior
 }
 
@@ -232,7 +226,7 @@ func (t *Tree) Revert(b Backend, chain []Hash, tr *TouchHistory) (retracted int)
 		if removed {
 			retracted++
 		}
-		if news != nil && (removed || is != was) {
+		if removed || is != was {
 			t.tellGone(news, Revert, h, was, tr.recorded, before)
 		}
 	}
@@ -251,16 +245,12 @@ func (t *Tree) edit(p *place, b Backend, key uint64, change func(entry) (to entr
 		return 0, 0, false
 	}
 	for {
-		v, i := tb.value(slot), 0
-		e := v
-		if v&spanTag != 0 {
-			if i = tb.indexOf(v, b, p.index); i < 0 {
-				return 0, 0, false
-			}
-			e = tb.entry(spanOffset(v), i)
-		} else if entryBackend(v) != b {
+		v := tb.value(slot)
+		i := tb.indexOf(v, b, p.index)
+		if i < 0 {
 			return 0, 0, false
 		}
+		e := tb.holder(v, i)
 		to, remove := change(e)
 		if remove {
 			s.removeLocked(slot, i)
@@ -268,11 +258,7 @@ func (t *Tree) edit(p *place, b Backend, key uint64, change func(entry) (to entr
 			s.counts.facts.Store(int64(s.facts))
 			return e, 0, true
 		}
-		if v&spanTag != 0 {
-			if to == e || tb.replaceEntry(spanOffset(v), i, e, to) {
-				return e, to, false
-			}
-		} else if to == e || tb.replaceValue(slot, e, to) {
+		if to == e || tb.replace(slot, v, i, e, to) {
 			return e, to, false
 		}
 	}

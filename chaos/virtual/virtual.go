@@ -4,6 +4,7 @@
 package virtual
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -34,17 +35,29 @@ func Seeds(t *testing.T, quick, weight int, run func(t *testing.T, seed uint64))
 	from = max(from, 1)
 	for seed := from; seed < from+count; seed++ {
 		ok := t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-			t.Cleanup(func() {
-				if t.Failed() {
-					t.Log("repeat with: " + Repeat(t, seed))
-				}
-			})
+			logRepeat(t, seed)
 			run(t, seed)
 		})
 		if !ok {
 			return
 		}
 	}
+}
+
+// Seed returns the seed in the environment, or a random one, and logs it if the test fails.
+func Seed(t testing.TB) uint64 {
+	t.Helper()
+	seed := cmp.Or(number(t, seedVariable), rand.Uint64())
+	logRepeat(t, seed)
+	return seed
+}
+
+func logRepeat(t testing.TB, seed uint64) {
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log("repeat with: " + Repeat(t, seed))
+		}
+	})
 }
 
 // Repeat is the command that runs one seed again in the test's directory.
@@ -60,7 +73,7 @@ func Repeat(t testing.TB, seed uint64) string {
 // Rand returns the same numbers for the same seed and stream.
 func Rand(seed, stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, stream)) }
 
-func number(t *testing.T, variable string) uint64 {
+func number(t testing.TB, variable string) uint64 {
 	text := os.Getenv(variable)
 	if text == "" {
 		return 0

@@ -31,6 +31,17 @@ func TestSeedsAreTheOnesAskedFor(t *testing.T) {
 	}
 }
 
+func TestSeedIsTheOneAskedFor(t *testing.T) {
+	t.Setenv(seedVariable, "77")
+	if got := Seed(t); got != 77 {
+		t.Errorf("seed %d, want 77", got)
+	}
+	t.Setenv(seedVariable, "")
+	if a, b := Seed(t), Seed(t); a == b {
+		t.Errorf("twice the seed %d", a)
+	}
+}
+
 func TestRepeatNamesTheTestAndTheSeed(t *testing.T) {
 	t.Setenv(seedVariable, "41")
 	t.Run("inner", func(t *testing.T) {

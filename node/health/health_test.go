@@ -2,31 +2,13 @@ package health
 
 import (
 	"fmt"
-	"math/rand/v2"
-	"os"
 	"reflect"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
-)
 
-func seedOf(t *testing.T) uint64 {
-	seed := rand.Uint64()
-	if v := os.Getenv("GRAPEVINE_TEST_SEED"); v != "" {
-		s, err := strconv.ParseUint(v, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		seed = s
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("repeat with GRAPEVINE_TEST_SEED=%d", seed)
-		}
-	})
-	return seed
-}
+	"grapevine/chaos/virtual"
+)
 
 func (w *world) dies(key uint32, why Reason, took time.Duration) {
 	answer := w.answer
@@ -42,7 +24,7 @@ func (w *world) dies(key uint32, why Reason, took time.Duration) {
 // within five, and it returns seconds after it answers again.
 func TestDeadEngine(t *testing.T) {
 	for _, nodes := range []int{1, 2, 3, 8, 40} {
-		w := newWorld(t, nodes, 16, seedOf(t))
+		w := newWorld(t, nodes, 16, virtual.Seed(t))
 		w.run(5 * time.Second)
 		alive := w.answer
 		w.dies(3, Refused, time.Millisecond)
@@ -78,7 +60,7 @@ func TestDeadEngine(t *testing.T) {
 }
 
 func TestOneRestartIsOneGeneration(t *testing.T) {
-	w := newWorld(t, 3, 4, seedOf(t))
+	w := newWorld(t, 3, 4, virtual.Seed(t))
 	w.run(5 * time.Second)
 	alive := w.answer
 	w.dies(3, Refused, time.Millisecond)
@@ -94,7 +76,7 @@ func TestOneRestartIsOneGeneration(t *testing.T) {
 }
 
 func TestHungEngine(t *testing.T) {
-	w := newWorld(t, 5, 8, seedOf(t))
+	w := newWorld(t, 5, 8, virtual.Seed(t))
 	w.run(5 * time.Second)
 	w.dies(3, Timeout, time.Hour)
 	t.Logf("down after %s", w.until(15*time.Second, "down", func() bool { return w.down("engine-2") }))
@@ -106,7 +88,7 @@ func TestHungEngine(t *testing.T) {
 // TestPausedEngine: an engine that is silent for seconds stays up; an unreachable one goes down.
 func TestPausedEngine(t *testing.T) {
 	for why, down := range map[Reason]bool{Timeout: false, Connect: true} {
-		w := newWorld(t, 3, 4, seedOf(t))
+		w := newWorld(t, 3, 4, virtual.Seed(t))
 		alive := w.answer
 		w.run(5 * time.Second)
 		w.dies(2, why, simTimeout)
@@ -123,7 +105,7 @@ func TestPausedEngine(t *testing.T) {
 }
 
 func TestBusyEngine(t *testing.T) {
-	w := newWorld(t, 3, 4, seedOf(t))
+	w := newWorld(t, 3, 4, virtual.Seed(t))
 	w.run(5 * time.Second)
 	w.dies(2, Timeout, time.Hour)
 	for range 300 {
@@ -139,7 +121,7 @@ func TestBusyEngine(t *testing.T) {
 
 // TestPartitionedNode: peers briefly avoid, and never commit, what only one node cannot reach.
 func TestPartitionedNode(t *testing.T) {
-	w := newWorld(t, 5, 8, seedOf(t))
+	w := newWorld(t, 5, 8, virtual.Seed(t))
 	w.run(5 * time.Second)
 	alive := w.answer
 	w.answer = func(node int, key uint32, at time.Time) (Reason, time.Duration) {
@@ -163,7 +145,7 @@ func TestPartitionedNode(t *testing.T) {
 }
 
 func TestFailsFast(t *testing.T) {
-	w := newWorld(t, 8, 8, seedOf(t))
+	w := newWorld(t, 8, 8, virtual.Seed(t))
 	w.run(5 * time.Second)
 	try := func() {
 		w.boards[0].Failed(5, w.now)
@@ -184,7 +166,7 @@ func TestFailsFast(t *testing.T) {
 }
 
 func TestRequestsTakeNothingDown(t *testing.T) {
-	w := newWorld(t, 3, 4, seedOf(t))
+	w := newWorld(t, 3, 4, virtual.Seed(t))
 	w.run(5 * time.Second)
 	for range 100 {
 		for i, b := range w.boards[:2] {
@@ -208,7 +190,7 @@ func TestRequestsTakeNothingDown(t *testing.T) {
 }
 
 func TestRequestsOfOthersAreBounded(t *testing.T) {
-	w := newWorld(t, 8, 8, seedOf(t))
+	w := newWorld(t, 8, 8, virtual.Seed(t))
 	w.run(5 * time.Second)
 	for i, b := range w.boards[:6] {
 		b.Ejected(uint32(i+1), true, Reset, w.now)
@@ -233,7 +215,7 @@ func TestRequestsOfOthersAreBounded(t *testing.T) {
 
 // TestWhoSeesAFailureProbes: even if it is no reporter.
 func TestWhoSeesAFailureProbes(t *testing.T) {
-	w := newWorld(t, 8, 1, seedOf(t))
+	w := newWorld(t, 8, 1, virtual.Seed(t))
 	w.run(5 * time.Second)
 	for end := w.now.Add(time.Second); len(w.events) > 0; w.run(5 * time.Millisecond) {
 		if w.now.After(end) {
@@ -293,7 +275,7 @@ func TestFailingEnginesAreProbedSoon(t *testing.T) {
 
 // TestFailuresOfOnesOwn: an answered request outweighs a peer's report of failed requests.
 func TestFailuresOfOnesOwn(t *testing.T) {
-	w := newWorld(t, 3, 4, seedOf(t))
+	w := newWorld(t, 3, 4, virtual.Seed(t))
 	w.run(5 * time.Second)
 	w.boards[0].Ejected(2, true, Status5xx, w.now)
 	w.tell(0)
@@ -314,7 +296,7 @@ func TestFailuresOfOnesOwn(t *testing.T) {
 }
 
 func TestFlapping(t *testing.T) {
-	w := newWorld(t, 3, 4, seedOf(t))
+	w := newWorld(t, 3, 4, virtual.Seed(t))
 	alive := w.answer
 	w.answer = func(node int, key uint32, at time.Time) (Reason, time.Duration) {
 		if key == 1 && int(at.Sub(start)/time.Second)%20 < 8 {
@@ -329,7 +311,7 @@ func TestFlapping(t *testing.T) {
 }
 
 func TestAllFail(t *testing.T) {
-	w := newWorld(t, 3, 9, seedOf(t))
+	w := newWorld(t, 3, 9, virtual.Seed(t))
 	w.run(5 * time.Second)
 	w.answer = func(int, uint32, time.Time) (Reason, time.Duration) { return Connect, time.Millisecond }
 	w.run(time.Minute)
@@ -368,7 +350,7 @@ func TestCommitsAreBounded(t *testing.T) {
 }
 
 func TestOperatorsWord(t *testing.T) {
-	w := newWorld(t, 3, 4, seedOf(t))
+	w := newWorld(t, 3, 4, virtual.Seed(t))
 	w.backends[1].Down, w.backends[1].Reason = true, "the rack is being moved"
 	w.backends = slices.Clone(w.backends)
 	w.setBackends()

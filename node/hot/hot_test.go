@@ -4,34 +4,16 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
+	"grapevine/chaos/virtual"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
 )
 
 const t0 = prefixtree.Time(1_700_000_000_000)
-
-func seedOf(t *testing.T) uint64 {
-	seed := rand.Uint64()
-	if v := os.Getenv("GRAPEVINE_TEST_SEED"); v != "" {
-		s, err := strconv.ParseUint(v, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		seed = s
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("repeat with GRAPEVINE_TEST_SEED=%d", seed)
-		}
-	})
-	return seed
-}
 
 func TestSize(t *testing.T) {
 	w := func(prefill, active float64) policy.Work {
@@ -68,7 +50,7 @@ func TestSize(t *testing.T) {
 }
 
 func TestMoreWorkIsNoFewerReplicas(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(seedOf(t), 1))
+	rnd := rand.New(rand.NewPCG(virtual.Seed(t), 1))
 	for range 5000 {
 		b := 2 + rnd.IntN(300)
 		w := policy.Work{Tokens: 4000, Prefill: rnd.Float64() * 10, Active: rnd.Float64() * 100}
@@ -176,7 +158,7 @@ func TestSetHasItsSizeInTime(t *testing.T) {
 }
 
 func TestSetDoesNotFlap(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(seedOf(t), 2))
+	rnd := rand.New(rand.NewPCG(virtual.Seed(t), 2))
 	for _, scatter := range []float64{0.1, 0.3} {
 		for range 40 {
 			f := newFleet(t)
@@ -197,7 +179,7 @@ func TestSetDoesNotFlap(t *testing.T) {
 }
 
 func TestFewRequestsMoveLittle(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(seedOf(t), 3))
+	rnd := rand.New(rand.NewPCG(virtual.Seed(t), 3))
 	changes := 0
 	for range 20 {
 		f, n := newFleet(t), 0.0
@@ -402,7 +384,7 @@ func TestHotterPrefixTakesAPlace(t *testing.T) {
 }
 
 func TestPlacesDoNotFlap(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(seedOf(t), 4))
+	rnd := rand.New(rand.NewPCG(virtual.Seed(t), 4))
 	c := &crowd{t: t, now: t0}
 	active := make([]float64, MaxPrefixes+26)
 	for range 360 {

@@ -255,7 +255,7 @@ func TestEveryOneDrainedHasAnHeir(t *testing.T) {
 	order := r.router.HotSet(pool, policy.HotPrefix{Anchor: p.Anchor, Replicas: 8})
 	var mu sync.Mutex
 	var warmed []string
-	r.h.warmer = &warmer{log: zerolog.Nop(), kept: map[prefixtree.Hash]keptPrompt{p.Anchor: {body: []byte(`{}`)}}}
+	r.h.warmer = &warmer{log: zerolog.Nop(), kept: map[prefixtree.Hash]keptPrompt{}}
 	r.h.warmer.Post = func(ctx context.Context, name, _ string, _ []byte) (prefixtree.Backend, error) {
 		if _, limited := ctx.Deadline(); !limited {
 			t.Error("a warm-up has no deadline")
@@ -265,7 +265,16 @@ func TestEveryOneDrainedHasAnHeir(t *testing.T) {
 		warmed = append(warmed, name)
 		return 0, errors.New("dead")
 	}
-	r.h.BeforeDrain(t.Context(), []string{order[1], order[4], order[2]})
+	drained := []string{order[1], order[4], order[2]}
+	r.h.BeforeDrain(t.Context(), drained)
+	if n := r.h.warmer.unknown.Load(); n != 2 || len(warmed) > 0 {
+		t.Errorf("without a kept prompt %v compute it, %d are counted as unknown, want 2", warmed, n)
+	}
+	r.h.warmer.kept[p.Anchor] = keptPrompt{body: []byte(`{}`)}
+	r.h.BeforeDrain(t.Context(), drained)
+	if w := r.h.warmer; w.failed.Load() != 2 || w.unknown.Load() != 2 || w.warmed.Load() != 0 {
+		t.Errorf("%d failed, %d unknown, %d warmed", w.failed.Load(), w.unknown.Load(), w.warmed.Load())
+	}
 	slices.Sort(warmed)
 	if want := slices.Sorted(slices.Values(order[5:7])); !slices.Equal(warmed, want) {
 		t.Errorf("%v compute it, want %v", warmed, want)

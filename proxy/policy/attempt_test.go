@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine/chaos/virtual"
 	"grapevine/prefixtree"
 
 	"pgregory.net/rapid"
@@ -362,7 +363,7 @@ func TestPrefillProgressCounts(t *testing.T) {
 func TestConcurrentUse(t *testing.T) {
 	backends := fleetOf(16)
 	r, _ := newRouter(t, Config{}, backends)
-	seed := seedOf(t)
+	seed := virtual.Seed(t)
 	var wg sync.WaitGroup
 	for g := range 8 {
 		wg.Add(1)

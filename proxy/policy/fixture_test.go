@@ -2,9 +2,6 @@ package policy
 
 import (
 	"fmt"
-	"math/rand/v2"
-	"os"
-	"strconv"
 	"sync/atomic"
 	"testing"
 
@@ -14,24 +11,6 @@ import (
 const t0 = prefixtree.Time(1_700_000_000_000)
 
 const testBlock = 512
-
-// seedOf returns GRAPEVINE_TEST_SEED or a new seed, and logs it if the test fails.
-func seedOf(t testing.TB) uint64 {
-	seed := rand.Uint64()
-	if v := os.Getenv("GRAPEVINE_TEST_SEED"); v != "" {
-		s, err := strconv.ParseUint(v, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		seed = s
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("repeat with GRAPEVINE_TEST_SEED=%d", seed)
-		}
-	})
-	return seed
-}
 
 func newTree(t testing.TB) *prefixtree.Tree {
 	t.Helper()

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"grapevine/chaos/virtual"
 	"grapevine/prefixtree"
 )
 
@@ -44,7 +45,7 @@ func TestFewRequestsMakeNothingCommon(t *testing.T) {
 }
 
 func TestSketchFindsHeavyHitters(t *testing.T) {
-	seed := seedOf(t)
+	seed := virtual.Seed(t)
 	zipf := rand.NewZipf(rand.New(rand.NewPCG(seed, 1)), 1.2, 1, 1<<20)
 	s := newHeavyHitters()
 	exact := map[prefixtree.Hash]float64{}

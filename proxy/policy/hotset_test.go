@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine/chaos/virtual"
 	"grapevine/prefixtree"
 )
 
@@ -114,7 +115,7 @@ func TestConversationLeavesTheSet(t *testing.T) {
 }
 
 func TestOtherPromptsAreAsBefore(t *testing.T) {
-	seed := seedOf(t)
+	seed := virtual.Seed(t)
 	for _, nodes := range []int{1, 8} {
 		with, _ := newRouter(t, Config{Nodes: nodes, Seed: seed}, fleetOf(20))
 		without, _ := newRouter(t, Config{Nodes: nodes, Seed: seed}, fleetOf(20))
@@ -148,7 +149,7 @@ func TestOtherPromptsAreAsBefore(t *testing.T) {
 }
 
 func TestNthLargest(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(seedOf(t), 9))
+	rnd := rand.New(rand.NewPCG(virtual.Seed(t), 9))
 	for range 2000 {
 		list := make([]float64, 1+rnd.IntN(40))
 		for i := range list {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"grapevine/chaos/virtual"
 	"grapevine/prefixtree"
 )
 
@@ -66,7 +67,7 @@ func TestOrderGivesShares(t *testing.T) {
 
 func TestOrderDisruptsLeast(t *testing.T) {
 	const n, keys, depth = 400, 2000, 12
-	rng := rand.New(rand.NewPCG(seedOf(t), 0))
+	rng := rand.New(rand.NewPCG(virtual.Seed(t), 0))
 	list := fleetOf(n)
 	o, name := orderOf(t, list)
 	first := make([][]string, keys)

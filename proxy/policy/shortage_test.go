@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine/chaos/virtual"
 	"grapevine/prefixtree"
 )
 
@@ -97,7 +98,7 @@ func TestLargePoolLooksBehindDeadHolders(t *testing.T) {
 
 // A request reaches every backend before it is refused, avoided ones last.
 func TestRetriesFindEverybody(t *testing.T) {
-	rng := rand.New(rand.NewPCG(seedOf(t), 0))
+	rng := rand.New(rand.NewPCG(virtual.Seed(t), 0))
 	list := fleetOf(weighAll + 60)
 	for i := range list {
 		list[i].Models = []string{"large"}

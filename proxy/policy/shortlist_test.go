@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine/chaos/virtual"
 	"grapevine/prefixtree"
 )
 
@@ -41,7 +42,7 @@ func TestLargePoolFollowsTheCache(t *testing.T) {
 func TestLargePoolFindsTheIdle(t *testing.T) {
 	const n, free = 600, 40
 	r, _ := newRouter(t, Config{}, fleetOf(n))
-	rng := rand.New(rand.NewPCG(seedOf(t), 0))
+	rng := rand.New(rand.NewPCG(virtual.Seed(t), 0))
 	idle := map[prefixtree.Backend]bool{}
 	for _, i := range rng.Perm(n)[:free] {
 		idle[prefixtree.Backend(i)] = true
@@ -96,7 +97,7 @@ func TestLargePoolNodesAgree(t *testing.T) {
 
 func TestLargePoolExplains(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(300))
-	rng := rand.New(rand.NewPCG(seedOf(t), 0))
+	rng := rand.New(rand.NewPCG(virtual.Seed(t), 0))
 	now := t0
 	for i := range 4 * statsPicks {
 		now += prefixtree.Time(rng.IntN(5))

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine/chaos/virtual"
 	"grapevine/prefixtree"
 )
 
@@ -203,7 +204,7 @@ func TestUnseenWorkFillsFromTheLowest(t *testing.T) {
 	own.Candidates[1].OwnQueued = 700
 	own.Candidates[1].Queued += 700
 	near(queues(own, 6000), 50_000, 5700, 5000)
-	seed := seedOf(t)
+	seed := virtual.Seed(t)
 	rnd := rand.New(rand.NewPCG(seed, 2))
 	for range 200 {
 		peers := make([]float64, 1+rnd.IntN(40))
