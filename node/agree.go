@@ -215,16 +215,15 @@ func (n *Node) publish(old, r *backends.Roster, v *policy.View) {
 	if v != nil {
 		n.router.SetView(v)
 		n.metrics.AddModels(v.Models())
+		for i := range v.Backends {
+			if b := &v.Backends[i]; b.KVTokens > 0 {
+				n.tree.SetCapacity(b.ID, b.KVTokens*assumedBytesPerToken/n.cfg.BlockBytes)
+			}
+		}
 	}
 	n.health.Adopted(r)
-	if r == old {
-		return
-	}
-	n.metrics.AddBackends(r.Names())
-	for _, e := range r.List {
-		if e.KVTokens > 0 && !old.Has(e) {
-			n.setCapacity(e.ID, int(e.KVTokens))
-		}
+	if r != old {
+		n.metrics.AddBackends(r.Names())
 	}
 }
 

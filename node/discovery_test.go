@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"grapevine/node/config"
+	"grapevine/prefixtree"
 )
 
 func TestDiscoveryRoutesByModel(t *testing.T) {
@@ -108,6 +109,14 @@ func TestEngineMetrics(t *testing.T) {
 	}
 	if b, _ := n.router.View().Backend(0); b.KVTokens != 16000 {
 		t.Errorf("the policy knows of %d", b.KVTokens)
+	}
+	asked := n.backends.Roster().Named("asked").ID
+	before := n.tree.Horizon(asked)
+	for i := range 100 {
+		n.tree.Record(asked, chain(i, 100), now()+prefixtree.Time(i*10), nil)
+	}
+	if after := n.tree.Horizon(asked); after >= before {
+		t.Errorf("10,000 blocks in a cache of 16,000 tokens leave the horizon at %v", after)
 	}
 	for _, page := range []string{"", "vllm:num_requests_running 1\n"} { // omitted values stay known
 		e.setMetrics(page)

@@ -340,13 +340,9 @@ func (n *Node) startDiscovery() {
 	n.run("discovery", loops...)
 }
 
-func (n *Node) loadReported(e *backends.Engine, m *engine.Metrics, resized bool) {
+func (n *Node) loadReported(e *backends.Engine, m *engine.Metrics) {
 	n.health.Started(e, m)
 	n.router.SetTelemetry(e.ID, policy.Telemetry{Running: m.Running, Waiting: m.Waiting, KVUsage: m.KVUsage})
-	if resized {
-		_, tokens := n.backends.Load(e)
-		n.setCapacity(e.ID, tokens)
-	}
 }
 
 func (n *Node) busy(name string) bool {
@@ -357,10 +353,6 @@ func (n *Node) busy(name string) bool {
 	_, own := n.router.Load(e.ID)
 	_, others := n.router.PeerLoad(e.ID)
 	return own+others > 0
-}
-
-func (n *Node) setCapacity(b prefixtree.Backend, tokens int) {
-	n.tree.SetCapacity(b, tokens*assumedBytesPerToken/n.cfg.BlockBytes)
 }
 
 // Drain makes /readyz answer 503 and serves for grace, so that load balancers react. Call Stop

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"slices"
-	"time"
 
 	"grapevine/node/admin"
 	"grapevine/raftstore"
@@ -43,35 +42,29 @@ func (n *Node) SetRules(ctx context.Context, text string, ifVersion *uint64) (*a
 
 // TransferLeadership makes a voter (name or raft id) the leader; "" is the most advanced one.
 func (n *Node) TransferLeadership(ctx context.Context, to string) (*admin.RaftStatus, error) {
-	s, err := n.agreement()
+	before, err := n.Raft()
 	if err != nil {
 		return nil, err
 	}
 	if to != "" {
-		v, err := n.namedVoter(to)
+		v, err := voterNamed(before.Servers, to)
 		if err != nil {
 			return nil, err
 		}
 		to = v.ID
 	}
-	before := s.Status()
 	if before.Leader == before.ID && !slices.ContainsFunc(before.Servers, func(v raftstore.ServerStatus) bool { return v.Voter && v.ID != before.ID }) {
 		return nil, admin.Refuse(http.StatusConflict, "", "start other nodes with a data_dir, and wait until one of them votes (grapevine raft status)",
 			"this node is the only voter: no other can lead")
 	}
+	s := n.store.Load()
 	if err := s.Transfer(ctx, to); err != nil {
 		return nil, err
 	}
-	n.awaitLeader(ctx, func(leader string) bool { return tookOver(leader, before.Leader, to) })
+	ctx, cancel := context.WithTimeout(ctx, ownWait)
+	defer cancel()
+	poll(ctx, func() bool { return tookOver(s.Status().Leader, before.Leader, to) }) // so that the answer shows it
 	return n.Raft()
-}
-
-func (n *Node) namedVoter(to string) (raftstore.ServerStatus, error) {
-	st, err := n.Raft()
-	if err != nil {
-		return raftstore.ServerStatus{}, err
-	}
-	return voterNamed(st.Servers, to)
 }
 
 func voterNamed(servers []raftstore.ServerStatus, to string) (raftstore.ServerStatus, error) {
@@ -90,29 +83,9 @@ func voterNamed(servers []raftstore.ServerStatus, to string) (raftstore.ServerSt
 	return raftstore.ServerStatus{}, admin.Refuse(http.StatusConflict, "to", "take a voter from GET /raft (grapevine raft status)", "%q does not vote, and cannot lead", to)
 }
 
-const leaderPoll = 10 * time.Millisecond
-
 func tookOver(leader, before, to string) bool {
 	if to != "" {
 		return leader == to
 	}
 	return leader != "" && leader != before
-}
-
-// awaitLeader waits up to ownWait for the new leader, so that the answer shows it.
-func (n *Node) awaitLeader(ctx context.Context, does func(leader string) bool) {
-	ctx, cancel := context.WithTimeout(ctx, ownWait)
-	defer cancel()
-	tick := time.NewTicker(leaderPoll)
-	defer tick.Stop()
-	for {
-		if st, err := n.Raft(); err != nil || does(st.Leader) {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-	}
 }

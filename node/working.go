@@ -13,7 +13,7 @@ import (
 	"grapevine/proxy/policy"
 )
 
-const workingPoll = 10 * time.Millisecond
+const pollEvery = 10 * time.Millisecond
 
 type loop struct {
 	name  string
@@ -36,7 +36,7 @@ func (n *Node) Working(ctx context.Context) error {
 	}
 	for _, l := range loops {
 		before := l.turns()
-		if !n.until(ctx, func() bool { return l.turns() != before }) {
+		if !poll(ctx, func() bool { return l.turns() != before || !n.serving.Load() }) {
 			return fmt.Errorf("%s stands still", l.name)
 		}
 	}
@@ -46,13 +46,13 @@ func (n *Node) Working(ctx context.Context) error {
 	return nil
 }
 
-// until returns false if ctx ends before ok or the node's stop.
-func (n *Node) until(ctx context.Context, ok func() bool) bool {
-	poll := time.NewTicker(workingPoll)
-	defer poll.Stop()
-	for !ok() && n.serving.Load() {
+// poll returns false if ctx ends before ok.
+func poll(ctx context.Context, ok func() bool) bool {
+	tick := time.NewTicker(pollEvery)
+	defer tick.Stop()
+	for !ok() {
 		select {
-		case <-poll.C:
+		case <-tick.C:
 		case <-ctx.Done():
 			return false
 		}

@@ -28,9 +28,8 @@ type Config struct {
 	Log       zerolog.Logger
 	// Publish receives rosters and views in order, under the directory's lock. old is nil for the
 	// first roster, now if only the view is new; a nil view is unchanged.
-	Publish func(old, now *Roster, view *policy.View)
-	// Reported receives every load report; resized means that the cache size in use changed.
-	Reported func(e *Engine, m *engine.Metrics, resized bool)
+	Publish  func(old, now *Roster, view *policy.View)
+	Reported func(e *Engine, m *engine.Metrics) // receives every load report
 }
 
 // Directory holds the roster in force and what its engines report, and makes the policy's views.

@@ -31,7 +31,7 @@ func newDirectory(tb testing.TB, own ...config.Backend) (*Directory, *atomic.Poi
 				view.Store(v)
 			}
 		},
-		Reported: func(*Engine, *engine.Metrics, bool) {},
+		Reported: func(*Engine, *engine.Metrics) {},
 	})
 	if err == nil {
 		err = d.Publish()
@@ -118,8 +118,8 @@ func TestLearningAtOnce(t *testing.T) {
 				if !slices.Contains(v.Load().Models(), model) {
 					t.Errorf("engine %d has told of %s, and the view does not have it", i, model)
 				}
-				if resized, err := d.learnMetrics(list[i], engine.Metrics{KVTokens: int64(1000 + i)}, time.Now()); !resized || err != nil {
-					t.Errorf("engine %d: %v %v", i, resized, err)
+				if err := d.learnMetrics(list[i], engine.Metrics{KVTokens: int64(1000 + i)}, time.Now()); err != nil {
+					t.Errorf("engine %d: %v", i, err)
 				}
 				if b, ok := v.Load().Backend(list[i].ID); !ok || b.KVTokens != 1000+i {
 					t.Errorf("engine %d: %+v", i, b)

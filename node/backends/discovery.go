@@ -124,19 +124,18 @@ func (d *Directory) AskMetrics(ctx context.Context, e *Engine) {
 	if now := d.Roster().At(e.ID); now == nil || now.link != e.link {
 		return // the number may be another engine's
 	}
-	resized, err := d.learnMetrics(e, m, time.Now())
-	if err != nil {
+	if err := d.learnMetrics(e, m, time.Now()); err != nil {
 		d.cfg.Log.Error().Str("component", "discovery").Err(err).Str("backend", e.Name).Msg("cannot route by the cache size that the backend reports")
 	}
-	d.cfg.Reported(e, &m, resized)
+	d.cfg.Reported(e, &m)
 }
 
-// learnMetrics reports whether the cache size in use changed; a configured size stays.
-func (d *Directory) learnMetrics(e *Engine, m engine.Metrics, at time.Time) (resized bool, err error) {
-	if resized = d.noteMetrics(e, m, at); resized {
-		err = d.refresh()
+// learnMetrics publishes another cache size; a configured size stays.
+func (d *Directory) learnMetrics(e *Engine, m engine.Metrics, at time.Time) error {
+	if !d.noteMetrics(e, m, at) {
+		return nil
 	}
-	return resized, err
+	return d.refresh()
 }
 
 func (d *Directory) noteMetrics(e *Engine, m engine.Metrics, at time.Time) (resized bool) {

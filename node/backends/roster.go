@@ -49,12 +49,6 @@ func (r *Roster) Names() []string {
 	return names
 }
 
-// Has reports whether r, which may be nil, has e with the same URL, generation and capacity.
-func (r *Roster) Has(e *Engine) bool {
-	was := r.At(e.ID)
-	return was != nil && was.URL == e.URL && was.Generation == e.Generation && was.KVTokens == e.KVTokens
-}
-
 func (d *Directory) ownRoster() (*Roster, error) {
 	list := make([]*Engine, len(d.cfg.Own))
 	for i := range d.cfg.Own {

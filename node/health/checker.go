@@ -196,10 +196,7 @@ func (c *Checker) avoid(r *backends.Roster, at time.Time) {
 	for id := range c.avoided {
 		if e := latest.At(id); e != nil && e.LastResort() {
 			avoid[id] = true
-		}
-	}
-	for id := range c.avoided {
-		if !avoid[id] {
+		} else if !avoid[id] {
 			c.cfg.Router.SetReported(id, false, millisNow())
 		}
 	}

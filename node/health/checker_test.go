@@ -58,7 +58,7 @@ func newRig(t *testing.T, urls ...string) *rig {
 			}
 			r.Adopted(now)
 		},
-		Reported: func(e *backends.Engine, m *engine.Metrics, _ bool) { r.Started(e, m) },
+		Reported: func(e *backends.Engine, m *engine.Metrics) { r.Started(e, m) },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -270,6 +270,44 @@ func TestOperatorsMarkStays(t *testing.T) {
 	r.commitProposal(t.Context(), store, Proposal{Names: []string{"a"}, Reason: Prefix + "answers again", Renew: []Generation{{Name: "a"}}})
 	if c := store.first(); c != nil {
 		t.Errorf("committed %+v", c)
+	}
+}
+
+// TestLateMarkDown: what health judged before an operator's change does not undo it.
+func TestLateMarkDown(t *testing.T) {
+	s, err := raftstore.Open(raftstore.Config{Timers: raftstore.Timers{Call: time.Minute}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Stop(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	apply := func(c raftstore.Command) raftstore.Backend {
+		t.Helper()
+		if _, err := s.Apply(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		b, _ := s.State().Backend("a")
+		return b
+	}
+	apply(raftstore.AddBackends{Backends: []raftstore.Backend{{Name: "a", URL: "http://a:1"}}})
+	judged := apply(raftstore.SetBackendState{Names: []string{"a"}, Action: raftstore.MarkDown, Reason: "the rack is being moved"}).Version
+	current := apply(raftstore.SetBackendState{Names: []string{"a"}, Action: raftstore.MarkUp})
+	r := newRig(t)
+	late := Proposal{Down: true, Names: []string{"a"}, Versions: []uint64{judged}, Reason: Prefix + "refused"}
+	r.commitProposal(t.Context(), s, late)
+	if b, _ := s.State().Backend("a"); b.State != raftstore.Active || r.downs.Load() > 0 || r.failed.Load() > 0 {
+		t.Errorf("%+v, %d commits, %d failures", b, r.downs.Load(), r.failed.Load())
+	}
+	late.Versions[0] = current.Version
+	r.commitProposal(t.Context(), s, late)
+	if b, _ := s.State().Backend("a"); b.State != raftstore.Down || r.downs.Load() != 1 {
+		t.Errorf("judged in time: %+v, %d commits", b, r.downs.Load())
 	}
 }
 

@@ -4,6 +4,8 @@ package health
 
 import (
 	"cmp"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -141,17 +143,9 @@ func (b *Board) SetBackends(list []Backend, now time.Time) {
 			continue
 		}
 		e.written.note(&e.Backend, &n, now)
-		if e.Name != n.Name {
-			e.Backend = n
-			b.assign(e)
-		}
 		e.Backend = n
 	}
-	for key := range b.engines {
-		if !present[key] {
-			delete(b.engines, key)
-		}
-	}
+	maps.DeleteFunc(b.engines, func(key uint32, _ *watched) bool { return !present[key] })
 }
 
 // recall applies earlier reports to a new engine; peers do not repeat them.
@@ -169,9 +163,12 @@ func (b *Board) recall(e *watched, now time.Time) {
 func (b *Board) SetNodes(others []string, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.changed(others) {
+	nodes := append(slices.Clone(others), b.cfg.Self)
+	slices.Sort(nodes)
+	if nodes = slices.Compact(nodes); slices.Equal(nodes, b.nodes) {
 		return
 	}
+	b.nodes = nodes
 	for _, e := range b.engines {
 		was := e.mine
 		b.assign(e)
@@ -205,12 +202,7 @@ func (b *Board) SetPeer(origin string, reports []Report, now time.Time) (urgent 
 
 // hear stores a peer's report, or removes it if ok is false, and returns whether Failing changed.
 func (e *watched) hear(origin string, r Report, ok bool, now time.Time) bool {
-	at := -1
-	for i := range e.peers {
-		if e.peers[i].origin == origin {
-			at = i
-		}
-	}
+	at := slices.IndexFunc(e.peers, func(p peerReport) bool { return p.origin == origin })
 	switch {
 	case !ok && at < 0:
 		return false

@@ -7,17 +7,6 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-func (b *Board) changed(others []string) bool {
-	nodes := append(slices.Clone(others), b.cfg.Self)
-	slices.Sort(nodes)
-	nodes = slices.Compact(nodes)
-	if slices.Equal(nodes, b.nodes) {
-		return false
-	}
-	b.nodes = nodes
-	return true
-}
-
 // assign uses rendezvous order: nodes agree, and a new node moves only its share.
 func (b *Board) assign(e *watched) {
 	e.reporters = reportersOf(e.Key, b.nodes)

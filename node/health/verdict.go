@@ -3,7 +3,9 @@ package health
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -199,7 +201,7 @@ func (b *Board) Proposals(now time.Time) []Proposal {
 			room--
 		}
 	}
-	for _, e := range b.sorted() {
+	for _, e := range slices.SortedFunc(maps.Values(b.engines), func(x, y *watched) int { return strings.Compare(x.Name, y.Name) }) {
 		c := b.count(e, now)
 		most := c.majority(len(e.reporters))
 		down := most && 2*c.failing > c.heard
@@ -250,27 +252,11 @@ func (b *Board) paced(list []Proposal, now time.Time) []Proposal {
 		if !b.writing.take(now) {
 			return list[:i]
 		}
-		for _, name := range list[i].Names {
-			for _, e := range b.engines {
-				if e.Name == name {
-					e.written.proposedAt = now
-				}
+		for _, e := range b.engines {
+			if slices.Contains(list[i].Names, e.Name) {
+				e.written.proposedAt = now
 			}
 		}
 	}
 	return list
-}
-
-func (b *Board) sorted() []*watched {
-	out := make([]*watched, 0, len(b.engines))
-	for _, e := range b.engines {
-		out = append(out, e)
-	}
-	slices.SortFunc(out, func(x, y *watched) int {
-		if x.Name < y.Name {
-			return -1
-		}
-		return 1
-	})
-	return out
 }

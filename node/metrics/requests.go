@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -76,9 +77,7 @@ func New(version string, collect func(Scrape)) *Metrics {
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.requestSeries(reg)
 	gauges := func(name, help string, labels ...string) *prometheus.GaugeVec {
-		v := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
-		reg.MustRegister(v)
-		return v
+		return promauto.With(reg).NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
 	}
 	m.Certificates = gauges("tls_certificate_expiry_seconds",
 		"Unix time at which the certificate of a setting expires; no series without one. Not additive.", "setting")
@@ -92,14 +91,10 @@ func New(version string, collect func(Scrape)) *Metrics {
 
 func (m *Metrics) requestSeries(reg prometheus.Registerer) {
 	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
-		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-		reg.MustRegister(v)
-		return v
+		return promauto.With(reg).NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
 	histograms := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
-		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
-		reg.MustRegister(v)
-		return v
+		return promauto.With(reg).NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
 	}
 	m.requests = counters("requests_total", "Finished requests, by kind of endpoint and status sent (499: the client left first).", "kind", "code")
 	m.tokens = counters("tokens_total", "Tokens as the engines count them: prompt, cached (of the prompt), output.", "model", "type")

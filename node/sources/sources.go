@@ -298,9 +298,9 @@ func (s *Sources) changes(state *raftstore.State, at time.Time) (commands []raft
 			case !ok:
 				if url, err := raftstore.NormalURL(b.URL); err == nil && !urls[url] {
 					urls[url] = true
-					add = append(add, raftstore.Backend{
-						Name: name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: a.Kind,
-					})
+					spec := b.Spec()
+					spec.Source = a.Kind
+					add = append(add, spec)
 				}
 			}
 		}

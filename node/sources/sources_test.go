@@ -23,7 +23,7 @@ import (
 
 func TestReadNames(t *testing.T) {
 	dns := dnstest.Start(t)
-	dns.Host("e.test", "10.0.0.1", "10.0.0.2", "10.0.0.1")
+	dns.Host("e.test", "10.0.0.1", "::ffff:10.0.0.2", "10.0.0.1")
 	dns.Host("six.test", "fd00::1")
 	records := []net.SRV{{Target: "e.test.", Port: 1}, {Target: "six.test.", Port: 2}}
 	dns.Service("_e._tcp.test", records...)
