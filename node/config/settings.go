@@ -17,7 +17,7 @@ type Setting struct {
 	Default string // as text; "" is the zero value
 	Help    string
 	Group   string
-	Reload  string // what Reload applies: "yes", "file", "api_key" or ""
+	Reload  string // what Reload applies: "yes", "file", "credentials" or ""
 	Kind    string // form of a value, such as "duration"
 
 	field int // index in Config
@@ -25,9 +25,9 @@ type Setting struct {
 
 // Values of Setting.Reload. Empty: a change waits for the next start.
 const (
-	ReloadValue = "yes"     // the new value is applied
-	ReloadFile  = "file"    // the file is read again; another file name waits
-	ReloadKeys  = "api_key" // of backends: api_key and the content of api_key_file
+	ReloadValue = "yes"         // the new value is applied
+	ReloadFile  = "file"        // the file is read again; another file name waits
+	ReloadKeys  = "credentials" // of backends: api_key and the content of api_key_file and ca_file
 )
 
 func Settings() []Setting {
