@@ -34,7 +34,7 @@ func (n *Node) Reload(next config.Config) (Reloaded, error) {
 		}
 		switch s.Reload {
 		case config.ReloadValue:
-			now.Overlay(next, s.Key)
+			now.Overlay(next, s)
 			out.Applied = append(out.Applied, s.Key)
 		case config.ReloadKeys:
 			if !slices.EqualFunc(now.Backends, next.Backends, sameButKeys) {
