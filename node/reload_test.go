@@ -2,8 +2,6 @@ package node
 
 import (
 	"bytes"
-	"io"
-	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -233,11 +231,7 @@ func TestReloadIsAllOrNothing(t *testing.T) {
 
 func TestReloadAppliesCA(t *testing.T) {
 	leakCheck(t)
-	e := newFakeEngine(t, "m")
-	secure := httptest.NewUnstartedServer(e.Config.Handler)
-	secure.Config.ErrorLog = log.New(io.Discard, "", 0) // handshakes fail as intended
-	secure.StartTLS()
-	defer secure.Close()
+	secure, _ := newSecureEngine(t, "m")
 	file := newAuthority(t, "another").file("ca")
 	cfg := testConfig()
 	cfg.Backends = []config.Backend{{URL: secure.URL, CAFile: file}}
