@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 
+	"grapevine/node/backends"
 	"grapevine/node/config"
 )
 
@@ -12,15 +13,16 @@ type Reloaded struct {
 	AtNextStart []string // waiting for the next start
 }
 
-// Reload applies settings with Setting.Reload "yes", API keys, and certificate and key files. After
-// an error nothing has changed. Running requests may keep their old limits.
+// Reload applies settings with Setting.Reload "yes", engines' API keys and CAs, and certificate and
+// key files. After an error nothing has changed. Running requests may keep their old limits and
+// connections.
 func (n *Node) Reload(next config.Config) (Reloaded, error) {
 	n.reloadMu.Lock()
 	defer n.reloadMu.Unlock()
 	now := *n.running.Load()
 	level, errLevel := config.ParseLevel(next.LogLevel)
 	cert, errCert := n.readCertificate()
-	keys, errKeys := n.backends.ReadKeys(next.Backends)
+	keys, errKeys := backends.ReadKeys(next.Backends)
 	if err := errors.Join(errLevel, errCert, errKeys); err != nil {
 		return Reloaded{}, err
 	}
@@ -32,10 +34,10 @@ func (n *Node) Reload(next config.Config) (Reloaded, error) {
 		}
 		switch s.Reload {
 		case config.ReloadValue:
-			now.Overlay(next, s.Key)
+			now.Overlay(next, s)
 			out.Applied = append(out.Applied, s.Key)
 		case config.ReloadKeys:
-			if !slices.EqualFunc(now.Backends, next.Backends, sameButKey) {
+			if !slices.EqualFunc(now.Backends, next.Backends, sameButKeys) {
 				out.AtNextStart = append(out.AtNextStart, s.Key)
 			}
 		default:
@@ -70,7 +72,7 @@ func (n *Node) Reload(next config.Config) (Reloaded, error) {
 // Running is the configuration in force; read only.
 func (n *Node) Running() *config.Config { return n.running.Load() }
 
-func sameButKey(a, b config.Backend) bool {
+func sameButKeys(a, b config.Backend) bool {
 	return a.URL == b.URL && a.Name == b.Name && slices.Equal(a.Models, b.Models) && a.Weight == b.Weight &&
-		a.KVTokens == b.KVTokens && a.CAFile == b.CAFile
+		a.KVTokens == b.KVTokens
 }

@@ -228,3 +228,56 @@ func TestReloadIsAllOrNothing(t *testing.T) {
 		t.Errorf("%d engines were asked, max_attempts is %d", asked.Load(), n.Running().MaxAttempts)
 	}
 }
+
+func TestReloadAppliesCA(t *testing.T) {
+	leakCheck(t)
+	secure, _ := newSecureEngine(t, "m")
+	file := newAuthority(t, "another").file("ca")
+	cfg := testConfig()
+	cfg.Backends = []config.Backend{{URL: secure.URL, CAFile: file}}
+	cfg.ModelsInterval = 50 * time.Millisecond
+	probing(&cfg)
+	n := startNode(t, cfg)
+	served := func() bool {
+		status, _, _ := chat(t, n, chatBody("m", "hello"))
+		return status == http.StatusOK
+	}
+	reload := func(next config.Config) {
+		t.Helper()
+		if done, err := n.Reload(next); err != nil || !slices.Equal(done.Applied, []string{"backends"}) || done.AtNextStart != nil {
+			t.Fatalf("%+v %v", done, err)
+		}
+	}
+	if served() {
+		t.Fatal("an engine of another CA serves requests")
+	}
+
+	writePEM(t, file, "CERTIFICATE", secure.Certificate().Raw)
+	reload(*n.Running())
+	eventually(t, "requests by the new CA", served)
+	eventually(t, "probes and model lists by it", func() bool {
+		b := n.BackendList().Backends[0]
+		return b.State == "active" && !b.Health.Failing && slices.Equal(b.Models, []string{"m"})
+	})
+
+	if err := os.WriteFile(file, []byte("no certificate"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Reload(*n.Running()); err == nil || !strings.Contains(err.Error(), "ca_file") {
+		t.Errorf("a reload with a bad ca_file: %v", err)
+	}
+	if !served() {
+		t.Error("a bad ca_file ended the use of the old CA")
+	}
+
+	next := *n.Running()
+	next.Backends = slices.Clone(next.Backends)
+	next.Backends[0].CAFile = ""
+	reload(next)
+	if served() {
+		t.Error("a connection that the old CA verified serves requests")
+	}
+	if b := n.BackendList().Backends[0]; !slices.Equal(b.Models, []string{"m"}) {
+		t.Errorf("models %v of the same engine after the reload", b.Models)
+	}
+}

@@ -53,13 +53,19 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-func TestUntrustedBackend(t *testing.T) {
-	leakCheck(t)
-	e := newFakeEngine(t, "m")
+func newSecureEngine(t *testing.T, model string) (*httptest.Server, *fakeEngine) {
+	t.Helper()
+	e := newFakeEngine(t, model)
 	secure := httptest.NewUnstartedServer(e.Config.Handler)
 	secure.Config.ErrorLog = log.New(io.Discard, "", 0) // handshakes fail as intended
 	secure.StartTLS()
-	defer secure.Close()
+	t.Cleanup(secure.Close)
+	return secure, e
+}
+
+func TestUntrustedBackend(t *testing.T) {
+	leakCheck(t)
+	secure, e := newSecureEngine(t, "m")
 	n := startNode(t, testConfig(secure.URL))
 	if status, _, _ := chat(t, n, chatBody("m", "hello")); status != 502 && status != 503 {
 		t.Errorf("status %d", status)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -60,7 +61,7 @@ func printBackends(out io.Writer, list *admin.BackendList) error {
 			own++
 		}
 		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n",
-			b.Name, state, b.Active, b.FleetActive, b.PrefillTokens, seconds(b.HorizonS), cache, models, orDash(b.Source), b.URL)
+			b.Name, state, b.Active, b.FleetActive, b.PrefillTokens, seconds(b.HorizonS), cache, models, cmp.Or(b.Source, "-"), b.URL)
 	}
 	if err := w.Flush(); err != nil {
 		return err

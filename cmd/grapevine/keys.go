@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -34,27 +35,21 @@ type keysGenerateCmd struct {
 
 func (c *keysGenerateCmd) Run(s *streams) error {
 	key, id := admin.NewGossipKey()
+	text := key
 	if c.Out != "" {
 		if err := writeNew(c.Out, key+"\n"); err != nil {
 			return err
 		}
+		key, text = "", fmt.Sprintf("key %s is in %s", id, c.Out)
 	}
 	if c.JSON {
-		answer := struct {
+		return printJSON(s.out, struct {
 			Key  string `json:"key,omitempty"`
 			ID   string `json:"id"`
 			File string `json:"file,omitempty"`
-		}{Key: key, ID: id, File: c.Out}
-		if c.Out != "" {
-			answer.Key = ""
-		}
-		return printJSON(s.out, answer)
+		}{key, id, c.Out})
 	}
-	if c.Out != "" {
-		_, err := fmt.Fprintf(s.out, "key %s is in %s\n", id, c.Out)
-		return err
-	}
-	_, err := fmt.Fprintln(s.out, key)
+	_, err := fmt.Fprintln(s.out, text)
 	return err
 }
 
@@ -146,17 +141,12 @@ func printKeyTable(out io.Writer, list *admin.KeyList) error {
 			fmt.Fprintf(w, "%s\tfailed: %s\n", n.Node, n.Error)
 			continue
 		}
-		var others []string
-		for _, id := range n.Keys {
-			if id != n.Primary {
-				others = append(others, id)
-			}
-		}
+		others := slices.DeleteFunc(slices.Clone(n.Keys), func(id string) bool { return id == n.Primary })
 		kept := "in its file"
 		if !n.Persisted {
 			kept = "until it stops"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", n.Node, orDash(n.Primary), orDash(strings.Join(others, " ")), kept)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", n.Node, cmp.Or(n.Primary, "-"), cmp.Or(strings.Join(others, " "), "-"), kept)
 	}
 	return w.Flush()
 }

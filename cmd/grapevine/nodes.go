@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -43,7 +44,7 @@ func printNodes(out io.Writer, list *admin.NodeList) error {
 			missed = fmt.Sprint(n.Missed)
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			name, state, seconds(n.SinceS), lag, rtt, received, sent, missed, orDash(n.Gossip), orDash(n.Data), orDash(n.Version))
+			name, state, seconds(n.SinceS), lag, rtt, received, sent, missed, cmp.Or(n.Gossip, "-"), cmp.Or(n.Data, "-"), cmp.Or(n.Version, "-"))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -80,11 +81,4 @@ func amount(bytes uint64) string {
 	default:
 		return fmt.Sprintf("%.1f MB", float64(bytes)/1e6)
 	}
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }

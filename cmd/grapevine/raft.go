@@ -1,13 +1,14 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"strings"
 	"text/tabwriter"
 
@@ -56,7 +57,7 @@ func printRaft(out io.Writer, st *admin.RaftStatus) error {
 		if led {
 			healthy, log = yesNo(v.Healthy), fmt.Sprint(v.Index)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", orDash(v.Name), v.ID, v.Addr, role, yesNo(v.Alive || v.ID == st.ID), healthy, log)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cmp.Or(v.Name, "-"), v.ID, v.Addr, role, yesNo(v.Alive || v.ID == st.ID), healthy, log)
 	}
 	return w.Flush()
 }
@@ -96,7 +97,7 @@ func (c *raftInspectCmd) Run(s *streams) error {
 	if c.JSON {
 		return printJSON(s.out, data)
 	}
-	fmt.Fprintf(s.out, "id %s, group %s, log %d, state version %d with %d backends\n", data.ID, orDash(data.Group), data.LastIndex, data.Version, data.Backends)
+	fmt.Fprintf(s.out, "id %s, group %s, log %d, state version %d with %d backends\n", data.ID, cmp.Or(data.Group, "-"), data.LastIndex, data.Version, data.Backends)
 	if len(data.Servers) == 0 {
 		return nil
 	}
@@ -120,7 +121,7 @@ func (*raftRecoverCmd) Help() string {
 }
 
 func (c *raftRecoverCmd) Run(s *streams) error {
-	servers, err := c.servers()
+	servers, err := c.servers(s)
 	if err != nil {
 		return usageError{err}
 	}
@@ -145,7 +146,7 @@ func (c *raftRecoverCmd) Run(s *streams) error {
 	return err
 }
 
-func (c *raftRecoverCmd) servers() (servers []raftstore.Server, err error) {
+func (c *raftRecoverCmd) servers(s *streams) (servers []raftstore.Server, err error) {
 	if (c.Peers == "") == (len(c.Servers) == 0) {
 		return nil, fmt.Errorf("give the servers of the new group, by --server or by --peers")
 	}
@@ -157,14 +158,14 @@ func (c *raftRecoverCmd) servers() (servers []raftstore.Server, err error) {
 		servers = append(servers, raftstore.Server{ID: id, Addr: addr, Voter: true})
 	}
 	if c.Peers != "" {
-		if servers, err = readServers(c.Peers); err != nil {
+		if servers, err = readServers(s, c.Peers); err != nil {
 			return nil, err
 		}
 	}
-	for _, s := range servers {
+	for _, v := range servers {
 		// Other nodes could not dial such an address and never join.
-		if host, port, err := net.SplitHostPort(s.Addr); err != nil || host == "" || port == "" || port == "0" || net.ParseIP(host).IsUnspecified() {
-			return nil, fmt.Errorf("server %s: %q is no address that others reach it at: write HOST:PORT, as raft status shows it", s.ID, s.Addr)
+		if host, port, err := net.SplitHostPort(v.Addr); err != nil || host == "" || port == "" || port == "0" || net.ParseIP(host).IsUnspecified() {
+			return nil, fmt.Errorf("server %s: %q is no address that others reach it at: write HOST:PORT, as raft status shows it", v.ID, v.Addr)
 		}
 	}
 	return servers, nil
@@ -172,13 +173,12 @@ func (c *raftRecoverCmd) servers() (servers []raftstore.Server, err error) {
 
 const maxPeersFile = 1 << 20
 
-func readServers(path string) (servers []raftstore.Server, err error) {
-	f, err := os.Open(path)
+func readServers(s *streams, path string) (servers []raftstore.Server, err error) {
+	text, err := readInput(s, path, maxPeersFile)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }()
-	dec := json.NewDecoder(io.LimitReader(f, maxPeersFile))
+	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&servers); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -44,7 +45,7 @@ func printRules(out io.Writer, set *admin.RuleSet) error {
 		if r.HeaderValue != "" {
 			header += ": " + r.HeaderValue
 		}
-		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\n", i, orDash(r.Model), orDash(r.Path), orDash(header), r.Strategy)
+		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\n", i, cmp.Or(r.Model, "-"), cmp.Or(r.Path, "-"), cmp.Or(header, "-"), r.Strategy)
 	}
 	return w.Flush()
 }

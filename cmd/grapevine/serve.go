@@ -101,7 +101,7 @@ func (c *serveCmd) configuration(k *kong.Context) (cfg config.Config, lines map[
 	}
 	for _, setting := range config.Settings() {
 		if _, ok := os.LookupEnv(setting.Env); ok || given[setting.Flag] {
-			cfg.Overlay(c.Settings, setting.Key)
+			cfg.Overlay(c.Settings, setting)
 			delete(lines, setting.Key) // not from the file
 		}
 	}

@@ -15,7 +15,7 @@ type supervision struct {
 	manager *notify.Manager
 	node    *node.Node
 	log     zerolog.Logger
-	unwatch func() // nil if no watch runs
+	unwatch func() // ends the watch, if one runs
 }
 
 func supervise(n *node.Node, log zerolog.Logger) (*supervision, error) {
@@ -23,7 +23,7 @@ func supervise(n *node.Node, log zerolog.Logger) (*supervision, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &supervision{manager: manager, node: n, log: log.With().Str("component", "notify").Logger()}, nil
+	return &supervision{manager: manager, node: n, log: log.With().Str("component", "notify").Logger(), unwatch: func() {}}, nil
 }
 
 func (s *supervision) send(lines ...string) {
@@ -61,16 +61,11 @@ func (s *supervision) reloaded(reload func() error) {
 }
 
 func (s *supervision) stopping() {
-	if s.unwatch != nil {
-		s.unwatch()
-		s.unwatch = nil
-	}
+	s.unwatch()
 	s.send(notify.Stopping, notify.Status("draining"), notify.Extend(s.node.StopWithin()))
 }
 
 func (s *supervision) close() {
-	if s.unwatch != nil {
-		s.unwatch()
-	}
+	s.unwatch()
 	s.manager.Close()
 }

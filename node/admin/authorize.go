@@ -54,35 +54,33 @@ func (s *Server) refusal(r *http.Request) *Refusal {
 	if s.TokenFile != "" {
 		token, err := ReadToken(s.TokenFile)
 		if err != nil {
-			return &Refusal{Status: http.StatusInternalServerError, Reason: err.Error(), Remedy: "correct the file: without it the admin API refuses all clients"}
+			return Refuse(http.StatusInternalServerError, "", "correct the file: without it the admin API refuses all clients", "%v", err)
 		}
 		scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 		want, got := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(strings.TrimSpace(given)))
 		if !strings.EqualFold(scheme, "Bearer") || subtle.ConstantTimeCompare(want[:], got[:]) != 1 {
-			return &Refusal{Status: http.StatusUnauthorized, Reason: "the token is missing or wrong", Place: "Authorization",
-				Remedy: "send Authorization: Bearer TOKEN (grapevine --admin-token-file FILE)"}
+			return Refuse(http.StatusUnauthorized, "Authorization", "send Authorization: Bearer TOKEN (grapevine --admin-token-file FILE)", "the token is missing or wrong")
 		}
 		return nil
 	}
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	here := err == nil && net.ParseIP(host).IsLoopback()
 	if name := (&url.URL{Host: r.Host}).Hostname(); here && !strings.EqualFold(name, "localhost") && net.ParseIP(name) == nil {
-		return &Refusal{Status: http.StatusForbidden, Reason: fmt.Sprintf("the node is addressed as %q", name), Place: "Host",
-			Remedy: "address it by IP or as localhost, or give it an --admin-token-file"}
+		return Refuse(http.StatusForbidden, "Host", "address it by IP or as localhost, or give it an --admin-token-file", "the node is addressed as %q", name)
 	}
 	if looks(r) {
 		return nil
 	}
 	if by := forwarded(r.Header); by != "" {
-		return &Refusal{Status: http.StatusForbidden, Reason: "the request came through a proxy, and " + ownMachineOnly, Place: by,
-			Remedy: "give the node an --admin-token-file, or run the command there"}
+		return Refuse(http.StatusForbidden, by, giveToken, "the request came through a proxy, and %s", ownMachineOnly)
 	}
 	if !here {
-		return &Refusal{Status: http.StatusForbidden, Reason: ownMachineOnly,
-			Remedy: "give the node an --admin-token-file, or run the command there"}
+		return Refuse(http.StatusForbidden, "", giveToken, "%s", ownMachineOnly)
 	}
 	return nil
 }
+
+const giveToken = "give the node an --admin-token-file, or run the command there"
 
 const ownMachineOnly = "without a token changes, and questions that cost or tell more than a look, are taken from the node's own machine only"
 

@@ -32,14 +32,12 @@ func NewClient(addr string) *Client {
 		}
 		addr = "http://" + addr
 	}
-	return &Client{base: strings.TrimSuffix(addr, "/"), http: &http.Client{Transport: direct(), CheckRedirect: stay}}
+	return &Client{base: strings.TrimSuffix(addr, "/"), http: &http.Client{
+		// No proxy of the environment: it would see tokens, keys and rules.
+		Transport:     &http.Transport{DisableKeepAlives: true}, // mostly one request
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
 }
-
-func direct() *http.Transport {
-	return &http.Transport{DisableKeepAlives: true} // mostly one request
-}
-
-func stay(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // WithToken returns a client that sends token or, if empty, the file's.
 func (c *Client) WithToken(token, file string) *Client {

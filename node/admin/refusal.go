@@ -67,37 +67,44 @@ func RefusalOf(err error) *Refusal {
 	case errors.As(err, &cfg):
 		return refusalOfConfig(err)
 	}
-	r := &Refusal{Reason: strings.TrimPrefix(err.Error(), "raftstore: "), Status: http.StatusInternalServerError}
-	switch {
-	case errors.Is(err, policy.ErrNoBackend):
-		r.Status = http.StatusServiceUnavailable
-	case errors.Is(err, policy.ErrUnknownModel), errors.Is(err, ErrAlone):
-		r.Status = http.StatusNotFound
-	case errors.Is(err, raftstore.ErrInvalid):
-		r.Status = http.StatusBadRequest
-	case errors.Is(err, raftstore.ErrNotFound):
-		r.Status, r.Remedy = http.StatusNotFound, "see what there is with GET"
-	case errors.Is(err, raftstore.ErrExists):
-		r.Status, r.Remedy = http.StatusConflict, "change the one that exists, or take another name and URL"
-	case errors.Is(err, raftstore.ErrConflict):
-		r.Status, r.Remedy = http.StatusConflict, "look at what it is now, and decide again"
-	case errors.Is(err, raftstore.ErrTooMany):
-		r.Status, r.Remedy = http.StatusConflict, "remove what is not needed"
-	case errors.Is(err, raftstore.ErrNoLeader):
-		r.Status, r.Remedy = http.StatusServiceUnavailable, "nothing was changed, and routing goes on; see GET /raft (grapevine raft status)"
-	case errors.Is(err, raftstore.ErrBarred):
-		r.Status, r.Remedy = http.StatusServiceUnavailable, "nothing was changed, and routing goes on; docs/operate.md, \"Lose the majority\", has the procedure"
-	case errors.Is(err, raftstore.ErrUncertain):
-		r.Status, r.Remedy = http.StatusGatewayTimeout, "look whether it was done; doing it again does no harm"
-	case errors.Is(err, raftstore.ErrStopped), errors.Is(err, ErrNotStarted):
-		r.Status, r.Remedy = http.StatusServiceUnavailable, "ask another node"
-	case errors.Is(err, ErrNotProposed):
-		r.Status, r.Remedy = http.StatusServiceUnavailable, "nothing was changed, and routing goes on; ask again"
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		r.Status, r.Remedy = http.StatusGatewayTimeout, "this node is behind: ask again, or another one"
+	r := Refuse(http.StatusInternalServerError, "", "", "%s", strings.TrimPrefix(err.Error(), "raftstore: "))
+	for _, known := range refusals {
+		if errors.Is(err, known.err) {
+			r.Status, r.Remedy = known.status, known.remedy
+			break
+		}
 	}
 	return r
 }
+
+// refusals are the answers to known errors; of an error that wraps several, the first counts.
+var refusals = []struct {
+	err    error
+	status int
+	remedy string
+}{
+	{policy.ErrNoBackend, http.StatusServiceUnavailable, ""},
+	{policy.ErrUnknownModel, http.StatusNotFound, ""},
+	{ErrAlone, http.StatusNotFound, ""},
+	{raftstore.ErrInvalid, http.StatusBadRequest, ""},
+	{raftstore.ErrNotFound, http.StatusNotFound, "see what there is with GET"},
+	{raftstore.ErrExists, http.StatusConflict, "change the one that exists, or take another name and URL"},
+	{raftstore.ErrConflict, http.StatusConflict, "look at what it is now, and decide again"},
+	{raftstore.ErrTooMany, http.StatusConflict, "remove what is not needed"},
+	{raftstore.ErrNoLeader, http.StatusServiceUnavailable, "nothing was changed, and routing goes on; see GET /raft (grapevine raft status)"},
+	{raftstore.ErrBarred, http.StatusServiceUnavailable, "nothing was changed, and routing goes on; docs/operate.md, \"Lose the majority\", has the procedure"},
+	{raftstore.ErrUncertain, http.StatusGatewayTimeout, "look whether it was done; doing it again does no harm"},
+	{raftstore.ErrStopped, http.StatusServiceUnavailable, askAnother},
+	{ErrNotStarted, http.StatusServiceUnavailable, askAnother},
+	{ErrNotProposed, http.StatusServiceUnavailable, "nothing was changed, and routing goes on; ask again"},
+	{context.DeadlineExceeded, http.StatusGatewayTimeout, behind},
+	{context.Canceled, http.StatusGatewayTimeout, behind},
+}
+
+const (
+	askAnother = "ask another node"
+	behind     = "this node is behind: ask again, or another one"
+)
 
 func refusalOfConfig(err error) *Refusal {
 	var all []Refusal

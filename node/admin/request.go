@@ -121,9 +121,4 @@ func isSet(r *http.Request, name string) bool {
 	return ok && values[0] != "0" && values[0] != "false"
 }
 
-func within(place, field string) string {
-	if place == "" {
-		return field
-	}
-	return place + "." + field
-}
+func within(place, field string) string { return strings.TrimPrefix(place+"."+field, ".") }

@@ -52,7 +52,7 @@ type Directory struct {
 
 // NewDirectory returns a directory with the node's own list. Publish has to follow.
 func NewDirectory(cfg Config) (*Directory, error) {
-	keys, err := readKeys(cfg.Own)
+	keys, err := ReadKeys(cfg.Own)
 	if err != nil {
 		return nil, err
 	}
@@ -167,29 +167,7 @@ func (d *Directory) refresh() error {
 	return d.replaceLocked(d.Roster())
 }
 
-// ReadKeys reads the API keys of list. CA files stay, because connections were verified with them.
-func (d *Directory) ReadKeys(list []config.Backend) (Keys, error) {
-	list = slices.Clone(list)
-	for i := range list {
-		list[i].CAFile = ""
-	}
-	keys, err := readKeys(list)
-	if err != nil {
-		return nil, err
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for name, old := range d.keys {
-		if old.caFile != "" {
-			c := keys[name]
-			c.caFile, c.roots = old.caFile, old.roots
-			keys[name] = c
-		}
-	}
-	return keys, nil
-}
-
-// SetKeys makes new requests use keys. After an error the old keys stay.
+// SetKeys makes new requests and connections use keys. After an error the old keys stay.
 func (d *Directory) SetKeys(keys Keys) (changed bool, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -37,9 +37,9 @@ type Engine struct {
 	*link
 }
 
-// link outlives rosters while a backend's URL stays. Directory.mu guards the engine's answers.
+// link outlives rosters while a backend's URL and CA stay. Directory.mu guards the engine's answers.
 type link struct {
-	url      string
+	url, ca  string
 	tls      *tls.Config  // nil: no TLS
 	client   *http.Client // for the node's own requests
 	listed   []string     // models that the engine listed; nil if it never answered
@@ -66,18 +66,19 @@ type Load struct {
 type Keys map[string]credentials
 
 type credentials struct {
-	apiKey, caFile string
-	roots          *x509.CertPool // nil: the system's
+	apiKey string
+	ca     string // PEM roots; "": the system's
 }
 
-func readKeys(list []config.Backend) (Keys, error) {
+// ReadKeys reads the API keys and CA files that list names. Its error names the backend and the key.
+func ReadKeys(list []config.Backend) (Keys, error) {
 	keys := make(Keys)
 	for i := range list {
 		b := &list[i]
 		if b.APIKey == "" && b.APIKeyFile == "" && b.CAFile == "" {
 			continue
 		}
-		c := credentials{apiKey: b.APIKey, caFile: b.CAFile}
+		c := credentials{apiKey: b.APIKey}
 		if b.APIKeyFile != "" {
 			text, err := member.ReadSecret(b.APIKeyFile, config.MaxSecretFile)
 			if err != nil {
@@ -92,27 +93,36 @@ func readKeys(list []config.Backend) (Keys, error) {
 			if err != nil {
 				return nil, fmt.Errorf("backend %s: ca_file: %w", b.Name, err)
 			}
-			c.roots = x509.NewCertPool()
-			if !c.roots.AppendCertsFromPEM(pem) {
+			if !x509.NewCertPool().AppendCertsFromPEM(pem) {
 				return nil, fmt.Errorf("backend %s: ca_file %s holds no certificate", b.Name, b.CAFile)
 			}
+			c.ca = string(pem)
 		}
 		keys[b.Name] = c
 	}
 	return keys, nil
 }
 
-// connect gives e its target, its credentials and the link of was, or a new link if was is nil.
+// connect gives e its target, its credentials and the link of was, which may be nil. Another CA
+// makes a new link with the old one's answers: no connection that the old CA verified is used again.
 func (d *Directory) connect(e, was *Engine, c credentials) {
 	b := config.Backend{URL: e.URL}
 	addr, host, base, secure := b.Address()
-	if was != nil {
+	if was != nil && was.ca == c.ca {
 		e.link = was.link
 	} else {
 		e.link = &link{url: e.URL}
+		if was != nil {
+			*e.link = *was.link
+		}
+		e.ca = c.ca
 		if secure {
 			name := (&url.URL{Host: host}).Hostname()
-			e.tls = &tls.Config{ServerName: name, MinVersion: tls.VersionTLS12, RootCAs: c.roots}
+			e.tls = &tls.Config{ServerName: name, MinVersion: tls.VersionTLS12}
+			if c.ca != "" {
+				e.tls.RootCAs = x509.NewCertPool()
+				e.tls.RootCAs.AppendCertsFromPEM([]byte(c.ca))
+			}
 		}
 		e.client = &http.Client{Transport: &http.Transport{
 			TLSClientConfig: e.tls.Clone(), MaxIdleConns: 1, IdleConnTimeout: d.cfg.Idle,
@@ -121,7 +131,7 @@ func (d *Directory) connect(e, was *Engine, c credentials) {
 	}
 	e.apiKey = c.apiKey
 	e.target = proxy.Target{ID: e.ID, Name: e.Name, Addr: addr, Host: host, BasePath: base, TLS: e.tls}
-	if was != nil && was.apiKey == e.apiKey {
+	if was != nil && was.link == e.link && was.apiKey == e.apiKey {
 		e.prober = was.prober
 	} else {
 		client := *e.client

@@ -39,16 +39,15 @@ type Rule struct {
 
 func (b *Backend) fields() []field {
 	return []field{
-		{"url", "text", &b.URL}, {"name", "text", &b.Name}, {"models", "list of texts", &b.Models},
-		{"weight", "number", &b.Weight}, {"kv_tokens", "whole number", &b.KVTokens},
-		{"api_key", "text", &b.APIKey}, {"api_key_file", "text", &b.APIKeyFile}, {"ca_file", "text", &b.CAFile},
+		{"url", &b.URL}, {"name", &b.Name}, {"models", &b.Models}, {"weight", &b.Weight}, {"kv_tokens", &b.KVTokens},
+		{"api_key", &b.APIKey}, {"api_key_file", &b.APIKeyFile}, {"ca_file", &b.CAFile},
 	}
 }
 
 func (r *Rule) fields() []field {
 	return []field{
-		{"model", "text", &r.Model}, {"path", "text", &r.Path}, {"header", "text", &r.Header},
-		{"strategy", "text", &r.Strategy}, {"value", "text", &r.HeaderValue}, // in the text form part of header
+		{"model", &r.Model}, {"path", &r.Path}, {"header", &r.Header},
+		{"strategy", &r.Strategy}, {"value", &r.HeaderValue}, // in the text form part of header
 	}
 }
 

@@ -122,16 +122,17 @@ func Parse(name string, text []byte) (cfg Config, lines map[string]int, err erro
 func (c *Config) fields() (fields []field) {
 	v := reflect.ValueOf(c).Elem()
 	for _, s := range Settings() {
-		fields = append(fields, field{s.Key, s.Kind, v.Field(s.field).Addr().Interface()})
+		fields = append(fields, field{s.Key, v.Field(s.field).Addr().Interface()})
 	}
 	return fields
 }
 
 type field struct {
-	key  string
-	kind string
-	dst  any // pointer
+	key string
+	dst any // pointer
 }
+
+func (f field) kind() kind { return kinds[reflect.TypeOf(f.dst).Elem()] }
 
 // decodeMapping fills lines unless nil. yaml's strict mode skips types with custom decoding and
 // offers no remedy.
@@ -174,45 +175,39 @@ func decodeValue(v *yaml.Node, key string, f field) []error {
 	}
 	switch dst := f.dst.(type) {
 	case *[]Backend:
-		return decodeList(v, key, f, func(n *yaml.Node, key string) []error {
-			b, errs := decodeBackend(n, key)
-			*dst = append(*dst, b)
-			return errs
-		})
+		return decodeList(v, key, f, dst, decodeBackend)
 	case *[]Rule:
-		return decodeList(v, key, f, func(n *yaml.Node, key string) []error {
-			r, errs := decodeRule(n, key)
-			*dst = append(*dst, r)
-			return errs
-		})
-	}
-	if d, ok := f.dst.(*time.Duration); ok && v.Kind == yaml.ScalarNode && v.Value == "0" {
-		*d = 0 // needs no unit, as in flags
-		return nil
+		return decodeList(v, key, f, dst, decodeRule)
+	case *time.Duration:
+		if v.Kind == yaml.ScalarNode && v.Value == "0" {
+			*dst = 0 // needs no unit, as in flags
+			return nil
+		}
 	}
 	if v.Kind == yaml.ScalarNode && v.Tag == "!!null" {
-		return []error{&Error{Line: v.Line, Key: key, Reason: "has no value", Remedy: "write " + example(f.kind) + ", or remove the key"}}
+		return []error{&Error{Line: v.Line, Key: key, Reason: "has no value", Remedy: "write " + f.kind().example + ", or remove the key"}}
 	}
 	if err := v.Decode(f.dst); err != nil {
-		reason := "not a " + f.kind
+		reason := "not a " + f.kind().name
 		if v.Kind == yaml.ScalarNode {
-			reason = fmt.Sprintf("%q is not a %s", v.Value, f.kind)
+			reason = fmt.Sprintf("%q is not a %s", v.Value, f.kind().name)
 		}
-		return []error{&Error{Line: v.Line, Key: key, Reason: reason, Remedy: "write " + example(f.kind)}}
+		return []error{&Error{Line: v.Line, Key: key, Reason: reason, Remedy: "write " + f.kind().example}}
 	}
 	return nil
 }
 
-func decodeList(v *yaml.Node, key string, f field, each func(*yaml.Node, string) []error) []error {
+func decodeList[T any](v *yaml.Node, key string, f field, dst *[]T, decode func(*yaml.Node, string) (T, []error)) []error {
 	if v.Kind != yaml.SequenceNode {
-		return []error{&Error{Line: v.Line, Key: key, Reason: "not a list", Remedy: "write " + example(f.kind)}}
+		return []error{&Error{Line: v.Line, Key: key, Reason: "not a list", Remedy: "write " + f.kind().example}}
 	}
 	var errs []error
 	for i, n := range v.Content {
 		if n.Kind == yaml.AliasNode {
 			n = n.Alias
 		}
-		errs = append(errs, each(n, fmt.Sprintf("%s[%d]", key, i))...)
+		entry, bad := decode(n, fmt.Sprintf("%s[%d]", key, i))
+		*dst, errs = append(*dst, entry), append(errs, bad...)
 	}
 	return errs
 }
@@ -226,12 +221,7 @@ func findField(fields []field, key string) (field, bool) {
 	return field{}, false
 }
 
-func join(path, key string) string {
-	if path == "" {
-		return key
-	}
-	return path + "." + key
-}
+func join(path, key string) string { return strings.TrimPrefix(path+"."+key, ".") }
 
 func remedyUnknown(key string, fields []field) string {
 	norm := strings.ReplaceAll(strings.ToLower(key), "-", "_")

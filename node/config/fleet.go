@@ -54,9 +54,7 @@ func (c *Config) checkFleet(bad complain) {
 			{"gossip_key_file", c.GossipKeyFile != ""}, {"gossip_advertise", c.GossipAdvertise != ""}, {"gossip_insecure", c.GossipInsecure},
 			{"gossip_cert", c.GossipCert != ""}, {"gossip_cert_key", c.GossipCertKey != ""}, {"gossip_ca", c.GossipCA != ""},
 		} {
-			if s.given {
-				bad(s.key, "give join (or gossip: \":"+gossipPort+"\" on the first node), or remove it", "is of no use to a node without a fleet")
-			}
+			bad.when(s.given, s.key, "give join (or gossip: \":"+gossipPort+"\" on the first node), or remove it", "is of no use to a node without a fleet")
 		}
 		return
 	}
@@ -122,13 +120,8 @@ func (c *Config) checkFleetKeys(bad complain) {
 		bad("gossip_key_file", "make one with grapevine keys generate --out FILE and copy it to every node (or gossip_insecure, where any host of the network may join)",
 			"is missing, and %s is open to other hosts: any of them could join", c.GossipAddr())
 	}
-	given := 0
-	for _, file := range []string{c.GossipCert, c.GossipCertKey, c.GossipCA} {
-		if file != "" {
-			given++
-		}
-	}
-	bad.when(given != 0 && given != 3, "gossip_cert", "give all three or none", "gossip_cert, gossip_cert_key and gossip_ca belong together")
+	cert, key, ca := c.GossipCert != "", c.GossipCertKey != "", c.GossipCA != ""
+	bad.when(cert != key || cert != ca, "gossip_cert", "give all three or none", "gossip_cert, gossip_cert_key and gossip_ca belong together")
 }
 
 func (c *Config) checkBackendKeys(bad complain) {

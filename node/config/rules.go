@@ -26,7 +26,7 @@ func ParseRules(text string) ([]Rule, error) {
 	}
 	var rules []Rule
 	lines := make(map[string]int)
-	errs := decodeMapping(top, "", []field{{"rules", "list of rules", &rules}}, lines)
+	errs := decodeMapping(top, "", []field{{"rules", &rules}}, lines)
 	if len(errs) == 0 && lines["rules"] == 0 {
 		errs = append(errs, &Error{Line: top.Line, Key: "rules", Reason: "is missing", Remedy: "write rules: [] for none"})
 	}

@@ -3,7 +3,6 @@ package config
 import (
 	"fmt"
 	"reflect"
-	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -17,7 +16,7 @@ type Setting struct {
 	Default string // as text; "" is the zero value
 	Help    string
 	Group   string
-	Reload  string // what Reload applies: "yes", "file", "api_key" or ""
+	Reload  string // what Reload applies: "yes", "file", "credentials" or ""
 	Kind    string // form of a value, such as "duration"
 
 	field int // index in Config
@@ -25,9 +24,9 @@ type Setting struct {
 
 // Values of Setting.Reload. Empty: a change waits for the next start.
 const (
-	ReloadValue = "yes"     // the new value is applied
-	ReloadFile  = "file"    // the file is read again; another file name waits
-	ReloadKeys  = "api_key" // of backends: api_key and the content of api_key_file
+	ReloadValue = "yes"         // the new value is applied
+	ReloadFile  = "file"        // the file is read again; another file name waits
+	ReloadKeys  = "credentials" // of backends: api_key and the content of api_key_file and ca_file
 )
 
 func Settings() []Setting {
@@ -42,7 +41,7 @@ func Settings() []Setting {
 		out = append(out, Setting{
 			Key: key, Flag: f.Tag.Get("name"), Env: f.Tag.Get("env"),
 			Default: f.Tag.Get("default"), Help: f.Tag.Get("help"), Group: f.Tag.Get("group"), Reload: f.Tag.Get("reload"),
-			Kind: kindName(f.Type), field: i,
+			Kind: kinds[f.Type].name, field: i,
 		})
 	}
 	return out
@@ -69,25 +68,14 @@ func quoteText(v reflect.Value, text string) string {
 	return text
 }
 
-// Overlay copies the settings with the given keys from another configuration.
-func (c *Config) Overlay(from Config, keys ...string) {
-	dst, src := reflect.ValueOf(c).Elem(), reflect.ValueOf(&from).Elem()
-	byKey := make(map[string]int)
-	for _, s := range Settings() {
-		byKey[s.Key] = s.field
-	}
-	for _, k := range keys {
-		i, ok := byKey[k]
-		if !ok {
-			panic("config: no setting " + k)
-		}
-		dst.Field(i).Set(src.Field(i))
-	}
+// Overlay copies one setting of another configuration.
+func (c *Config) Overlay(from Config, s Setting) {
+	reflect.ValueOf(c).Elem().Field(s.field).Set(reflect.ValueOf(from).Field(s.field))
 }
 
 // Differing lists the keys in which two validated configurations differ.
 func (c *Config) Differing(other Config) (keys []string) {
-	a, b := reflect.ValueOf(c).Elem(), reflect.ValueOf(&other).Elem()
+	a, b := reflect.ValueOf(*c), reflect.ValueOf(other)
 	for _, s := range Settings() {
 		if !reflect.DeepEqual(a.Field(s.field).Interface(), b.Field(s.field).Interface()) {
 			keys = append(keys, s.Key)
@@ -96,54 +84,18 @@ func (c *Config) Differing(other Config) (keys []string) {
 	return keys
 }
 
-func kindName(t reflect.Type) string {
-	switch t {
-	case reflect.TypeFor[time.Duration]():
-		return "duration"
-	case reflect.TypeFor[Bytes]():
-		return "size in bytes"
-	case reflect.TypeFor[[]Backend]():
-		return "list of backends"
-	case reflect.TypeFor[[]Rule]():
-		return "list of rules"
-	case reflect.TypeFor[map[string]float64]():
-		return "map of numbers"
-	}
-	switch t.Kind() {
-	case reflect.Bool:
-		return "boolean"
-	case reflect.Int, reflect.Int64:
-		return "whole number"
-	case reflect.Float64:
-		return "number"
-	case reflect.Slice:
-		return "list of " + strings.TrimPrefix(kindName(t.Elem()), "list of ") + "s"
-	default:
-		return "text"
-	}
-}
+// kind is the form of a value, with an example for remedies.
+type kind struct{ name, example string }
 
-func example(kind string) string {
-	switch kind {
-	case "duration":
-		return "30s, 5m or 1h30m"
-	case "size in bytes":
-		return "65536, 64KiB or 1GiB"
-	case "boolean":
-		return "true or false"
-	case "whole number":
-		return "3"
-	case "number":
-		return "0.25"
-	case "map of numbers":
-		return "{prefix: 2, load: 1}"
-	case "list of backends":
-		return "a list of URLs, or of mappings with the key url"
-	case "list of rules":
-		return "a list of mappings with the key strategy"
-	case "list of texts":
-		return "[a, b]"
-	default:
-		return `"text"`
-	}
+var kinds = map[reflect.Type]kind{
+	reflect.TypeFor[string]():             {"text", `"text"`},
+	reflect.TypeFor[bool]():               {"boolean", "true or false"},
+	reflect.TypeFor[int]():                {"whole number", "3"},
+	reflect.TypeFor[float64]():            {"number", "0.25"},
+	reflect.TypeFor[Bytes]():              {"size in bytes", "65536, 64KiB or 1GiB"},
+	reflect.TypeFor[time.Duration]():      {"duration", "30s, 5m or 1h30m"},
+	reflect.TypeFor[[]string]():           {"list of texts", "[a, b]"},
+	reflect.TypeFor[[]Backend]():          {"list of backends", "a list of URLs, or of mappings with the key url"},
+	reflect.TypeFor[[]Rule]():             {"list of rules", "a list of mappings with the key strategy"},
+	reflect.TypeFor[map[string]float64](): {"map of numbers", "{prefix: 2, load: 1}"},
 }

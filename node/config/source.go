@@ -66,13 +66,13 @@ func ParseBackends(name string, text []byte) (list []Backend, err error) {
 		}
 	}
 	if isYAML(text) {
-		var doc yaml.Node
-		if err := yaml.Unmarshal(text, &doc); err != nil {
-			return nil, &Error{File: name, Reason: err.Error()}
-		}
-		root := &doc
-		if doc.Kind == yaml.DocumentNode {
-			root = doc.Content[0]
+		root, err := oneDocument(text)
+		switch {
+		case err != nil:
+			place(0, err)
+			return nil, errors.Join(errs...)
+		case root == nil:
+			return nil, nil
 		}
 		if root.Kind == yaml.MappingNode && len(root.Content) == 2 && root.Content[0].Value == "backends" {
 			root = root.Content[1]

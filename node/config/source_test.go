@@ -30,8 +30,12 @@ func TestParseBackends(t *testing.T) {
 		{"every mistake", "http://a:1\nftp://b\nhttp://a:1\nhttp://c:1,api_key=k\n", nil, []string{"f:2: ", "f:3: a:1 is in line 1", "f:4: c:1: api_key"}},
 		{"unknown key", "- url: http://a:1\n  wait: 3\n", nil, []string{"f:2: ", "wait"}},
 		{"not a list", "engines: 3\n", nil, []string{"f:1: not a list"}},
-		{"no yaml", "- [\n", nil, []string{"f: "}},
+		{"no yaml", "- [\n", nil, []string{"f:1: "}},
+		{"two documents", "- http://a:1\n---\n- http://b:2\n", nil, []string{"f:2: more than one YAML document"}},
+		{"no document", "...\n", nil, []string{"f:"}},
+		{"a directive alone", "%YAML 1.2\n", nil, []string{"f:"}},
 		{"empty", "\n# none\n", nil, nil},
+		{"empty behind a byte order mark", "\ufeff# none\n", nil, nil},
 	} {
 		list, err := ParseBackends("f", []byte(c.text))
 		if (err != nil) != (c.errs != nil) {
