@@ -129,6 +129,15 @@ func TestSlices(t *testing.T) {
 	}
 }
 
+func TestSlicesTakeLateAttempts(t *testing.T) {
+	e := &evidence{attempts: []*Attempt{{Sent: 5 * sec, First: -1, Outcome: Complete}}}
+	p := newPast()
+	p.until = 10 * sec
+	if out := e.slices(&p, 12*sec); len(out) != 2 || out[0].Answered != 1 {
+		t.Errorf("%+v", out)
+	}
+}
+
 func TestGrowth(t *testing.T) {
 	for _, c := range []struct {
 		what  string
