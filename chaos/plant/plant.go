@@ -8,6 +8,8 @@ package plant
 
 import (
 	"fmt"
+	"go/parser"
+	"go/token"
 	"maps"
 	"os"
 	"path"
@@ -60,11 +62,11 @@ func Overlay(root string) (map[string]string, error) {
 		}
 	}
 	for _, file := range slices.Sorted(maps.Keys(out)) {
-		name, err := packageOf(out[file])
+		f, err := parser.ParseFile(token.NewFileSet(), file, out[file], parser.PackageClauseOnly)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
+			return nil, err
 		}
-		out[path.Join(path.Dir(file), hookFile)] = fmt.Sprintf(hook, name, Env)
+		out[path.Join(path.Dir(file), hookFile)] = fmt.Sprintf(hook, f.Name, Env)
 	}
 	return out, nil
 }
@@ -86,13 +88,4 @@ func lay(root string, out map[string]string, defect string, e Edit) error {
 	}
 	out[e.File] = strings.Replace(text, e.Old, e.New, 1)
 	return nil
-}
-
-func packageOf(text string) (string, error) {
-	for line := range strings.Lines(text) {
-		if name, ok := strings.CutPrefix(line, "package "); ok {
-			return strings.TrimSpace(name), nil
-		}
-	}
-	return "", fmt.Errorf("no package clause")
 }

@@ -161,12 +161,6 @@ func (f finding) and(g finding) finding {
 	return f
 }
 
-type visitLine struct {
-	Engine       string
-	Began, Ended time.Duration
-	Departed     bool
-}
-
 func (f *folder) write(e *evidence) error {
 	if f.kept == nil {
 		return nil
@@ -175,11 +169,8 @@ func (f *folder) write(e *evidence) error {
 	for _, a := range e.attempts {
 		line := struct {
 			*Attempt
-			Visits []visitLine
-		}{Attempt: a}
-		for _, v := range e.visits[a.ID] {
-			line.Visits = append(line.Visits, visitLine{v.engine, v.began, v.ended, v.departed})
-		}
+			Visits []visit
+		}{a, e.visits[a.ID]}
 		if err := enc.Encode(line); err != nil {
 			return err
 		}
@@ -212,7 +203,7 @@ func (l *ledger) take(before time.Duration) ([]*Attempt, map[string][]visit) {
 		}
 	}
 	for id, v := range l.visits {
-		if v[0].began < before {
+		if v[0].Began < before {
 			visits[id] = v
 			delete(l.visits, id)
 		}

@@ -29,24 +29,24 @@ func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {
 		at := time.Duration(i) * sec / 10
 		a := &Attempt{ID: fmt.Sprint("a", i), Request: i, Last: true, Turn: 2, Shape: chatStream, Sent: at, Head: at + 1, First: at + 2, End: at + 50*time.Millisecond, Kept: at,
 			Node: base.nodes[i%3], Backend: "engine-0", Outcome: Complete, Status: 200, Text: 40, Want: 40, Prompt: 1000, Cached: 900 + i%100, Possible: 1000, By: "engine-0"}
-		v := visit{engine: "engine-0", began: at, ended: a.End}
+		v := visit{Engine: "engine-0", Began: at, Ended: a.End}
 		switch {
 		case i%50 == 7:
-			a.Outcome, v.departed = Departed, true
+			a.Outcome, v.Departed = Departed, true
 			if i == 1507 {
-				v.ended = a.End + 2*sec
+				v.Ended = a.End + 2*sec
 			}
 		case i%700 == 1: // 1, 701, 1401, 2101, 2801: on nodes 1, 2, 0, 1, 2; none at an excused time
-			a.Outcome, a.Detail, v.departed = Broken, "reset", true
+			a.Outcome, a.Detail, v.Departed = Broken, "reset", true
 		case i == 520:
-			a.Outcome, a.Detail, v.departed = Broken, "reset", true
+			a.Outcome, a.Detail, v.Departed = Broken, "reset", true
 		case i == 1200:
-			a.Backend, v.engine = "engine-1", "engine-1"
+			a.Backend, v.Engine = "engine-1", "engine-1"
 		}
 		l.visits[a.ID] = []visit{v}
 		l.add(a)
 	}
-	l.visits["unknown"] = []visit{{engine: "engine-0", began: 150 * sec, ended: 151 * sec}}
+	l.visits["unknown"] = []visit{{Engine: "engine-0", Began: 150 * sec, Ended: 151 * sec}}
 	f, err := newFolder(base, l, log, o, keep)
 	if err != nil {
 		t.Fatal(err)
@@ -103,7 +103,7 @@ func TestFoldedRunsSayTheSame(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	var line struct {
 		ID     string
-		Visits []visitLine
+		Visits []visit
 	}
 	if err := json.Unmarshal([]byte(lines[2999]), &line); err != nil || len(lines) != 3000 || line.ID != "a2999" || len(line.Visits) != 1 {
 		t.Errorf("%d lines were kept, %v, the last is %s", len(lines), err, lines[len(lines)-1])
@@ -126,6 +126,15 @@ func TestSlices(t *testing.T) {
 		if got := sliceOf(length); got != want {
 			t.Errorf("%v in slices of %v, want %v", length, got, want)
 		}
+	}
+}
+
+func TestSlicesTakeLateAttempts(t *testing.T) {
+	e := &evidence{attempts: []*Attempt{{Sent: 5 * sec, First: -1, Outcome: Complete}}}
+	p := newPast()
+	p.until = 10 * sec
+	if out := e.slices(&p, 12*sec); len(out) != 2 || out[0].Answered != 1 {
+		t.Errorf("%+v", out)
 	}
 }
 

@@ -50,9 +50,9 @@ func judgeRemoval(e *evidence) (f finding) {
 			continue
 		}
 		for _, v := range list {
-			for _, g := range spans[v.engine] {
-				if g.node == a.Node && v.began > g.from && v.began < g.to {
-					f.violate(v.began, a.Node+", "+v.engine, "%s came %v after the node showed the engine as %s", id, v.began-g.from+removalBound, g.state)
+			for _, g := range spans[v.Engine] {
+				if g.node == a.Node && v.Began > g.from && v.Began < g.to {
+					f.violate(v.Began, a.Node+", "+v.Engine, "%s came %v after the node showed the engine as %s", id, v.Began-g.from+removalBound, g.state)
 				}
 			}
 		}
@@ -84,12 +84,12 @@ var departuresEnd = Invariant{
 			for _, v := range e.visits[a.ID] {
 				f.checked++
 				switch {
-				case v.began > a.End+departureBound:
-					f.violate(v.began, v.engine, "%s came %v after its client had left", a.ID, v.began-a.End)
-				case v.ended < 0:
-					f.violate(a.End+departureBound, v.engine, "%s has not ended at all; its client left at %v, %s", a.ID, a.End, a.place())
-				case v.ended > a.End+departureBound:
-					f.violate(v.ended, v.engine, "%s ended %v after its client had left, %s", a.ID, v.ended-a.End, a.place())
+				case v.Began > a.End+departureBound:
+					f.violate(v.Began, v.Engine, "%s came %v after its client had left", a.ID, v.Began-a.End)
+				case v.Ended < 0:
+					f.violate(a.End+departureBound, v.Engine, "%s has not ended at all; its client left at %v, %s", a.ID, a.End, a.place())
+				case v.Ended > a.End+departureBound:
+					f.violate(v.Ended, v.Engine, "%s ended %v after its client had left, %s", a.ID, v.Ended-a.End, a.place())
 				}
 			}
 		}

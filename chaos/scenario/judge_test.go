@@ -54,7 +54,7 @@ func evident() *evidence {
 			a.Outcome, a.Text = Departed, 8
 		}
 		e.attempts = append(e.attempts, a)
-		e.visits[a.ID] = []visit{{engine: "engine-0", began: at, ended: a.End, departed: a.Outcome == Departed}}
+		e.visits[a.ID] = []visit{{Engine: "engine-0", Began: at, Ended: a.End, Departed: a.Outcome == Departed}}
 	}
 	op := func(kind history.Kind, at int64, out history.Output) {
 		e.history = append(e.history, history.Operation{Input: history.Input{Kind: kind, Backend: "b"}, Call: at, Return: at + 1, Output: out})
@@ -88,7 +88,7 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 		return func(e *evidence) {
 			a := last(e)
 			a.Outcome, a.Text, a.Detail = o, 7, "for a reason"
-			e.visits[a.ID][0].departed = true
+			e.visits[a.ID][0].Departed = true
 		}
 	}
 	for _, c := range []struct {
@@ -114,24 +114,24 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 		}, []string{"streams-survive"}},
 		{"no answer to an operator", func(e *evidence) { e.late = []Violation{{At: 29 * sec, Place: "node-0"}} }, []string{"membership-kept"}},
 		{"served twice", func(e *evidence) {
-			e.visits["a9"] = append(e.visits["a9"], visit{engine: "engine-0", began: sec, ended: sec})
+			e.visits["a9"] = append(e.visits["a9"], visit{Engine: "engine-0", Began: sec, Ended: sec})
 		}, []string{"one-outcome"}},
 		{"served twice, though it was left", func(e *evidence) {
-			e.visits["a7"][0].departed = false
-			e.visits["a7"] = append(e.visits["a7"], visit{engine: "engine-1", began: e.attempts[7].Sent + 1, ended: e.attempts[7].End})
+			e.visits["a7"][0].Departed = false
+			e.visits["a7"] = append(e.visits["a7"], visit{Engine: "engine-1", Began: e.attempts[7].Sent + 1, Ended: e.attempts[7].End})
 		}, []string{"one-outcome"}},
 		{"served again too early, by a third", func(e *evidence) {
-			e.visits["a9"] = append(e.visits["a9"], visit{engine: "engine-1", began: e.attempts[9].Sent + firstByte, ended: 9 * sec},
-				visit{engine: "engine-0", began: e.attempts[9].Sent + firstByte + sec, ended: 9 * sec})
+			e.visits["a9"] = append(e.visits["a9"], visit{Engine: "engine-1", Began: e.attempts[9].Sent + firstByte, Ended: 9 * sec},
+				visit{Engine: "engine-0", Began: e.attempts[9].Sent + firstByte + sec, Ended: 9 * sec})
 		}, []string{"one-outcome"}},
 		{"served again by one it does not name", func(e *evidence) {
-			e.visits["a9"] = append(e.visits["a9"], visit{engine: "engine-1", began: e.attempts[9].Sent + firstByte, ended: 9 * sec})
+			e.visits["a9"] = append(e.visits["a9"], visit{Engine: "engine-1", Began: e.attempts[9].Sent + firstByte, Ended: 9 * sec})
 		}, []string{"one-outcome"}},
 		{"served by no engine", func(e *evidence) { delete(e.visits, "a9") }, []string{"one-outcome"}},
-		{"served by another", func(e *evidence) { e.visits["a9"][0].engine = "engine-1" }, []string{"one-outcome"}},
-		{"a request that no client sent", func(e *evidence) { e.visits["?"] = []visit{{engine: "engine-0"}} }, []string{"one-outcome"}},
+		{"served by another", func(e *evidence) { e.visits["a9"][0].Engine = "engine-1" }, []string{"one-outcome"}},
+		{"a request that no client sent", func(e *evidence) { e.visits["?"] = []visit{{Engine: "engine-0"}} }, []string{"one-outcome"}},
 		{"a request to a removed engine", func(e *evidence) {
-			e.visits["a248"] = append(e.visits["a248"], visit{engine: "engine-1", began: 24800 * time.Millisecond, ended: 24900 * time.Millisecond, departed: true})
+			e.visits["a248"] = append(e.visits["a248"], visit{Engine: "engine-1", Began: 24800 * time.Millisecond, Ended: 24900 * time.Millisecond, Departed: true})
 		}, []string{"removed-stay-quiet"}},
 		{"a lost change", func(e *evidence) { e.history[3].Output = history.Output{Exists: true} }, []string{"membership-kept"}},
 		{"an answer that says nothing", func(e *evidence) { e.strange = []Violation{{Evidence: "500"}} }, []string{"membership-kept"}},
@@ -155,10 +155,10 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 				a.Cached = 990 * (i % 3) / 2
 			}
 		}, []string{"hit-rate-recovers"}},
-		{"an engine that goes on", func(e *evidence) { e.visits["a7"][0].ended = e.attempts[7].End + 1100*time.Millisecond }, []string{"departures-end"}},
-		{"an engine that never ends", func(e *evidence) { e.visits["a7"][0].ended = -1 }, []string{"departures-end"}},
+		{"an engine that goes on", func(e *evidence) { e.visits["a7"][0].Ended = e.attempts[7].End + 1100*time.Millisecond }, []string{"departures-end"}},
+		{"an engine that never ends", func(e *evidence) { e.visits["a7"][0].Ended = -1 }, []string{"departures-end"}},
 		{"a request long after its client left", func(e *evidence) {
-			e.visits["a7"] = append(e.visits["a7"], visit{engine: "engine-0", began: 9 * sec, ended: 9 * sec, departed: true})
+			e.visits["a7"] = append(e.visits["a7"], visit{Engine: "engine-0", Began: 9 * sec, Ended: 9 * sec, Departed: true})
 		}, []string{"departures-end"}},
 		{"a count that stays", func(e *evidence) { e.quiet.left = []Violation{{0, "node-0", "1 requests in flight"}} }, []string{"counts-return"}},
 		{"goroutines that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{goroutines: 400} }, []string{"resources-return"}},
@@ -196,7 +196,7 @@ func TestExcuses(t *testing.T) {
 	broken := func(e *evidence, at time.Duration, node, engine string, as Outcome) *Attempt {
 		a := &Attempt{ID: "x", Last: true, Shape: chatStream, Sent: at, Head: at + 1, First: at + 2, End: at + 200*time.Millisecond, Node: node, Backend: engine, Outcome: as, Text: 3, Want: 40}
 		e.attempts = append(e.attempts, a)
-		e.visits["x"] = []visit{{engine: engine, began: at, ended: a.End, departed: true}}
+		e.visits["x"] = []visit{{Engine: engine, Began: at, Ended: a.End, Departed: true}}
 		return a
 	}
 	crash := Mark{Event: event(26*sec, sec, "crash engine-0"), Members: [][]string{{"engine-0"}}, Began: 26 * sec, Struck: 26 * sec, Ending: 27 * sec, Over: 27 * sec}
@@ -249,7 +249,7 @@ func TestExcuses(t *testing.T) {
 		}, true},
 		{"no answer to an operator from a node that was killed", func(e *evidence) { e.late = []Violation{{At: 16 * sec, Place: "node-1"}} }, true},
 		{"served again after a router's patience", func(e *evidence) {
-			e.visits["a9"] = append(e.visits["a9"], visit{engine: "engine-0", began: e.attempts[9].Sent + firstByte, ended: 9 * sec})
+			e.visits["a9"] = append(e.visits["a9"], visit{Engine: "engine-0", Began: e.attempts[9].Sent + firstByte, Ended: 9 * sec})
 		}, true},
 	} {
 		e := evident()

@@ -52,7 +52,6 @@ type resources struct {
 	files      float64
 	heap       float64
 	resident   float64
-	inFlight   float64
 }
 
 type seen struct {
@@ -202,7 +201,7 @@ func usageOf(ctx context.Context, n *fleet.Node, l *ledger) (r resources, err er
 	}
 	for name, into := range map[string]*float64{
 		"grapevine_go_goroutines": &r.goroutines, "grapevine_process_open_fds": &r.files, "grapevine_go_memstats_next_gc_bytes": &r.heap,
-		"grapevine_process_resident_memory_bytes": &r.resident, "grapevine_requests_in_flight": &r.inFlight,
+		"grapevine_process_resident_memory_bytes": &r.resident,
 	} {
 		if *into, err = m.Get(name); err != nil {
 			return r, err

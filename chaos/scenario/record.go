@@ -69,9 +69,9 @@ type ledger struct {
 }
 
 type visit struct {
-	engine       string
-	began, ended time.Duration
-	departed     bool
+	Engine       string
+	Began, Ended time.Duration
+	Departed     bool
 }
 
 func newLedger() *ledger { return &ledger{began: time.Now(), visits: make(map[string][]visit)} }
@@ -100,18 +100,18 @@ func (l *ledger) add(a *Attempt) {
 func (l *ledger) watch(v engine.Visit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	one := visit{engine: l.engines[v.Engine], began: l.at(v.Began), ended: -1, departed: v.Departed}
-	if one.engine == "" {
-		one.engine = v.Engine
+	one := visit{Engine: l.engines[v.Engine], Began: l.at(v.Began), Ended: -1, Departed: v.Departed}
+	if one.Engine == "" {
+		one.Engine = v.Engine
 	}
 	list := l.visits[v.ID]
 	if v.Ended.IsZero() {
 		l.visits[v.ID] = append(list, one)
 		return
 	}
-	one.ended = l.at(v.Ended)
+	one.Ended = l.at(v.Ended)
 	for i := range list {
-		if list[i].began == one.began && list[i].ended < 0 {
+		if list[i].Began == one.Began && list[i].Ended < 0 {
 			list[i] = one
 			return
 		}

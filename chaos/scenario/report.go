@@ -140,7 +140,8 @@ func (e *evidence) slices(p *past, to time.Duration) []Slice {
 		}
 	}
 	for _, a := range e.attempts {
-		i := min(int((a.Sent-from)/width), len(out)-1)
+		// An attempt that a stalled harness recorded after its slice was folded counts in the first.
+		i := max(0, min(int((a.Sent-from)/width), len(out)-1))
 		out[i].Sent++
 		switch {
 		case a.Outcome == Complete:

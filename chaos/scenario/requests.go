@@ -28,7 +28,7 @@ func judgeOutcomes(e *evidence) (f finding) {
 	}
 	for id, list := range e.visits {
 		if !known[id] {
-			f.violate(list[0].began, list[0].engine, "a request %q that no client sent", id)
+			f.violate(list[0].Began, list[0].Engine, "a request %q that no client sent", id)
 		}
 	}
 	return f
@@ -40,7 +40,7 @@ func judgeOutcomes(e *evidence) (f finding) {
 func (e *evidence) served(f *finding, a *Attempt) {
 	var whole []visit
 	for _, v := range e.visits[a.ID] {
-		if v.ended >= 0 && !v.departed && !e.engineBroke(v.engine, v.began, v.ended) {
+		if v.Ended >= 0 && !v.Departed && !e.engineBroke(v.Engine, v.Began, v.Ended) {
 			whole = append(whole, v)
 		}
 	}
@@ -49,7 +49,7 @@ func (e *evidence) served(f *finding, a *Attempt) {
 		patience = wholeByte
 	}
 	for i := 1; i < len(whole); i++ {
-		if whole[i].began-whole[i-1].began < patience {
+		if whole[i].Began-whole[i-1].Began < patience {
 			f.violate(a.End, a.place(), "%s was served %d times: %+v", a.ID, len(whole), e.visits[a.ID])
 			return
 		}
@@ -58,15 +58,15 @@ func (e *evidence) served(f *finding, a *Attempt) {
 	case a.Outcome != Complete:
 	case len(whole) == 0 && !e.engineBroke(a.Backend, a.Sent, a.End):
 		f.violate(a.End, a.place(), "%s was served by no engine: %+v", a.ID, e.visits[a.ID])
-	case len(whole) > 0 && whole[len(whole)-1].engine != a.Backend && !e.askedAgain(a, whole[len(whole)-1].began+patience):
-		f.violate(a.End, a.place(), "%s names %s, and was served by %s", a.ID, a.Backend, whole[len(whole)-1].engine)
+	case len(whole) > 0 && whole[len(whole)-1].Engine != a.Backend && !e.askedAgain(a, whole[len(whole)-1].Began+patience):
+		f.violate(a.End, a.place(), "%s names %s, and was served by %s", a.ID, a.Backend, whole[len(whole)-1].Engine)
 	}
 }
 
 // askedAgain reports whether the answer's engine, which broke meanwhile, got an attempt after from.
 func (e *evidence) askedAgain(a *Attempt, from time.Duration) bool {
 	return slices.ContainsFunc(e.visits[a.ID], func(v visit) bool {
-		return v.engine == a.Backend && v.began >= from && e.engineBroke(v.engine, a.Sent, a.End)
+		return v.Engine == a.Backend && v.Began >= from && e.engineBroke(v.Engine, a.Sent, a.End)
 	})
 }
 
@@ -133,14 +133,14 @@ var streamsSurvive = Invariant{
 // cutBefore checks that no connection broke while its request was at an engine.
 func (e *evidence) cutBefore(f *finding, a *Attempt) {
 	for _, v := range e.visits[a.ID] {
-		if v.began > a.End {
+		if v.Began > a.End {
 			continue
 		}
 		if e.nodeLost("", a.Sent, a.End) || e.overstayed(a) {
 			return
 		}
 		f.checked++
-		f.violate(a.End, a.place(), "%s was cut before its answer began, while it was at %s: %s", a.ID, v.engine, a.Detail)
+		f.violate(a.End, a.place(), "%s was cut before its answer began, while it was at %s: %s", a.ID, v.Engine, a.Detail)
 		return
 	}
 }

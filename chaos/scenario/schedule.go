@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -69,7 +70,7 @@ func (s Schedule) End() (end time.Duration) {
 
 func (s Schedule) sorted() Schedule {
 	out := slices.Clone(s)
-	slices.SortStableFunc(out, func(a, b Event) int { return int(min(max(a.At-b.At, -1), 1)) })
+	slices.SortStableFunc(out, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
 	return out
 }
 

@@ -211,3 +211,30 @@ func TestConfigIsChecked(t *testing.T) {
 		}
 	}
 }
+
+func TestLinksHealBeforeTheNextFault(t *testing.T) {
+	var w world
+	healed := false
+	next := make(chan struct{}) // closed when the next fault begins
+	heal := func() error {
+		go func() {
+			defer close(next)
+			w.laid(nil)
+		}()
+		select {
+		case <-next:
+			t.Error("a fault began while links healed, which removes it")
+		case <-time.After(10 * time.Millisecond):
+		}
+		healed = true
+		return nil
+	}
+	first, second := w.laid(heal), w.laid(heal)
+	if err := first(t.Context()); err != nil || healed {
+		t.Fatalf("healed with a fault in effect: %v, %v", healed, err)
+	}
+	if err := second(t.Context()); err != nil || !healed {
+		t.Errorf("not healed: %v", err)
+	}
+	<-next
+}

@@ -10,7 +10,6 @@ import (
 	"net"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"grapevine/chaos/engine"
@@ -29,7 +28,8 @@ type world struct {
 	newer string        // program of the next release, or ""
 	ready time.Duration // how long a node may take to be ready
 
-	links atomic.Int32 // link faults in effect
+	mu    sync.Mutex // also held while links heal
+	links int        // link faults in effect
 }
 
 // carryOut does one event, waits for its end and undoes it.
@@ -287,10 +287,10 @@ func (w *world) toLinks(m *Mark, a, b []string) (undo, error) {
 	case "reset":
 		return nil, pairs(a, b, w.f.ResetLink)
 	case "partition":
-		return w.laid(), w.f.Partition(a, b)
+		return w.laid(w.f.Heal), w.f.Partition(a, b)
 	}
 	l := linkOf(&m.Event)
-	return w.laid(), pairs(a, b, func(x, y string) error { return w.f.SetLink(x, y, l) })
+	return w.laid(w.f.Heal), pairs(a, b, func(x, y string) error { return w.f.SetLink(x, y, l) })
 }
 
 func pairs(a, b []string, do func(x, y string) error) error {
@@ -304,14 +304,19 @@ func pairs(a, b []string, do func(x, y string) error) error {
 	return nil
 }
 
-// laid counts link faults: only the last undo heals, because a link keeps no earlier settings.
-func (w *world) laid() undo {
-	w.links.Add(1)
+// laid counts link faults: only the last undo heals, because a link keeps no earlier settings. The
+// lock keeps a fault from beginning while links heal, which would remove it.
+func (w *world) laid(heal func() error) undo {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.links++
 	return func(context.Context) error {
-		if w.links.Add(-1) > 0 {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.links--; w.links > 0 {
 			return nil
 		}
-		return w.f.Heal()
+		return heal()
 	}
 }
 
