@@ -30,6 +30,8 @@ type raftInstance struct {
 	cut   context.Context
 	sever context.CancelFunc
 
+	heard atomic.Pointer[heartbeat] // the last
+
 	pending sync.WaitGroup
 	mu      sync.Mutex
 	ending  bool
@@ -106,7 +108,7 @@ func (s *Store) transport(inst *raftInstance) transport {
 		return t
 	}
 	inst.link = newLink(s.port)
-	return raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+	return &heartbeats{&inst.heard, raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		ServerAddressProvider: inst,
 		Logger:                newRaftLog(s.log),
 		Stream:                inst.link,
@@ -115,6 +117,27 @@ func (s *Store) transport(inst *raftInstance) transport {
 		// In raft v1.8.0 a pipeline blocks forever if its follower refuses an entry while another
 		// is queued.
 		MaxRPCsInFlight: 1,
+	})}
+}
+
+type heartbeat struct {
+	leader string
+	term   uint64
+}
+
+// heartbeats notes each heartbeat's term. Raft handles heartbeats beside its main loop, so one of the
+// old leader, while raft writes a new term, makes raft name that leader in the new term.
+type heartbeats struct {
+	heard *atomic.Pointer[heartbeat]
+	*raft.NetworkTransport
+}
+
+func (h *heartbeats) SetHeartbeatHandler(handle func(raft.RPC)) {
+	h.NetworkTransport.SetHeartbeatHandler(func(rpc raft.RPC) {
+		if a, ok := rpc.Command.(*raft.AppendEntriesRequest); ok {
+			h.heard.Store(&heartbeat{string(a.ID), a.Term})
+		}
+		handle(rpc)
 	})
 }
 

@@ -55,6 +55,9 @@ func (s *Store) leader(inst *raftInstance) hint {
 		return hint{}
 	}
 	addr, id := inst.raft.LeaderWithID()
+	if last := inst.heard.Load(); last != nil && last.leader == string(id) && last.term < inst.raft.CurrentTerm() {
+		return hint{} // it led an earlier term
+	}
 	return hint{ID: string(id), Addr: string(addr)}
 }
 
