@@ -140,7 +140,7 @@ func (d *driver) launch(f *flight) error {
 	f.driver, f.left, f.notify = d, len(f.seats), make(chan struct{}, 1)
 	var failed error
 	err := d.do(func(now time.Duration) {
-		if d.model.waiting.len()+len(f.seats) > maxWaiting {
+		if len(d.model.waiting)+len(f.seats) > maxWaiting {
 			failed = errBusy
 			return
 		}
