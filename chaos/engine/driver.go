@@ -126,14 +126,13 @@ type seat struct {
 	job    Job
 	reply  []byte
 
-	tokens int // generated so far; jumps to the total for a job that is not watched
-	cached int
-	done   bool
+	progress
 }
 
 type progress struct {
-	tokens, cached int
-	done           bool
+	tokens int // generated so far; jumps to the total for a job that is not watched
+	cached int
+	done   bool
 }
 
 func (d *driver) launch(f *flight) error {
@@ -199,8 +198,7 @@ func (f *flight) wake() {
 func (f *flight) state(i int) (progress, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := f.seats[i]
-	return progress{tokens: s.tokens, cached: s.cached, done: s.done}, f.err
+	return f.seats[i].progress, f.err
 }
 
 func (f *flight) landed() (bool, error) {

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"math"
 	"net/http"
 	"strconv"
@@ -162,7 +163,20 @@ func openAIError(e *apiError) object {
 	return object{"error": object{"message": e.message, "type": kind, "param": param, "code": code}}
 }
 
-func (s *Server) writeError(w http.ResponseWriter, to endpoint, e *apiError) {
+// reason is how an API states an error. Those of the driver become the engine's answers.
+func reason(err error) *apiError {
+	var e *apiError
+	switch {
+	case errors.As(err, &e):
+		return e
+	case errors.Is(err, errTooLarge):
+		return &apiError{status: http.StatusBadRequest, code: "context_length_exceeded", message: "The request needs more KV cache than the engine has."}
+	}
+	return &apiError{status: http.StatusServiceUnavailable, message: err.Error()}
+}
+
+func writeError(w http.ResponseWriter, to endpoint, err error) {
+	e := reason(err)
 	if e.status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "1")
 	}

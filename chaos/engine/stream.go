@@ -58,7 +58,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 				panic(http.ErrAbortHandler) // the client has left or the engine is closing
 			}
 			if err != nil {
-				_ = write(w, out, s.cfg.WriteTimeout, how.fail(buf, launchError(err))) // ends here whether or not the write succeeds
+				_ = write(w, out, s.cfg.WriteTimeout, how.fail(buf, reason(err))) // ends here whether or not the write succeeds
 				return
 			}
 			if stopped[i] || (p.tokens == 0 && !p.done) {
