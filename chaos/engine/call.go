@@ -325,9 +325,10 @@ func (c *call) promptTokens() (n int) {
 	return n
 }
 
-func (c *call) finishReason() string {
+// ended names the end of a reply: at the length that the request set, or by itself.
+func (c *call) ended(atLength, byItself string) string {
 	if c.asked {
-		return "length"
+		return atLength
 	}
-	return "stop"
+	return byItself
 }

@@ -308,8 +308,9 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint, body 
 		release()
 		abort()
 	}()
+	t := told{c: c, f: f, s: s, created: time.Now().Unix()}
 	if c.fields.Stream && c.generates() {
-		s.stream(w, r, c, f)
+		t.stream(w, r)
 		return nil, nil
 	}
 	if err := f.wait(r.Context()); err != nil {
@@ -318,7 +319,10 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint, body 
 		}
 		return nil, err
 	}
-	return s.answer(c, f), nil
+	if e == endpointEmbeddings {
+		return t.embeddings(), nil
+	}
+	return t.script().whole(), nil
 }
 
 func (f *flight) wait(ctx context.Context) error {
@@ -332,20 +336,6 @@ func (f *flight) wait(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
-}
-
-func (s *Server) answer(c *call, f *flight) any {
-	switch c.endpoint {
-	case endpointChat:
-		return s.chatAnswer(c, f)
-	case endpointCompletion:
-		return s.completionAnswer(c, f)
-	case endpointResponses:
-		return s.responsesAnswer(c, f)
-	case endpointMessages:
-		return s.messagesAnswer(c, f)
-	}
-	return s.embeddingsAnswer(c, f)
 }
 
 func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
