@@ -189,11 +189,6 @@ func (s *Server) Addr() string {
 // Close closes listeners and connections, drops all jobs and returns when all goroutines of the
 // server have ended. Idempotent; the error is always nil.
 func (s *Server) Close() error {
-	s.close()
-	return nil
-}
-
-func (s *Server) close() {
 	s.closeOnce.Do(func() {
 		s.mu.Lock()
 		s.closing = true
@@ -205,11 +200,12 @@ func (s *Server) close() {
 		close(s.closed)
 	})
 	<-s.closed
+	return nil
 }
 
 func (s *Server) die() {
 	s.died.Store(true)
-	go s.close()
+	go func() { _ = s.Close() }()
 }
 
 func (s *Server) enter() bool {

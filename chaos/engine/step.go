@@ -128,12 +128,8 @@ func (m *Model) decodeSteps(t time.Duration) int64 {
 func (m *Model) growth(n int64) int {
 	block := int64(m.cfg.BlockTokens)
 	blocks := n / block * int64(m.decoding)
-	at := m.begun % block
-	for range n % block {
-		blocks += int64(m.phase[at])
-		if at++; at == block {
-			at = 0
-		}
+	for i := range n % block {
+		blocks += int64(m.phase[(m.begun+i)%block])
 	}
 	return int(blocks * block)
 }
