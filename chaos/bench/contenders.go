@@ -8,7 +8,6 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -179,16 +178,11 @@ func (p *process) stop() {
 func (p *process) await(ctx context.Context, addr string) error {
 	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	deadline := time.Now().Add(10 * time.Second)
-	body := `{"model":"bench","messages":[{"role":"user","content":"hello"}]}`
+	body := []byte(`{"model":"bench","messages":[{"role":"user","content":"hello"}]}`)
 	for {
-		resp, err := client.Post("http://"+addr+"/v1/chat/completions", "application/json", strings.NewReader(body))
+		err := ask(ctx, client, addr, body)
 		if err == nil {
-			_, _ = io.Copy(io.Discard, resp.Body)
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return nil
-			}
-			err = errors.New(resp.Status)
+			return nil
 		}
 		select {
 		case <-p.exited:
