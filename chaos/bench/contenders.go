@@ -5,9 +5,9 @@ package main
 import (
 	"bytes"
 	"context"
+	"embed"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -16,8 +16,22 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"text/template"
 	"time"
 )
+
+//go:embed nginx.cfg haproxy.cfg
+var files embed.FS
+
+// configs are the configuration files of the other proxies.
+var configs = template.Must(template.ParseFS(files, "*.cfg"))
+
+// setting is what a configuration file depends on. A second address is for streams.
+type setting struct {
+	Dir             string
+	Addrs, Backends []string
+	Root            bool
+}
 
 type contender struct {
 	Name    string `json:"name"`
@@ -82,10 +96,10 @@ func setStage(ctx context.Context, o options, dir, backend string) (*stage, erro
 		c, argv := &contender{Name: name, addr: addrs[0], streamAddr: addrs[0]}, []string(nil)
 		switch name {
 		case "nginx":
-			c.streamAddr, c.Version, c.Config = addrs[1], version("nginx", "-v"), nginxConfig(dir, addrs, backends)
+			c.streamAddr, c.Version = addrs[1], version("nginx", "-v")
 			argv = []string{"nginx", "-c", dir + "/nginx.cfg", "-e", dir + "/nginx.err"}
 		case "haproxy":
-			c.Version, c.Config = version("haproxy", "-v"), haproxyConfig(addrs[0], backends)
+			c.Version = version("haproxy", "-v")
 			argv = []string{"haproxy", "-db", "-f", dir + "/haproxy.cfg"}
 		case "bare":
 			c.streamAddr, c.Version = "", "what grapevine's HTTP library costs alone" // it cannot stream
@@ -97,10 +111,14 @@ func setStage(ctx context.Context, o options, dir, backend string) (*stage, erro
 				argv = append(argv, "--backend", "http://"+b)
 			}
 		}
-		if c.Config == "" {
-			c.Config = strings.Join(argv, " ")
-		} else if err := os.WriteFile(filepath.Join(dir, name+".cfg"), []byte(c.Config), 0o644); err != nil {
-			return st, err
+		c.Config = strings.Join(argv, " ")
+		if file := configs.Lookup(name + ".cfg"); file != nil {
+			var text bytes.Buffer
+			err := file.Execute(&text, setting{Dir: dir, Addrs: addrs, Backends: backends, Root: os.Geteuid() == 0})
+			c.Config = text.String()
+			if err := errors.Join(err, os.WriteFile(filepath.Join(dir, file.Name()), text.Bytes(), 0o644)); err != nil {
+				return st, err
+			}
 		}
 		if c.proc, err = st.start(ctx, dir, c.addr, argv...); err != nil {
 			return st, err
@@ -160,16 +178,11 @@ func (p *process) stop() {
 func (p *process) await(ctx context.Context, addr string) error {
 	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	deadline := time.Now().Add(10 * time.Second)
-	body := `{"model":"bench","messages":[{"role":"user","content":"hello"}]}`
+	body := []byte(`{"model":"bench","messages":[{"role":"user","content":"hello"}]}`)
 	for {
-		resp, err := client.Post("http://"+addr+"/v1/chat/completions", "application/json", strings.NewReader(body))
+		err := ask(ctx, client, addr, body)
 		if err == nil {
-			_, _ = io.Copy(io.Discard, resp.Body)
-			resp.Body.Close()
-			if resp.StatusCode == http.StatusOK {
-				return nil
-			}
-			err = errors.New(resp.Status)
+			return nil
 		}
 		select {
 		case <-p.exited:
@@ -197,75 +210,4 @@ func freeAddrs(n int) ([]string, error) {
 		addrs[i] = ln.Addr().String()
 	}
 	return addrs, nil
-}
-
-// nginxConfig has a second server without buffering, for streams.
-func nginxConfig(dir string, addrs, backends []string) string {
-	var servers strings.Builder
-	for _, b := range backends {
-		fmt.Fprintf(&servers, "    server %s;\n", b)
-	}
-	user := ""
-	if os.Geteuid() == 0 {
-		user = "user root;\n"
-	}
-	// client_body_buffer_size keeps bodies in memory, which is cheaper for nginx than its default
-	// file beyond 16 KiB.
-	location := "    location / {\n      proxy_pass http://engines;\n      proxy_http_version 1.1;\n      proxy_set_header Connection \"\";\n      proxy_read_timeout 600s;\n"
-	return fmt.Sprintf(`%sworker_processes 2;
-daemon off;
-pid %s/nginx.pid;
-error_log %s/nginx.err warn;
-events { worker_connections 8192; }
-http {
-  access_log off;
-  tcp_nodelay on;
-  client_max_body_size 64m;
-  client_body_buffer_size 256k;
-  client_body_temp_path %s/nginx-body;
-  proxy_temp_path %s/nginx-proxy;
-  fastcgi_temp_path %s/nginx-fastcgi;
-  uwsgi_temp_path %s/nginx-uwsgi;
-  scgi_temp_path %s/nginx-scgi;
-  keepalive_timeout 600s;
-  keepalive_requests 1000000000;
-  upstream engines {
-%s    keepalive 1024;
-    keepalive_requests 1000000000;
-  }
-  server {
-    listen %s backlog=4096;
-%s    }
-  }
-  server {
-    listen %s backlog=4096;
-%s      proxy_buffering off;
-    }
-  }
-}
-`, user, dir, dir, dir, dir, dir, dir, dir, servers.String(), addrs[0], location, addrs[1], location)
-}
-
-func haproxyConfig(addr string, backends []string) string {
-	var servers strings.Builder
-	for i, b := range backends {
-		fmt.Fprintf(&servers, "  server e%d %s\n", i, b)
-	}
-	return fmt.Sprintf(`global
-  nbthread 2
-  maxconn 8000
-defaults
-  mode http
-  option http-keep-alive
-  http-reuse always
-  timeout connect 5s
-  timeout client 600s
-  timeout server 600s
-  timeout http-keep-alive 600s
-frontend in
-  bind %s backlog 4096
-  default_backend engines
-backend engines
-  balance roundrobin
-%s`, addr, servers.String())
 }

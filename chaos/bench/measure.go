@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -177,7 +178,7 @@ func (st *stage) measureOnce(ctx context.Context, o options, ph phase, x *conten
 	if err != nil {
 		return s, 0, err
 	}
-	all := float64(after.at.Sub(before.at)) * float64(cpuCount())
+	all := float64(after.at.Sub(before.at)) * float64(runtime.NumCPU())
 	each := func(d time.Duration) float64 { return float64(d.Microseconds()) / float64(max(1, s.units)) }
 	if x.proc != nil {
 		s.values[cpu] = each(after.contender - before.contender)

@@ -1,39 +1,21 @@
 package engine
 
-import "net/http"
+import (
+	"cmp"
+	"net/http"
+)
 
 type object = map[string]any
 
-func (s *Server) anthropicUsage(c *call, f *flight) object {
-	p, _ := f.state(0)
-	cached, known := s.cached(c, f)
-	prompt, cached := s.faults.told(c.promptTokens(), cached)
-	if !known {
-		return object{"input_tokens": prompt, "output_tokens": p.tokens}
+func (t *told) anthropicUsage() object {
+	u := t.usage()
+	if u.Details == nil {
+		return object{"input_tokens": u.PromptTokens, "output_tokens": u.CompletionTokens}
 	}
+	cached := u.Details.CachedTokens
 	return object{
-		"input_tokens": prompt - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached, "output_tokens": p.tokens,
+		"input_tokens": u.PromptTokens - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached, "output_tokens": u.CompletionTokens,
 	}
-}
-
-// anthropicMessage returns a message whose reply is complete, or begins with a nil reason.
-func (s *Server) anthropicMessage(c *call, id string, content []object, reason any, usage object) object {
-	return object{
-		"id": id, "type": "message", "role": "assistant", "model": c.model, "content": content,
-		"stop_reason": reason, "stop_sequence": nil, "usage": usage,
-	}
-}
-
-func (c *call) stopReason() string {
-	if c.asked {
-		return "max_tokens"
-	}
-	return "end_turn"
-}
-
-func (s *Server) messagesAnswer(c *call, f *flight) any {
-	text := object{"type": "text", "text": string(f.seats[0].reply)}
-	return s.anthropicMessage(c, s.id("msg_"), []object{text}, c.stopReason(), s.anthropicUsage(c, f))
 }
 
 // messagesScript streams events that are named by their type.
@@ -49,10 +31,25 @@ func typedEvent(dst []byte, kind string, body object) []byte {
 	return event(append(append(append(dst, "event: "...), kind...), '\n'), body)
 }
 
+// message returns a message whose reply is complete, or begins with a nil reason.
+func (t *messagesScript) message(content []object, reason any, usage object) object {
+	return object{
+		"id": t.id, "type": "message", "role": "assistant", "model": t.c.model, "content": content,
+		"stop_reason": reason, "stop_sequence": nil, "usage": usage,
+	}
+}
+
+func (t *messagesScript) whole() object {
+	text := object{"type": "text", "text": string(t.f.seats[0].reply)}
+	return t.message([]object{text}, t.stopReason(), t.anthropicUsage())
+}
+
+func (t *messagesScript) stopReason() string { return t.c.ended("max_tokens", "end_turn") }
+
 func (t *messagesScript) begin(dst []byte) []byte {
-	u := t.s.anthropicUsage(t.c, t.f)
+	u := t.anthropicUsage()
 	u["output_tokens"] = 0
-	dst = typedEvent(dst, "message_start", object{"message": t.s.anthropicMessage(t.c, t.id, []object{}, nil, u)})
+	dst = typedEvent(dst, "message_start", object{"message": t.message([]object{}, nil, u)})
 	dst = typedEvent(dst, "content_block_start", object{"index": 0, "content_block": object{"type": "text", "text": ""}})
 	return typedEvent(dst, "ping", object{})
 }
@@ -64,8 +61,8 @@ func (t *messagesScript) text(dst []byte, i, from, to int) []byte {
 
 func (t *messagesScript) stop(dst []byte, _ int) []byte {
 	dst = typedEvent(dst, "content_block_stop", object{"index": 0})
-	delta := object{"stop_reason": t.c.stopReason(), "stop_sequence": nil}
-	return typedEvent(dst, "message_delta", object{"delta": delta, "usage": t.s.anthropicUsage(t.c, t.f)})
+	delta := object{"stop_reason": t.stopReason(), "stop_sequence": nil}
+	return typedEvent(dst, "message_delta", object{"delta": delta, "usage": t.anthropicUsage()})
 }
 
 func (t *messagesScript) end(dst []byte) []byte { return typedEvent(dst, "message_stop", object{}) }
@@ -75,16 +72,8 @@ func (t *messagesScript) fail(dst []byte, err *apiError) []byte {
 }
 
 func anthropicError(e *apiError) object {
-	kind := "invalid_request_error"
-	switch {
-	case e.status == http.StatusNotFound:
-		kind = "not_found_error"
-	case e.status == http.StatusRequestEntityTooLarge:
-		kind = "request_too_large"
-	case e.status == http.StatusServiceUnavailable:
-		kind = "overloaded_error"
-	case e.status >= 500:
-		kind = "api_error"
+	kinds := map[int]string{
+		http.StatusNotFound: "not_found_error", http.StatusRequestEntityTooLarge: "request_too_large", http.StatusServiceUnavailable: "overloaded_error",
 	}
-	return object{"type": "error", "error": object{"type": kind, "message": e.message}}
+	return object{"type": "error", "error": object{"type": cmp.Or(kinds[e.status], "invalid_request_error"), "message": e.message}}
 }

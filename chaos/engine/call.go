@@ -50,7 +50,7 @@ type apiError struct {
 
 func (e *apiError) Error() string { return e.message }
 
-func badRequest(param, format string, args ...any) *apiError {
+func badRequest(param, format string, args ...any) error {
 	return &apiError{status: http.StatusBadRequest, param: param, message: fmt.Sprintf(format, args...)}
 }
 
@@ -95,7 +95,16 @@ const (
 	maxPrompts = 2048
 )
 
-func (s *Server) parse(e endpoint, body []byte) (*call, *apiError) {
+// parseFor parses a request to an endpoint by name.
+func (s *Server) parseFor(name string, body []byte) (*call, error) {
+	e := endpointOf(name)
+	if e == endpointNone {
+		return nil, badRequest("kind", "unknown endpoint %q", name)
+	}
+	return s.parse(e, body)
+}
+
+func (s *Server) parse(e endpoint, body []byte) (*call, error) {
 	c := &call{endpoint: e, n: 1}
 	f := &c.fields
 	if !utf8.Valid(body) {
@@ -107,11 +116,10 @@ func (s *Server) parse(e endpoint, body []byte) (*call, *apiError) {
 	if err := s.resolve(c); err != nil {
 		return nil, err
 	}
-	render, err := c.render()
-	if err != nil {
+	var err error
+	if c.prompts, err = c.render(); err != nil {
 		return nil, err
 	}
-	c.prompts = render
 	if len(c.prompts) > maxPrompts {
 		return nil, badRequest("", "%d prompts in one request, at most %d", len(c.prompts), maxPrompts)
 	}
@@ -121,7 +129,7 @@ func (s *Server) parse(e endpoint, body []byte) (*call, *apiError) {
 	return c, nil
 }
 
-func parseError(err error) *apiError {
+func parseError(err error) error {
 	var syntax *json.SyntaxError
 	var typed *json.UnmarshalTypeError
 	switch {
@@ -133,7 +141,7 @@ func parseError(err error) *apiError {
 	return badRequest("", "There was an error parsing the body: %v", err)
 }
 
-func (s *Server) resolve(c *call) *apiError {
+func (s *Server) resolve(c *call) error {
 	name := c.fields.Model
 	switch {
 	case name == "": // vLLM takes its only model
@@ -148,7 +156,7 @@ func (s *Server) resolve(c *call) *apiError {
 	return nil
 }
 
-func (c *call) render() ([][]byte, *apiError) {
+func (c *call) render() ([][]byte, error) {
 	f := &c.fields
 	switch c.endpoint {
 	case endpointChat:
@@ -174,9 +182,9 @@ func (c *call) render() ([][]byte, *apiError) {
 	return nil, &apiError{status: http.StatusNotFound, message: "Not Found"}
 }
 
-func one(text []byte, err *apiError) ([][]byte, *apiError) { return [][]byte{text}, err }
+func one(text []byte, err error) ([][]byte, error) { return [][]byte{text}, err }
 
-func (c *call) conversation(system []byte) ([]byte, *apiError) {
+func (c *call) conversation(system []byte) ([]byte, error) {
 	f := &c.fields
 	if len(f.Messages) == 0 {
 		return nil, badRequest("messages", "messages: at least one message is required")
@@ -196,7 +204,7 @@ func (c *call) conversation(system []byte) ([]byte, *apiError) {
 	return text, nil
 }
 
-func (c *call) input() ([][]byte, *apiError) {
+func (c *call) input() ([][]byte, error) {
 	var t texts
 	if present(c.fields.Input) {
 		if err := t.UnmarshalJSON(c.fields.Input); err != nil {
@@ -209,7 +217,7 @@ func (c *call) input() ([][]byte, *apiError) {
 	return t, nil
 }
 
-func (c *call) responses() ([][]byte, *apiError) {
+func (c *call) responses() ([][]byte, error) {
 	f := &c.fields
 	if f.Previous != "" {
 		return nil, &apiError{status: http.StatusNotFound, param: "previous_response_id", message: fmt.Sprintf("Response with id '%s' not found.", f.Previous)}
@@ -235,7 +243,7 @@ func (c *call) responses() ([][]byte, *apiError) {
 	return one(c.conversation(f.Instructions.text))
 }
 
-func (s *Server) length(c *call) *apiError {
+func (s *Server) length(c *call) error {
 	f := &c.fields
 	limit, param := f.MaxTokens, "max_tokens"
 	switch c.endpoint {
@@ -307,9 +315,6 @@ func (c *call) flight() *flight {
 			f.seats = append(f.seats, newSeat(root, text, c.output, variant, c.fields.Stream && c.generates()))
 		}
 	}
-	for _, s := range f.seats {
-		s.flight = f
-	}
 	return f
 }
 
@@ -320,9 +325,10 @@ func (c *call) promptTokens() (n int) {
 	return n
 }
 
-func (c *call) finishReason() string {
+// ended names the end of a reply: at the length that the request set, or by itself.
+func (c *call) ended(atLength, byItself string) string {
 	if c.asked {
-		return "length"
+		return atLength
 	}
-	return "stop"
+	return byItself
 }

@@ -126,21 +126,20 @@ type seat struct {
 	job    Job
 	reply  []byte
 
-	tokens int // generated so far; jumps to the total for a job that is not watched
-	cached int
-	done   bool
+	progress
 }
 
 type progress struct {
-	tokens, cached int
-	done           bool
+	tokens int // generated so far; jumps to the total for a job that is not watched
+	cached int
+	done   bool
 }
 
 func (d *driver) launch(f *flight) error {
 	f.driver, f.left, f.notify = d, len(f.seats), make(chan struct{}, 1)
 	var failed error
 	err := d.do(func(now time.Duration) {
-		if d.model.waiting.len()+len(f.seats) > maxWaiting {
+		if len(d.model.waiting)+len(f.seats) > maxWaiting {
 			failed = errBusy
 			return
 		}
@@ -199,8 +198,7 @@ func (f *flight) wake() {
 func (f *flight) state(i int) (progress, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	s := f.seats[i]
-	return progress{tokens: s.tokens, cached: s.cached, done: s.done}, f.err
+	return f.seats[i].progress, f.err
 }
 
 func (f *flight) landed() (bool, error) {

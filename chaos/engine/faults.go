@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"net"
 	"net/http"
 	"strconv"
@@ -47,14 +46,12 @@ type faults struct {
 // Inject starts a fault. The error names the invalid field.
 func (s *Server) Inject(f Fault) error {
 	switch f.Kind {
-	case "slow":
+	case "slow", "lie":
 		if !(f.Factor > 0) || f.Factor > 1e6 {
-			return badRequest("factor", "slow needs a factor above 0, at most 1000000")
+			return badRequest("factor", "%s needs a factor above 0, at most 1000000", f.Kind)
 		}
-		return s.driver.do(func(now time.Duration) { s.driver.model.Slow(f.Factor, now) })
-	case "lie":
-		if !(f.Factor > 0) || f.Factor > 1e6 {
-			return badRequest("factor", "lie needs a factor above 0, at most 1000000")
+		if f.Kind == "slow" {
+			return s.driver.do(func(now time.Duration) { s.driver.model.Slow(f.Factor, now) })
 		}
 		s.faults.mu.Lock()
 		s.faults.lie = f.Factor
@@ -73,12 +70,10 @@ func (s *Server) Inject(f Fault) error {
 		return badRequest("count", "count and after_bytes must not be negative")
 	}
 	s.faults.mu.Lock()
+	defer s.faults.mu.Unlock()
 	s.faults.now, s.faults.left = f, f.Count
 	if f.Kind == "none" {
 		s.faults.lie = 0
-	}
-	s.faults.mu.Unlock()
-	if f.Kind == "none" {
 		return s.driver.do(func(now time.Duration) { s.driver.model.Slow(1, now) })
 	}
 	return nil
@@ -123,7 +118,7 @@ func (s *Server) suffer(w http.ResponseWriter, r *http.Request) (out http.Respon
 		return w, false
 	}
 	if f.Kind == "503" {
-		s.writeError(w, endpointOf(r.URL.Path), &apiError{status: http.StatusServiceUnavailable, message: "The engine is overloaded (injected fault)."})
+		writeError(w, endpointOf(r.URL.Path), &apiError{status: http.StatusServiceUnavailable, message: "The engine is overloaded (injected fault)."})
 		return w, true
 	}
 	fw := &faultWriter{w: w, ctx: r.Context(), fault: f, left: f.AfterBytes}
@@ -182,30 +177,16 @@ func resetConnection(ctx context.Context) {
 	}
 }
 
-func (s *Server) faultHandler(w http.ResponseWriter, r *http.Request) {
-	body, bad := s.readBody(w, r)
+func (s *Server) faultHandler(w http.ResponseWriter, _ *http.Request, body []byte) (any, error) {
 	var f Fault
-	if bad == nil {
-		if err := json.Unmarshal(body, &f); err != nil {
-			bad = parseError(err)
-		}
-	}
-	if bad != nil {
-		s.writeError(w, endpointNone, bad)
-		return
+	if err := json.Unmarshal(body, &f); err != nil {
+		return nil, parseError(err)
 	}
 	if f.Kind == "die" {
-		writeJSON(w, http.StatusOK, map[string]string{"fault": f.Kind})
+		writeJSON(w, http.StatusOK, object{"fault": f.Kind})
 		_ = http.NewResponseController(w).Flush() // the client may have left
 		s.die()
-		return
+		return nil, nil
 	}
-	if err := s.Inject(f); err != nil {
-		if !errors.As(err, &bad) {
-			bad = launchError(err)
-		}
-		s.writeError(w, endpointNone, bad)
-		return
-	}
-	writeJSON(w, http.StatusOK, map[string]string{"fault": f.Kind, "count": strconv.Itoa(f.Count)})
+	return object{"fault": f.Kind, "count": strconv.Itoa(f.Count)}, s.Inject(f)
 }

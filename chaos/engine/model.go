@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 )
 
@@ -116,7 +117,7 @@ type Model struct {
 	cache   cache
 	private int // tokens of allocated blocks that are not in the cache
 
-	waiting  queue
+	waiting  []*Job // first in, first out, but a preempted job returns to the front
 	refused  []*Job // reported by the next Advance
 	running  []*Job // in order of admission: the last one is preempted first
 	prefill  []*Job // subset of running: still computing the prompt
@@ -194,7 +195,7 @@ func (m *Model) Submit(j *Job, now time.Duration) {
 		return
 	}
 	j.seq.state = stateWaiting
-	m.waiting.pushBack(j)
+	m.waiting = append(m.waiting, j)
 	if !m.blocked && len(m.running) < m.cfg.MaxRunning {
 		m.cut(m.now)
 	}
@@ -225,8 +226,8 @@ func (m *Model) Cancel(j *Job, now time.Duration) bool {
 		m.refused = remove(m.refused, j)
 		m.stats.Refused++
 	case stateWaiting:
-		m.blocked = m.blocked && m.waiting.front() != j
-		m.waiting.remove(j)
+		m.blocked = m.blocked && m.waiting[0] != j
+		m.waiting = remove(m.waiting, j)
 		m.cut(m.now)
 	default:
 		m.cut(m.now)
@@ -246,8 +247,8 @@ func (m *Model) Next() (time.Duration, bool) {
 		return m.refused[0].Submitted, true
 	case m.step.steps > 0:
 		return m.step.end(), true
-	case m.waiting.len() > 0:
-		return max(m.step.start, m.waiting.front().Submitted), true
+	case len(m.waiting) > 0:
+		return max(m.step.start, m.waiting[0].Submitted), true
 	}
 	return 0, false
 }
@@ -281,10 +282,10 @@ func (m *Model) Advance(now time.Duration, emit func(Event)) {
 			m.schedule(m.step.start, m.step.start-1, emit)
 			continue
 		}
-		if m.waiting.len() == 0 {
+		if len(m.waiting) == 0 {
 			return
 		}
-		at := max(m.step.start, m.waiting.front().Submitted)
+		at := max(m.step.start, m.waiting[0].Submitted)
 		if at > m.now {
 			return
 		}
@@ -353,15 +354,9 @@ func (m *Model) Clear(now time.Duration) {
 // Reset restarts the engine with an empty cache and returns the jobs it lost, running ones first;
 // they get no event. Totals continue.
 func (m *Model) Reset(now time.Duration) []*Job {
-	var lost []*Job
-	lost = append(lost, m.running...)
 	m.Clear(now) // moves the running jobs to the head of the queue
-	lost = lost[:0]
-	for m.waiting.len() > 0 {
-		lost = append(lost, m.waiting.popFront())
-	}
-	lost = append(lost, m.refused...)
-	m.refused = nil
+	lost := slices.Concat(m.waiting, m.refused)
+	m.waiting, m.refused = nil, nil
 	for _, j := range lost {
 		j.seq = sequence{}
 	}
@@ -373,11 +368,18 @@ func (m *Model) Reset(now time.Duration) []*Job {
 func (m *Model) Stats() Stats {
 	m.settle(m.now)
 	s := m.stats
-	s.Running, s.Waiting, s.Decoding = len(m.running), m.waiting.len(), m.decoding
+	s.Running, s.Waiting, s.Decoding = len(m.running), len(m.waiting), m.decoding
 	s.KVTokens, s.KVUsed, s.KVShared, s.KVEvictable = m.cfg.KVTokens, m.used(), m.cache.tokens, m.cache.evictable
 	s.EvictedTokens = m.cache.evicted
 	s.PrefillBusy = time.Duration(float64(s.PrefillTokens) / m.cfg.PrefillRate * float64(time.Second))
 	return s
+}
+
+func remove(jobs []*Job, j *Job) []*Job {
+	if i := slices.Index(jobs, j); i >= 0 {
+		return slices.Delete(jobs, i, i+1)
+	}
+	return jobs
 }
 
 func (m *Model) seen(now time.Duration) { m.now = max(m.now, now) }

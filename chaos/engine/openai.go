@@ -1,13 +1,14 @@
 package engine
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"math"
 	"net/http"
 	"strconv"
-	"time"
 
 	"github.com/zeebo/xxh3"
 )
@@ -23,14 +24,18 @@ type usageDetails struct {
 	CachedTokens int `json:"cached_tokens"`
 }
 
-func (s *Server) usage(c *call, f *flight) usage {
-	cached, known := s.cached(c, f)
+func (t *told) usage() usage {
 	var u usage
-	u.PromptTokens, cached = s.faults.told(c.promptTokens(), cached)
-	for i := range f.seats {
-		p, _ := f.state(i)
+	cached := 0
+	for i := range t.f.seats {
+		p, _ := t.f.state(i)
 		u.CompletionTokens += p.tokens
+		if i%t.c.n == 0 { // the other replies to a prompt find the blocks of the first
+			cached += p.cached
+		}
 	}
+	known := !t.s.cfg.HideCached && (cached > 0 || t.s.cfg.MetricsStyle != StyleSGLang)
+	u.PromptTokens, cached = t.s.faults.told(t.c.promptTokens(), cached)
 	u.TotalTokens = u.PromptTokens + u.CompletionTokens
 	if known {
 		u.Details = &usageDetails{CachedTokens: cached}
@@ -38,46 +43,13 @@ func (s *Server) usage(c *call, f *flight) usage {
 	return u
 }
 
-func (s *Server) cached(c *call, f *flight) (tokens int, known bool) {
-	for i := 0; i < len(f.seats); i += c.n { // the other replies to a prompt find the blocks of the first
-		p, _ := f.state(i)
-		tokens += p.cached
-	}
-	return tokens, !s.cfg.HideCached && (tokens > 0 || s.cfg.MetricsStyle != StyleSGLang)
-}
-
 // openAIAnswer returns what all answers of OpenAI's older interfaces have in common. name is the
 // field with the list.
-func (s *Server) openAIAnswer(c *call, f *flight, prefix, kind, name string, list []object) object {
+func (t *told) openAIAnswer(kind, name string, list []object) object {
 	for i := range list {
 		list[i]["index"] = i
 	}
-	return object{
-		"id": s.id(prefix), "object": kind, "created": time.Now().Unix(), "model": c.model, name: list, "usage": s.usage(c, f),
-	}
-}
-
-func (s *Server) chatAnswer(c *call, f *flight) any {
-	var choices []object
-	for _, seat := range f.seats {
-		choices = append(choices, object{
-			"message":  object{"role": "assistant", "content": string(seat.reply), "refusal": nil},
-			"logprobs": nil, "finish_reason": c.finishReason(), "stop_reason": nil,
-		})
-	}
-	return s.openAIAnswer(c, f, "chatcmpl-", "chat.completion", "choices", choices)
-}
-
-func (s *Server) completionAnswer(c *call, f *flight) any {
-	var choices []object
-	for i, seat := range f.seats {
-		text := string(seat.reply)
-		if c.fields.Echo {
-			text = string(c.prompts[i/c.n]) + text
-		}
-		choices = append(choices, object{"text": text, "logprobs": nil, "finish_reason": c.finishReason(), "stop_reason": nil})
-	}
-	return s.openAIAnswer(c, f, "cmpl-", "text_completion", "choices", choices)
+	return object{"id": t.id, "object": kind, "created": t.created, "model": t.c.model, name: list, "usage": t.usage()}
 }
 
 // embeddingSize is the default length, maxEmbeddingSize the largest that a request may ask for.
@@ -104,16 +76,16 @@ func embedding(text []byte, size int) []float32 {
 	return v
 }
 
-func (s *Server) embeddingsAnswer(c *call, f *flight) any {
+func (t *told) embeddings() object {
 	size := embeddingSize
-	if d := c.fields.Dimensions; d > 0 {
+	if d := t.c.fields.Dimensions; d > 0 {
 		size = min(d, maxEmbeddingSize)
 	}
 	var data []object
-	for _, prompt := range c.prompts {
+	for _, prompt := range t.c.prompts {
 		v := embedding(prompt, size)
 		var value any = v
-		if c.fields.Encoding == "base64" {
+		if t.c.fields.Encoding == "base64" {
 			raw := make([]byte, 0, 4*len(v))
 			for _, x := range v {
 				raw = binary.LittleEndian.AppendUint32(raw, math.Float32bits(x))
@@ -122,7 +94,8 @@ func (s *Server) embeddingsAnswer(c *call, f *flight) any {
 		}
 		data = append(data, object{"object": "embedding", "embedding": value})
 	}
-	return s.openAIAnswer(c, f, "embd-", "list", "data", data)
+	t.id = t.s.id("embd-")
+	return t.openAIAnswer("list", "data", data)
 }
 
 func (s *Server) models(w http.ResponseWriter, _ *http.Request) {
@@ -143,15 +116,7 @@ func (s *Server) models(w http.ResponseWriter, _ *http.Request) {
 }
 
 func openAIError(e *apiError) object {
-	kind := "BadRequestError"
-	switch {
-	case e.status == http.StatusNotFound:
-		kind = "NotFoundError"
-	case e.status == http.StatusServiceUnavailable:
-		kind = "ServiceUnavailableError"
-	case e.status >= 500:
-		kind = "InternalServerError"
-	}
+	kinds := map[int]string{http.StatusNotFound: "NotFoundError", http.StatusServiceUnavailable: "ServiceUnavailableError"}
 	var param, code any = nil, e.status
 	if e.param != "" {
 		param = e.param
@@ -159,10 +124,23 @@ func openAIError(e *apiError) object {
 	if e.code != "" {
 		code = e.code
 	}
-	return object{"error": object{"message": e.message, "type": kind, "param": param, "code": code}}
+	return object{"error": object{"message": e.message, "type": cmp.Or(kinds[e.status], "BadRequestError"), "param": param, "code": code}}
 }
 
-func (s *Server) writeError(w http.ResponseWriter, to endpoint, e *apiError) {
+// reason is how an API states an error. Those of the driver become the engine's answers.
+func reason(err error) *apiError {
+	var e *apiError
+	switch {
+	case errors.As(err, &e):
+		return e
+	case errors.Is(err, errTooLarge):
+		return &apiError{status: http.StatusBadRequest, code: "context_length_exceeded", message: "The request needs more KV cache than the engine has."}
+	}
+	return &apiError{status: http.StatusServiceUnavailable, message: err.Error()}
+}
+
+func writeError(w http.ResponseWriter, to endpoint, err error) {
+	e := reason(err)
 	if e.status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "1")
 	}

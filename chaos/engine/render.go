@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 )
 
@@ -165,7 +166,7 @@ func appendConversation(dst []byte, tools json.RawMessage, system []byte, messag
 		dst = append(dst, "<|end|>\n"...)
 	}
 	if len(system) > 0 {
-		dst = appendTurn(dst, "system", "", system)
+		messages = slices.Concat([]message{{Role: "system", Content: content{text: system}}}, messages)
 	}
 	for i := range messages {
 		m := &messages[i]
@@ -181,9 +182,11 @@ func appendConversation(dst []byte, tools json.RawMessage, system []byte, messag
 		if role == "developer" {
 			role = "system"
 		}
-		dst = appendTurn(dst, role, m.Name, m.Content.text)
-		dst = dst[:len(dst)-len(turnEnd)]
-		dst = append(dst, m.Output.text...)
+		dst = append(append(dst, "<|"...), role...)
+		if m.Name != "" {
+			dst = append(append(dst, ' '), m.Name...)
+		}
+		dst = append(append(append(dst, "|>\n"...), m.Content.text...), m.Output.text...)
 		for _, call := range []json.RawMessage{m.ToolCalls, m.Arguments} {
 			if !present(call) {
 				continue
@@ -196,21 +199,9 @@ func appendConversation(dst []byte, tools json.RawMessage, system []byte, messag
 		if open && i == len(messages)-1 {
 			return dst, nil
 		}
-		dst = append(dst, turnEnd...)
+		dst = append(dst, "<|end|>\n"...)
 	}
 	return append(dst, "<|assistant|>\n"...), nil
-}
-
-const turnEnd = "<|end|>\n"
-
-func appendTurn(dst []byte, role, name string, text []byte) []byte {
-	dst = append(append(dst, "<|"...), role...)
-	if name != "" {
-		dst = append(append(dst, ' '), name...)
-	}
-	dst = append(dst, "|>\n"...)
-	dst = append(dst, text...)
-	return append(dst, turnEnd...)
 }
 
 func appendToolCalls(dst []byte, raw json.RawMessage) ([]byte, error) {

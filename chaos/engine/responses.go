@@ -1,10 +1,8 @@
 package engine
 
-import "time"
-
 // response returns OpenAI's Responses object. The server stores none, so it never finds a
 // previous_response_id.
-func (t *told) response(status string) object {
+func (t *responsesScript) response(status string) object {
 	var instructions any
 	if text := t.c.fields.Instructions; text.given {
 		instructions = string(text.text)
@@ -17,16 +15,13 @@ func (t *told) response(status string) object {
 	}
 }
 
-func (t *told) finished(item string) object {
-	status := "completed"
-	if t.c.asked {
-		status = "incomplete"
-	}
+func (t *responsesScript) whole() object {
+	status := t.c.ended("incomplete", "completed")
 	r := t.response(status)
 	if t.c.asked {
 		r["incomplete_details"] = object{"reason": "max_output_tokens"}
 	}
-	u := t.s.usage(t.c, t.f)
+	u := t.usage()
 	counts := object{
 		"input_tokens": u.PromptTokens, "input_tokens_details": nil, "output_tokens": u.CompletionTokens,
 		"output_tokens_details": object{"reasoning_tokens": 0}, "total_tokens": u.TotalTokens,
@@ -34,7 +29,7 @@ func (t *told) finished(item string) object {
 	if u.Details != nil {
 		counts["input_tokens_details"] = object{"cached_tokens": u.Details.CachedTokens, "cache_write_tokens": 0}
 	}
-	r["usage"], r["output"] = counts, []object{outputItem(item, status, outputText(t.f.seats[0].reply))}
+	r["usage"], r["output"] = counts, []object{outputItem(t.itemID, status, outputText(t.f.seats[0].reply))}
 	return r
 }
 
@@ -44,11 +39,6 @@ func outputText(text []byte) object {
 
 func outputItem(id, status string, parts ...object) object {
 	return object{"id": id, "type": "message", "status": status, "role": "assistant", "content": append([]object{}, parts...)}
-}
-
-func (s *Server) responsesAnswer(c *call, f *flight) any {
-	t := told{c: c, f: f, s: s, id: s.id("resp_"), created: time.Now().Unix()}
-	return t.finished(s.id("msg_"))
 }
 
 type responsesScript struct {
@@ -94,7 +84,7 @@ func (t *responsesScript) stop(dst []byte, i int) []byte {
 }
 
 func (t *responsesScript) end(dst []byte) []byte {
-	r := t.finished(t.itemID)
+	r := t.whole()
 	return t.event(dst, "response."+r["status"].(string), object{"response": r})
 }
 

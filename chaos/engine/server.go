@@ -189,11 +189,6 @@ func (s *Server) Addr() string {
 // Close closes listeners and connections, drops all jobs and returns when all goroutines of the
 // server have ended. Idempotent; the error is always nil.
 func (s *Server) Close() error {
-	s.close()
-	return nil
-}
-
-func (s *Server) close() {
 	s.closeOnce.Do(func() {
 		s.mu.Lock()
 		s.closing = true
@@ -205,11 +200,12 @@ func (s *Server) close() {
 		close(s.closed)
 	})
 	<-s.closed
+	return nil
 }
 
 func (s *Server) die() {
 	s.died.Store(true)
-	go s.close()
+	go func() { _ = s.Close() }()
 }
 
 func (s *Server) enter() bool {
@@ -244,13 +240,17 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (s *Server) routes() {
 	s.mux = http.NewServeMux()
 	for path, e := range paths {
-		s.mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) { s.infer(w, r, e) })
+		infer := s.answering(e, func(w http.ResponseWriter, r *http.Request, body []byte) (any, error) { return s.infer(w, r, e, body) })
+		s.mux.HandleFunc("POST "+path, func(w http.ResponseWriter, r *http.Request) {
+			s.requests.Add(1)
+			infer(w, r)
+		})
 	}
 	s.mux.HandleFunc("GET /v1/models", s.models)
 	s.mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	s.routeMetrics()
-	s.mux.HandleFunc("POST /emulator/cached", s.cachedHandler)
-	s.mux.HandleFunc("POST /emulator/fault", s.faultHandler)
+	s.mux.HandleFunc("POST /emulator/cached", s.answering(endpointNone, s.cachedHandler))
+	s.mux.HandleFunc("POST /emulator/fault", s.answering(endpointNone, s.faultHandler))
 	s.mux.HandleFunc("GET /emulator/stats", s.statsHandler)
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		if _, known := paths[r.URL.Path]; known {
@@ -262,26 +262,35 @@ func (s *Server) routes() {
 	})
 }
 
-func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint) {
-	s.requests.Add(1)
-	body, err := s.readBody(w, r)
-	if err != nil {
-		s.writeError(w, e, err)
-		return
+// answering serves a handler of request bodies. It sends the answer as JSON, if there is one, or the
+// error as e states errors.
+func (s *Server) answering(e endpoint, handle func(http.ResponseWriter, *http.Request, []byte) (any, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		body, err := s.readBody(w, r)
+		var answer any
+		if err == nil {
+			answer, err = handle(w, r, body)
+		}
+		if err != nil {
+			writeError(w, e, err)
+		} else if answer != nil {
+			writeJSON(w, http.StatusOK, answer)
+		}
 	}
+}
+
+// infer returns the answer, or nil if it has streamed one.
+func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint, body []byte) (any, error) {
 	c, err := s.parse(e, body)
 	if err != nil {
-		s.writeError(w, e, err)
-		return
+		return nil, err
 	}
 	if e == endpointCountTokens {
-		writeJSON(w, http.StatusOK, object{"input_tokens": c.promptTokens()})
-		return
+		return object{"input_tokens": c.promptTokens()}, nil
 	}
 	f := c.flight()
 	if err := s.driver.launch(f); err != nil {
-		s.writeError(w, e, launchError(err))
-		return
+		return nil, err
 	}
 	// The context shows a client that leaves during a blocked write; the failed write shows one
 	// that does not read.
@@ -295,18 +304,21 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint) {
 		release()
 		abort()
 	}()
+	t := told{c: c, f: f, s: s, created: time.Now().Unix()}
 	if c.fields.Stream && c.generates() {
-		s.stream(w, r, c, f)
-		return
+		t.stream(w, r)
+		return nil, nil
 	}
 	if err := f.wait(r.Context()); err != nil {
 		if r.Context().Err() != nil {
 			panic(http.ErrAbortHandler) // the client has left or the engine is closing: send no answer
 		}
-		s.writeError(w, e, launchError(err))
-		return
+		return nil, err
 	}
-	writeJSON(w, http.StatusOK, s.answer(c, f))
+	if e == endpointEmbeddings {
+		return t.embeddings(), nil
+	}
+	return t.script().whole(), nil
 }
 
 func (f *flight) wait(ctx context.Context) error {
@@ -322,21 +334,7 @@ func (f *flight) wait(ctx context.Context) error {
 	}
 }
 
-func (s *Server) answer(c *call, f *flight) any {
-	switch c.endpoint {
-	case endpointChat:
-		return s.chatAnswer(c, f)
-	case endpointCompletion:
-		return s.completionAnswer(c, f)
-	case endpointResponses:
-		return s.responsesAnswer(c, f)
-	case endpointMessages:
-		return s.messagesAnswer(c, f)
-	}
-	return s.embeddingsAnswer(c, f)
-}
-
-func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *apiError) {
+func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	var body bytes.Buffer
 	body.Grow(int(min(max(r.ContentLength, 0), s.cfg.MaxBody, 1<<20)) + bytes.MinRead)
 	_, err := body.ReadFrom(http.MaxBytesReader(w, r.Body, s.cfg.MaxBody))
@@ -348,13 +346,6 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *apiE
 		return nil, badRequest("", "There was an error reading the body: %v", err)
 	}
 	return body.Bytes(), nil
-}
-
-func launchError(err error) *apiError {
-	if errors.Is(err, errTooLarge) {
-		return &apiError{status: http.StatusBadRequest, code: "context_length_exceeded", message: "The request needs more KV cache than the engine has."}
-	}
-	return &apiError{status: http.StatusServiceUnavailable, message: err.Error()}
 }
 
 func (s *Server) id(prefix string) string {

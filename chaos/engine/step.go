@@ -2,6 +2,7 @@ package engine
 
 import (
 	"math"
+	"slices"
 	"time"
 )
 
@@ -66,7 +67,7 @@ func (m *Model) schedule(t, until time.Duration, emit func(Event)) {
 		m.compute(m.prefill[0], &budget)
 	}
 	for budget > 0 && !preempted && m.admissible(until) {
-		j := m.waiting.front()
+		j := m.waiting[0]
 		if !m.admit(j) {
 			m.blocked = true
 			break
@@ -89,7 +90,7 @@ func (m *Model) schedule(t, until time.Duration, emit func(Event)) {
 }
 
 func (m *Model) admissible(until time.Duration) bool {
-	return !m.blocked && len(m.running) < m.cfg.MaxRunning && m.waiting.len() > 0 && m.waiting.front().Submitted <= until
+	return !m.blocked && len(m.running) < m.cfg.MaxRunning && len(m.waiting) > 0 && m.waiting[0].Submitted <= until
 }
 
 func (m *Model) stepTime(decoding, prefilled int) time.Duration {
@@ -106,7 +107,7 @@ func (m *Model) stepTime(decoding, prefilled int) time.Duration {
 func (m *Model) decodeSteps(t time.Duration) int64 {
 	k := m.nextEnd - m.begun + 1
 	if m.admissible(never) {
-		k = min(k, max(int64((m.waiting.front().Submitted-t)/m.step.dur)+1, 1))
+		k = min(k, max(int64((m.waiting[0].Submitted-t)/m.step.dur)+1, 1))
 	}
 	room := m.free() + m.cache.evictable
 	if m.growth(k-1) <= room {
@@ -127,12 +128,8 @@ func (m *Model) decodeSteps(t time.Duration) int64 {
 func (m *Model) growth(n int64) int {
 	block := int64(m.cfg.BlockTokens)
 	blocks := n / block * int64(m.decoding)
-	at := m.begun % block
-	for range n % block {
-		blocks += int64(m.phase[at])
-		if at++; at == block {
-			at = 0
-		}
+	for i := range n % block {
+		blocks += int64(m.phase[(m.begun+i)%block])
 	}
 	return int(blocks * block)
 }
@@ -279,7 +276,7 @@ func (m *Model) admit(j *Job) bool {
 	if need > m.free()+m.cache.evictable-unlocked {
 		return false
 	}
-	m.waiting.popFront()
+	m.waiting = m.waiting[1:]
 	s.node, s.held, s.base, s.moved = m.cache.acquire(n, within), total, base, 0
 	m.private += need
 	m.makeRoom()
@@ -440,7 +437,7 @@ func (m *Model) preempt() *Job {
 	generated := m.generatedNow(j)
 	m.release(j)
 	j.seq = sequence{state: stateWaiting, generated: generated}
-	m.waiting.pushFront(j)
+	m.waiting = slices.Insert(m.waiting, 0, j)
 	m.stats.Preempted++
 	return j
 }

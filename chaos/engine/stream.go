@@ -7,9 +7,10 @@ import (
 	"time"
 )
 
-// script writes a reply as the server-sent events of one API. Each method appends events to dst; i
-// is the seat.
+// script writes a reply as one API does: whole, or as server-sent events, which each of the other
+// methods appends to dst; i is the seat.
 type script interface {
+	whole() object
 	begin(dst []byte) []byte
 	text(dst []byte, i int, from, to int) []byte
 	stop(dst []byte, i int) []byte
@@ -25,17 +26,18 @@ type told struct {
 	created int64
 }
 
-func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flight) {
-	t := told{c: c, f: f, s: s, created: time.Now().Unix()}
-	var how script
-	switch c.endpoint {
+func (t told) script() script {
+	switch t.c.endpoint {
 	case endpointResponses:
-		how = newResponsesScript(t)
+		return newResponsesScript(t)
 	case endpointMessages:
-		how = newMessagesScript(t)
-	default:
-		how = newChoicesScript(t)
+		return newMessagesScript(t)
 	}
+	return newChoicesScript(t)
+}
+
+func (t told) stream(w http.ResponseWriter, r *http.Request) {
+	how, f, cfg := t.script(), t.f, &t.s.cfg
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream; charset=utf-8")
 	h.Set("Cache-Control", "no-cache")
@@ -58,7 +60,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 				panic(http.ErrAbortHandler) // the client has left or the engine is closing
 			}
 			if err != nil {
-				_ = write(w, out, s.cfg.WriteTimeout, how.fail(buf, launchError(err))) // ends here whether or not the write succeeds
+				_ = write(w, out, cfg.WriteTimeout, how.fail(buf, reason(err))) // ends here whether or not the write succeeds
 				return
 			}
 			if stopped[i] || (p.tokens == 0 && !p.done) {
@@ -68,8 +70,8 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 				begun, buf = true, how.begin(buf)
 			}
 			for sent[i] < p.tokens {
-				to := min(sent[i]+s.cfg.TokensPerChunk, p.tokens)
-				if to-sent[i] < s.cfg.TokensPerChunk && !p.done {
+				to := min(sent[i]+cfg.TokensPerChunk, p.tokens)
+				if to-sent[i] < cfg.TokensPerChunk && !p.done {
 					break
 				}
 				buf = how.text(buf, i, sent[i], to)
@@ -83,7 +85,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request, c *call, f *flig
 		if left == 0 {
 			buf = how.end(buf)
 		}
-		if len(buf) > 0 && write(w, out, s.cfg.WriteTimeout, buf) != nil {
+		if len(buf) > 0 && write(w, out, cfg.WriteTimeout, buf) != nil {
 			panic(http.ErrAbortHandler)
 		}
 	}
@@ -111,6 +113,7 @@ func event(dst []byte, body any) []byte {
 type choicesScript struct {
 	told
 	legacy bool
+	kind   string // of a whole answer
 	head   string // up to the list of choices
 	before string // between the index of a choice and its text
 	after  string
@@ -118,18 +121,38 @@ type choicesScript struct {
 
 func newChoicesScript(t told) *choicesScript {
 	x := &choicesScript{
-		legacy: t.c.endpoint == endpointCompletion, before: `,"delta":{"content":"`, after: `"},"logprobs":null,"finish_reason":null}]}` + "\n\n",
+		legacy: t.c.endpoint == endpointCompletion, kind: "chat.completion", before: `,"delta":{"content":"`, after: `"},"logprobs":null,"finish_reason":null}]}` + "\n\n",
 	}
-	prefix, kind := "chatcmpl-", "chat.completion.chunk"
+	prefix, chunk := "chatcmpl-", "chat.completion.chunk"
 	if x.legacy {
-		prefix, kind = "cmpl-", "text_completion"
+		prefix, x.kind, chunk = "cmpl-", "text_completion", "text_completion"
 		x.before, x.after = `,"text":"`, `","logprobs":null,"finish_reason":null,"stop_reason":null}]}`+"\n\n"
 	}
 	t.id = t.s.id(prefix)
 	x.told = t
-	x.head = fmt.Sprintf(`data: {"id":"%s","object":"%s","created":%d,"model":%s`, t.id, kind, t.created, mustJSON(t.c.model))
+	x.head = fmt.Sprintf(`data: {"id":"%s","object":"%s","created":%d,"model":%s`, t.id, chunk, t.created, mustJSON(t.c.model))
 	return x
 }
+
+func (t *choicesScript) whole() object {
+	var choices []object
+	for i, seat := range t.f.seats {
+		choice := object{"logprobs": nil, "finish_reason": t.finishReason(), "stop_reason": nil}
+		text := string(seat.reply)
+		switch {
+		case !t.legacy:
+			choice["message"] = object{"role": "assistant", "content": text, "refusal": nil}
+		case t.c.fields.Echo:
+			choice["text"] = string(t.c.prompts[i/t.c.n]) + text
+		default:
+			choice["text"] = text
+		}
+		choices = append(choices, choice)
+	}
+	return t.openAIAnswer(t.kind, "choices", choices)
+}
+
+func (t *choicesScript) finishReason() string { return t.c.ended("length", "stop") }
 
 func (t *choicesScript) choice(dst []byte, i int) []byte {
 	dst = append(append(dst, t.head...), `,"choices":[{"index":`...)
@@ -159,13 +182,13 @@ func (t *choicesScript) stop(dst []byte, i int) []byte {
 	if t.legacy {
 		nothing = `"text":""`
 	}
-	return fmt.Appendf(t.choice(dst, i), `,%s,"logprobs":null,"finish_reason":"%s","stop_reason":null}]}`+"\n\n", nothing, t.c.finishReason())
+	return fmt.Appendf(t.choice(dst, i), `,%s,"logprobs":null,"finish_reason":"%s","stop_reason":null}]}`+"\n\n", nothing, t.finishReason())
 }
 
 func (t *choicesScript) end(dst []byte) []byte {
 	if t.c.fields.StreamOptions.IncludeUsage {
 		dst = append(append(dst, t.head...), `,"choices":[],"usage":`...)
-		dst = append(append(dst, mustJSON(t.s.usage(t.c, t.f))...), "}\n\n"...)
+		dst = append(append(dst, mustJSON(t.usage())...), "}\n\n"...)
 	}
 	return append(dst, "data: [DONE]\n\n"...)
 }

@@ -14,51 +14,25 @@ type Truth struct {
 // Cached returns how many tokens the prompts of a request have, and how many the engine would serve
 // from cache now. endpoint is a path or its last element; body is the request's. It changes nothing
 // and looks up several prompts as if each came alone.
-func (s *Server) Cached(endpoint string, body []byte) (Truth, error) {
-	t, bad := s.truth(endpoint, body)
-	if bad != nil {
-		return t, bad
-	}
-	return t, nil
-}
-
-func (s *Server) truth(endpoint string, body []byte) (Truth, *apiError) {
-	e := endpointOf(endpoint)
-	if e == endpointNone {
-		return Truth{}, badRequest("kind", "unknown endpoint %q", endpoint)
-	}
-	c, bad := s.parse(e, body)
-	if bad != nil {
-		return Truth{}, bad
+func (s *Server) Cached(endpoint string, body []byte) (t Truth, err error) {
+	c, err := s.parseFor(endpoint, body)
+	if err != nil {
+		return t, err
 	}
 	c.n, c.output = 1, 0
-	f := c.flight()
-	var t Truth
-	err := s.driver.do(func(time.Duration) {
-		for _, seat := range f.seats {
+	err = s.driver.do(func(time.Duration) {
+		for _, seat := range c.flight().seats {
 			t.PromptTokens += seat.job.PromptTokens
 			t.CachedTokens += s.driver.model.CachedFor(&seat.job)
 		}
 	})
-	if err != nil {
-		return t, launchError(err)
-	}
-	return t, nil
+	return t, err
 }
 
 // cachedHandler is POST /emulator/cached. The query (kind=messages or kind=/v1/messages) names the
 // endpoint; the default is chat completions.
-func (s *Server) cachedHandler(w http.ResponseWriter, r *http.Request) {
-	body, bad := s.readBody(w, r)
-	var t Truth
-	if bad == nil {
-		t, bad = s.truth(r.URL.Query().Get("kind"), body)
-	}
-	if bad != nil {
-		s.writeError(w, endpointNone, bad)
-		return
-	}
-	writeJSON(w, http.StatusOK, t)
+func (s *Server) cachedHandler(_ http.ResponseWriter, r *http.Request, body []byte) (any, error) {
+	return s.Cached(r.URL.Query().Get("kind"), body)
 }
 
 // ServerStats is the body of GET /emulator/stats. A request has one job per reply.

@@ -37,13 +37,9 @@ func Replies(cfg ServerConfig, endpoint string, body []byte) ([][]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := endpointOf(endpoint)
-	if e == endpointNone {
-		return nil, badRequest("kind", "unknown endpoint %q", endpoint)
-	}
-	c, bad := (&Server{cfg: cfg}).parse(e, body)
-	if bad != nil {
-		return nil, bad
+	c, err := (&Server{cfg: cfg}).parseFor(endpoint, body)
+	if err != nil {
+		return nil, err
 	}
 	var out [][]byte
 	for _, seat := range c.flight().seats {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"mime"
 	"net/http"
 	"strconv"
 	"strings"
@@ -186,18 +187,11 @@ func readStream(body io.Reader, start time.Time, o *outcome) error {
 }
 
 func parseRoute(h string) (rung string, tokens int) {
-	rung, rest, _ := strings.Cut(h, ";")
-	tokens = -1
-	for field := range strings.SplitSeq(rest, ";") {
-		name, value, _ := strings.Cut(strings.TrimSpace(field), "=")
-		if name != "matched" {
-			continue
-		}
-		if n, err := strconv.Atoi(value); err == nil && n >= 0 {
-			tokens = n
-		}
+	rung, fields, _ := mime.ParseMediaType(h)
+	if n, err := strconv.Atoi(fields["matched"]); err == nil && n >= 0 {
+		return rung, n
 	}
-	return strings.TrimSpace(rung), tokens
+	return rung, -1
 }
 
 // body renders a request as a streaming chat. With ignore_eos vLLM and SGLang produce exactly the

@@ -2,11 +2,11 @@ package replay
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net/http"
 	"slices"
@@ -110,26 +110,20 @@ func (h *histogram) read(page string) {
 // since summarises the observations between two readings, in microseconds. Quantiles are
 // interpolated within a bucket; observations beyond the last bound count as the last bound.
 func (h histogram) since(before histogram) report.Quantiles {
-	type step struct{ bound, count float64 }
-	steps := make([]step, 0, len(h.buckets))
-	for bound, n := range h.buckets {
-		steps = append(steps, step{bound, n - before.buckets[bound]})
-	}
-	slices.SortFunc(steps, func(a, b step) int { return cmp.Compare(a.bound, b.bound) })
-	if len(steps) == 0 || steps[len(steps)-1].count <= 0 {
+	bounds := slices.Sorted(maps.Keys(h.buckets))
+	count := func(bound float64) float64 { return h.buckets[bound] - before.buckets[bound] }
+	total := count(math.Inf(1))
+	if total <= 0 {
 		return report.Quantiles{}
 	}
-	total := steps[len(steps)-1].count
 	us := func(s float64) float64 { return math.Round(s*1e9) / 1e3 }
 	quantile := func(q float64) float64 {
 		from, below := 0.0, 0.0
-		for _, s := range steps {
-			if s.count >= q*total && !math.IsInf(s.bound, 1) {
-				return us(from + (s.bound-from)*(q*total-below)/(s.count-below))
+		for _, to := range bounds[:len(bounds)-1] { // without infinity
+			if n := count(to); n >= q*total {
+				return us(from + (to-from)*(q*total-below)/(n-below))
 			}
-			if !math.IsInf(s.bound, 1) {
-				from, below = s.bound, s.count
-			}
+			from, below = to, count(to)
 		}
 		return us(from)
 	}

@@ -257,36 +257,18 @@ func (p *player) play(ctx context.Context) error {
 		}
 		var due <-chan time.Time
 		if more {
-			wait := time.Until(p.start.Add(at))
-			if wait <= 0 {
-				p.dispatch(ctx, p.src.Next())
-				p.settle()
-				continue
-			}
-			timer.Reset(wait)
+			timer.Reset(time.Until(p.start.Add(at)))
 			due = timer.C
 		}
-		select {
+		select { // chooses at random, so that a burst of due requests cannot starve the rest
 		case <-due:
+			p.dispatch(ctx, p.src.Next())
 		case o := <-p.ended:
 			p.finish(o)
 		case <-tick:
 			p.cfg.Progress(p.progress())
 		case <-calledOff:
 			sending, calledOff = false, nil
-		}
-	}
-}
-
-// settle records everything that has ended, without waiting, so that a burst of due requests cannot
-// starve it.
-func (p *player) settle() {
-	for {
-		select {
-		case o := <-p.ended:
-			p.finish(o)
-		default:
-			return
 		}
 	}
 }

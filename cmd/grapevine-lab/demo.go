@@ -43,9 +43,7 @@ func (c *demoCmd) Run(s *streams) error {
 		return usageError{err}
 	}
 	if !c.JSON {
-		if _, err := fmt.Fprintln(s.out, demo.Describe(c.Nodes, c.Engines, c.Duration)); err != nil {
-			return err
-		}
+		fmt.Fprintln(s.out, demo.Describe(c.Nodes, c.Engines, c.Duration))
 	}
 	line := newProgressLine(s.err)
 	cfg.Progress = func(policy string, p replay.Progress) { line.show("%s", replayed(policy, p, c.Duration)) }
@@ -102,9 +100,7 @@ func printDemo(w io.Writer, out demo.Outcome) error {
 	}
 	for _, r := range []*demo.Arm{a, b} {
 		for _, class := range slices.Sorted(maps.Keys(r.Live.Errors)) {
-			if _, err := fmt.Fprintf(w, "%s: %d failed, %s, e.g. %s\n", r.Policy, r.Live.Errors[class], class, r.Live.Sample[class]); err != nil {
-				return err
-			}
+			fmt.Fprintf(w, "%s: %d failed, %s, e.g. %s\n", r.Policy, r.Live.Errors[class], class, r.Live.Sample[class])
 		}
 	}
 	_, err := fmt.Fprintf(w, "\n%s, of %s and of %s: killed with SIGKILL after %.1f s and %.1f s, started after %.1f s and %.1f s, ready %.2f s and %.2f s later; "+
