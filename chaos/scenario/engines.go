@@ -21,7 +21,7 @@ var removedStayQuiet = Invariant{
 // In these states an engine must get no requests.
 var away = []string{absent, "draining", "down"}
 
-func judgeRemoval(e *evidence) (f finding) {
+func judgeRemoval(e *evidence, f *finding) {
 	nodes := make(map[string]*Attempt, len(e.attempts))
 	for _, a := range e.attempts {
 		nodes[a.ID] = a
@@ -57,7 +57,6 @@ func judgeRemoval(e *evidence) (f finding) {
 			}
 		}
 	}
-	return f
 }
 
 // departureBound is how soon an engine must notice that its client has left.
@@ -76,7 +75,7 @@ var departuresEnd = Invariant{
 	Bound:      "1 s",
 	Seen:       "clients leave before, at the begin of and within answers; engines report when each request ended",
 	ofAttempts: true,
-	judge: func(e *evidence) (f finding) {
+	judge: func(e *evidence, f *finding) {
 		for _, a := range e.attempts {
 			if a.Outcome != Departed || e.nodeLost(a.Node, a.Sent, a.End+departureBound) || e.linkHarmed(a.Node, a.Sent, a.End+departureBound, e.linked(), anyHarm) {
 				continue
@@ -93,6 +92,5 @@ var departuresEnd = Invariant{
 				}
 			}
 		}
-		return f
 	},
 }

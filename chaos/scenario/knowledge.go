@@ -19,10 +19,10 @@ var treesConverge = Invariant{
 	Seen: "each node's position in every peer's journal, and digests of all live facts. Facts about an engine that lost its cache " +
 		"or lied may differ. After a kill or a clock step, the numbers of facts must agree to 2 %. If a router ended while its " +
 		"peers could not hear it, only positions are compared",
-	judge: func(e *evidence) (f finding) {
+	judge: func(e *evidence, f *finding) {
 		q := &e.quiet
 		if q.facts == 0 && q.differ == "" && q.behind == "" {
-			return f
+			return
 		}
 		f.checked = q.compared
 		differ := q.differ != ""
@@ -45,13 +45,12 @@ var treesConverge = Invariant{
 		case differ && loose:
 			f.note += fmt.Sprintf("; a router was killed, or a clock set: %d to %d facts", q.least, q.most)
 		case len(lost) > 0:
-			e.partly(&f, lost)
+			e.partly(f, lost)
 		case differ:
 			f.violate(e.drained+q.converged, "the fleet", "%s", q.differ)
 		case q.converged > convergeBound:
 			f.violate(e.drained+q.converged, "the fleet", "the nodes held the same facts after %v", q.converged)
 		}
-		return f
 	},
 }
 
@@ -176,11 +175,11 @@ func (e *evidence) forgot(a *Attempt) bool {
 	return e.harmed(a.By, lie, a.Kept, a.End) || e.harmed(a.Backend, lie, a.Kept, a.End) || e.harmed(a.By, forgets, a.Kept, a.Sent)
 }
 
-func judgeHits(e *evidence) (f finding) {
+func judgeHits(e *evidence, f *finding) {
 	before := e.past.hits(e.calm, e.struck)
 	f.note = fmt.Sprintf("before: %.2f %% of %d turns", 100*before.mean, before.turns)
 	if before.turns < fewTurns || e.struck >= e.stopped {
-		return f
+		return
 	}
 	var looks []look
 	add := func(what string, from, to time.Duration) {
@@ -233,7 +232,6 @@ func judgeHits(e *evidence) (f finding) {
 				l.what, 100*l.after.mean, l.after.turns, l.from, l.to, 100*before.mean, before.turns, 100*chance)
 		}
 	}
-	return f
 }
 
 type look struct {

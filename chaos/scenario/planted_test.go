@@ -84,7 +84,7 @@ func (s *sown) verdicts(t *testing.T, program string) map[string]Verdict {
 		t.Fatal(err)
 	}
 	out := make(map[string]Verdict)
-	for _, v := range judgeAll(e.whole(), nil) {
+	for _, v := range judgeAll(e, nil) {
 		out[v.Name] = v
 	}
 	t.Logf("%.0f s, %d attempts", time.Since(began).Seconds(), out[oneOutcome.Name].Checked)

@@ -14,16 +14,16 @@ var oneOutcome = Invariant{
 	judge:      judgeOutcomes,
 }
 
-func judgeOutcomes(e *evidence) (f finding) {
+func judgeOutcomes(e *evidence, f *finding) {
 	known := make(map[string]bool, len(e.attempts))
-	f.checked = len(e.attempts)
+	f.checked += len(e.attempts)
 	for _, a := range e.attempts {
 		known[a.ID] = true
 		switch a.Outcome {
 		case Silent, Malformed, Truncated:
 			f.violate(a.End, a.place(), "%s %s: %s", a.ID, a.Outcome, a.Detail)
 		default:
-			e.served(&f, a)
+			e.served(f, a)
 		}
 	}
 	for id, list := range e.visits {
@@ -31,7 +31,6 @@ func judgeOutcomes(e *evidence) (f finding) {
 			f.violate(list[0].Began, list[0].Engine, "a request %q that no client sent", id)
 		}
 	}
-	return f
 }
 
 // served checks that the named engine computed a complete answer to its end, and any answer was
@@ -76,7 +75,7 @@ var noForeignBytes = Invariant{
 	Bound:      "every byte",
 	Seen:       "replies follow from prompts, all prompts differ, and clients compare every byte",
 	ofAttempts: true,
-	judge: func(e *evidence) (f finding) {
+	judge: func(e *evidence, f *finding) {
 		for _, a := range e.attempts {
 			if a.Text > 0 {
 				f.checked++
@@ -85,7 +84,6 @@ var noForeignBytes = Invariant{
 				f.violate(a.End, a.place(), "%s: %s", a.ID, a.Detail)
 			}
 		}
-		return f
 	},
 }
 
@@ -107,10 +105,10 @@ var streamsSurvive = Invariant{
 	Bound:      "always",
 	Seen:       "the ends of all answers that had begun, compared with the times in which their node or engine was harmed",
 	ofAttempts: true,
-	judge: func(e *evidence) (f finding) {
+	judge: func(e *evidence, f *finding) {
 		for _, a := range e.attempts {
 			if a.Outcome == Unanswered {
-				e.cutBefore(&f, a)
+				e.cutBefore(f, a)
 				continue
 			}
 			if a.Head < 0 || a.Outcome == Refused {
@@ -126,7 +124,6 @@ var streamsSurvive = Invariant{
 				f.violate(a.End, a.place(), "%s %s after %d of %d bytes, sent at %v: %s", a.ID, a.Outcome, a.Text, a.Want, a.Sent, a.Detail)
 			}
 		}
-		return f
 	},
 }
 
@@ -161,7 +158,7 @@ var requestsAnswered = Invariant{
 	Bound:      "two retries, as the official clients make",
 	Seen:       "the last attempt of every request",
 	ofAttempts: true,
-	judge: func(e *evidence) (f finding) {
+	judge: func(e *evidence, f *finding) {
 		for _, a := range e.attempts {
 			if !a.Last || a.Outcome == Departed {
 				continue
@@ -178,6 +175,5 @@ var requestsAnswered = Invariant{
 			}
 			f.violate(a.End, a.place(), "%s %s (status %d) at try %d, sent at %v: %s", a.ID, a.Outcome, a.Status, a.Try+1, a.Sent, a.Detail)
 		}
-		return f
 	},
 }

@@ -21,7 +21,7 @@ var resourcesReturn = Invariant{
 	judge: judgeResources,
 }
 
-func judgeResources(e *evidence) (f finding) {
+func judgeResources(e *evidence, f *finding) {
 	most := make([]float64, len(measures)) // before the faults
 	known := false
 	for _, s := range e.seen {
@@ -35,9 +35,9 @@ func judgeResources(e *evidence) (f finding) {
 			}
 		}
 	}
-	lived := e.growth(&f)
+	lived := e.growth(f)
 	if !known || e.struck >= e.stopped {
-		return f
+		return
 	}
 	for _, name := range e.nodes {
 		r, ok := e.quiet.after[name]
@@ -56,7 +56,6 @@ func judgeResources(e *evidence) (f finding) {
 		before = append(before, fmt.Sprintf("%.4g %s", most[i]/m.unit, m.what))
 	}
 	f.note = "before, at most: " + strings.Join(before, ", ") + lived
-	return f
 }
 
 const longLife = 3 * time.Minute

@@ -85,7 +85,8 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	e.attempts, e.visits = l.take(math.MaxInt64)
 	e.marks, e.seen = w.log.snapshot(), o.seen
 	e.history, e.strange, e.late = op.log.Operations(), op.strange, op.late
-	return e, errors.Join(unkept, folded.write(e), ctx.Err())
+	err = errors.Join(unkept, folded.write(e), ctx.Err())
+	return e.whole(), err
 }
 
 func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
