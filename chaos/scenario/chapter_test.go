@@ -156,7 +156,7 @@ func TestGrowth(t *testing.T) {
 	} {
 		e := &evidence{nodes: []string{"node-0"}, seen: map[string]*seen{"node-0": {}}, calm: 4 * sec, stopped: 20 * time.Minute}
 		for at := time.Duration(0); at < 21*time.Minute; at += 2 * sec {
-			r := resources{at: at, pid: 7, heap: c.heap(at) * (1 << 20), goroutines: 50, files: 30, resident: 50 << 20}
+			r := resources{at: at, pid: 7, used: [len(measures)]float64{heap: c.heap(at) * (1 << 20), goroutines: 50, files: 30, resident: 50 << 20}}
 			if c.pid != nil {
 				r.pid = c.pid(at)
 			}

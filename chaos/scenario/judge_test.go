@@ -34,8 +34,8 @@ func evident() *evidence {
 		s.backends["engine-1"].note(span{0, sec}, "active")
 		s.backends["engine-1"].note(span{24 * sec, 24 * sec}, absent)
 		s.backends["engine-1"].note(span{25 * sec, 25 * sec}, absent)
-		s.usage = []resources{{at: 8 * sec, goroutines: 80, files: 50, heap: 20 << 20, resident: 50 << 20}}
-		e.quiet.after[n] = resources{goroutines: 70, files: 50, heap: 30 << 20, resident: 60 << 20}
+		s.usage = []resources{{at: 8 * sec, used: [len(measures)]float64{goroutines: 80, files: 50, heap: 20 << 20, resident: 50 << 20}}}
+		e.quiet.after[n] = resources{used: [len(measures)]float64{goroutines: 70, files: 50, heap: 30 << 20, resident: 60 << 20}}
 		e.seen[n] = s
 	}
 	two := e.seen["node-2"]
@@ -166,9 +166,9 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 			e.visits["a7"] = append(e.visits["a7"], visit{Engine: "engine-0", Began: 9 * sec, Ended: 9 * sec, Departed: true})
 		}, []string{"departures-end"}},
 		{"a count that stays", func(e *evidence) { e.quiet.left = []Violation{{0, "node-0", "1 requests in flight"}} }, []string{"counts-return"}},
-		{"goroutines that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{goroutines: 400} }, []string{"resources-return"}},
-		{"descriptors that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{files: 400} }, []string{"resources-return"}},
-		{"memory that stays", func(e *evidence) { e.quiet.after["node-0"] = resources{heap: 100 << 20} }, []string{"resources-return"}},
+		{"goroutines that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{used: [len(measures)]float64{goroutines: 400}} }, []string{"resources-return"}},
+		{"descriptors that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{used: [len(measures)]float64{files: 400}} }, []string{"resources-return"}},
+		{"memory that stays", func(e *evidence) { e.quiet.after["node-0"] = resources{used: [len(measures)]float64{heap: 100 << 20}} }, []string{"resources-return"}},
 		{"ready while it drains", func(e *evidence) {
 			e.seen["node-2"].ready.list[0].last = span{20300 * time.Millisecond, 20400 * time.Millisecond}
 		}, []string{"ready-is-true"}},

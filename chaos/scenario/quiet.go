@@ -182,13 +182,12 @@ func (q *quiet) settle(ctx context.Context, f *fleet.Fleet, l *ledger, began tim
 				continue
 			}
 			before, ok := q.after[n.Name()]
-			if !ok {
-				q.after[n.Name()], fell = r, true
-				continue
+			fell = fell || !ok || r.used[goroutines] < before.used[goroutines] || r.used[files] < before.used[files]
+			for i, used := range before.used {
+				if ok {
+					r.used[i] = min(r.used[i], used)
+				}
 			}
-			fell = fell || r.goroutines < before.goroutines || r.files < before.files
-			r.goroutines, r.files = min(r.goroutines, before.goroutines), min(r.files, before.files)
-			r.heap, r.resident = min(r.heap, before.heap), min(r.resident, before.resident)
 			q.after[n.Name()] = r
 		}
 		// Idle connections last for seconds, and lasting ones are within the slack.
