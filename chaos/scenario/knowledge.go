@@ -32,7 +32,7 @@ var treesConverge = Invariant{
 		}
 		lost := e.unlearned()
 		killed, unheard := e.endings()
-		loose := killed || slices.ContainsFunc(e.marks, func(m Mark) bool { return m.Kind == "clock" })
+		loose := killed || e.had("clock")
 		switch {
 		case q.behind != "":
 			f.violate(e.drained+q.converged, "the fleet", "%s", q.behind)
@@ -57,18 +57,12 @@ var treesConverge = Invariant{
 // endings reports whether a router was killed, so that peers may lack its last batch, and whether
 // one ended unheard, so that they may lack many.
 func (e *evidence) endings() (killed, unheard bool) {
-	ended, apart := false, false
-	for i := range e.marks {
-		switch e.marks[i].Kind {
-		case "kill":
-			killed, ended = true, true
-		case "stop", "roll", "upgrade":
-			ended = true
-		case "pause", "partition", "link", "expire":
-			apart = true
-		}
-	}
-	return killed, ended && apart
+	ended := e.had("kill", "stop", "roll", "upgrade")
+	return e.had("kill"), ended && e.had("pause", "partition", "link", "expire")
+}
+
+func (e *evidence) had(kinds ...string) bool {
+	return slices.ContainsFunc(e.marks, func(m Mark) bool { return slices.Contains(kinds, m.Kind) })
 }
 
 // unlearned are engines that lost their cache or lied, about which nodes may differ.
@@ -187,8 +181,7 @@ func judgeHits(e *evidence, f *finding) {
 			looks = append(looks, look{what, from, to, after})
 		}
 	}
-	for i := range e.marks {
-		m := &e.marks[i]
+	for i, m := range e.marks {
 		if m.Kind != "kill" || m.Struck < 0 {
 			continue
 		}

@@ -48,13 +48,11 @@ var membershipKept = Invariant{
 func (e *evidence) judged() []history.Operation {
 	out := slices.Clone(e.history)
 	client := starterClient
-	for i := range e.marks {
-		m := &e.marks[i]
+	for _, m := range e.marks {
 		if m.Kind != "remove" {
 			continue
 		}
-		for j := range e.marks {
-			n := &e.marks[j]
+		for _, n := range e.marks {
 			if !slices.Contains(startsNode, n.Kind) || !n.during(m.Began, m.Over, settle) {
 				continue
 			}

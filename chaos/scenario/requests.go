@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -88,14 +89,8 @@ var noForeignBytes = Invariant{
 }
 
 func (a *Attempt) place() string {
-	where := "connection " + a.Conn
-	if a.Node != "" {
-		where = a.Node + ", " + where
-	}
-	if a.Backend != "" {
-		where += ", " + a.Backend
-	}
-	return where
+	known := slices.DeleteFunc([]string{a.Node, "connection " + a.Conn, a.Backend}, func(s string) bool { return s == "" })
+	return strings.Join(known, ", ")
 }
 
 var streamsSurvive = Invariant{
