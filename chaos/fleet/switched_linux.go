@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -31,6 +30,8 @@ type place struct {
 
 const harnessName = "harness"
 
+var ownNet = subnet{10, 77, 0}
+
 func newSwitched(seed uint64, members []string) (_ network, err error) {
 	if !Isolated() {
 		return nil, errNotIsolated
@@ -45,7 +46,7 @@ func newSwitched(seed uint64, members []string) (_ network, err error) {
 			err = errors.Join(err, s.Close())
 		}
 	}()
-	if err := s.port(harnessName, netip.MustParseAddr(hostOf(1)), true); err != nil {
+	if err := s.port(harnessName, ownNet.host(1), true); err != nil {
 		return nil, err
 	}
 	for m, name := range members {
@@ -53,7 +54,7 @@ func newSwitched(seed uint64, members []string) (_ network, err error) {
 			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 				return err
 			}
-			return s.port(name, netip.MustParseAddr(memberHost(m)), false)
+			return s.port(name, ownNet.host(10+m), false)
 		})
 		if err != nil {
 			return nil, fmt.Errorf("fleet: network namespace of %s: %w", name, err)
@@ -75,7 +76,7 @@ func (s *switched) port(name string, addr netip.Addr, immune bool) error {
 }
 
 func (s *switched) of(member int, v service) string {
-	return net.JoinHostPort(memberHost(member), strconv.Itoa(servicePort+int(v)))
+	return ownNet.of(member, servicePort+int(v))
 }
 
 func (s *switched) at(name string) where { return s.places[name] }
@@ -102,7 +103,7 @@ func linkable() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("fleet: network namespace: %w", err)
 		}
-		dev, err := netswitch.OpenTUN("eth0", netip.PrefixFrom(netip.MustParseAddr(hostOf(1)), 24))
+		dev, err := netswitch.OpenTUN("eth0", netip.PrefixFrom(ownNet.host(1), 24))
 		if err != nil {
 			return err
 		}

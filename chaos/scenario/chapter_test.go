@@ -10,11 +10,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"grapevine/chaos/fleet"
 )
 
 func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {
 	t.Helper()
-	base := evidence{engines: names("engine", 2), nodes: names("node", 3), struck: 12 * sec, calm: 4 * sec, limit: 10 * sec, width: 2 * sec}
+	base := evidence{engines: fleet.Names("engine", 2), nodes: fleet.Names("node", 3), struck: 12 * sec, calm: 4 * sec, limit: 10 * sec, width: 2 * sec}
 	l, log, o := newLedger(), &marks{}, &observer{seen: make(map[string]*seen)}
 	for _, n := range base.nodes {
 		s := &seen{backends: map[string]*track[string]{"engine-0": {}, "engine-1": {}}}

@@ -10,13 +10,15 @@ import (
 
 	"grapevine/chaos/history"
 	"grapevine/node/admin"
+
+	"grapevine/chaos/fleet"
 )
 
 const sec = time.Second
 
 func evident() *evidence {
 	e := &evidence{
-		nodes: names("node", 3), engines: names("engine", 2), visits: make(map[string][]visit), seen: make(map[string]*seen),
+		nodes: fleet.Names("node", 3), engines: fleet.Names("engine", 2), visits: make(map[string][]visit), seen: make(map[string]*seen),
 		calm: 4 * sec, struck: 12 * sec, healed: 17 * sec, stopped: 30 * sec, drained: 31 * sec, limit: 10 * sec,
 		quiet: quiet{zero: sec, counted: 9, converged: sec, facts: 100, compared: 3, after: make(map[string]resources)},
 	}
@@ -468,7 +470,7 @@ func TestStandardErrors(t *testing.T) {
 }
 
 func TestBehind(t *testing.T) {
-	publisher := &known{name: "x", gossip: &admin.GossipStatus{Process: 7, Position: 10}}
+	publisher := &known{name: "x", GossipStatus: &admin.GossipStatus{Process: 7, Position: 10}}
 	for _, c := range []struct {
 		peer admin.PeerStatus
 		want string
@@ -480,7 +482,7 @@ func TestBehind(t *testing.T) {
 		{admin.PeerStatus{Process: 6, Position: 10}, "process 6 of x"},
 		{admin.PeerStatus{}, "process 0 of x"},
 	} {
-		k := &known{name: "y", gossip: &admin.GossipStatus{Peers: map[string]admin.PeerStatus{"x": c.peer}}}
+		k := &known{name: "y", GossipStatus: &admin.GossipStatus{Peers: map[string]admin.PeerStatus{"x": c.peer}}}
 		if got := k.behind(publisher); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%+v: %q, want %q", c.peer, got, c.want)
 		}

@@ -55,12 +55,7 @@ func newOperator(f *fleet.Fleet, models []string, seed uint64, l *ledger) *opera
 const operationPatience = 8 * time.Second
 
 func (o *operator) node() *fleet.Node {
-	var up []*fleet.Node
-	for _, n := range o.f.Nodes() {
-		if n.Running() {
-			up = append(up, n)
-		}
-	}
+	up := o.f.Running()
 	if len(up) == 0 {
 		return nil
 	}

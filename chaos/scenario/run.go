@@ -54,7 +54,7 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	t := newTraffic(load, r.cfg.Seed, f.URL(), engineConfig(), f.DialClient, l)
 	t.whole = ctx
 	w := &world{f: f, t: t, op: op, log: &marks{now: l.now}, newer: r.cfg.Newer, ready: readyWithin}
-	e = &evidence{cfg: engineConfig(), nodes: names("node", r.cfg.Nodes), engines: f.EngineNames(), calm: r.pace.calm, limit: drainLimit, width: sliceOf(r.cfg.Duration), struck: r.cfg.Duration}
+	e = &evidence{cfg: engineConfig(), nodes: fleet.Names("node", r.cfg.Nodes), engines: f.EngineNames(), calm: r.pace.calm, limit: drainLimit, width: sliceOf(r.cfg.Duration), struck: r.cfg.Duration}
 	for _, ev := range r.cfg.Schedule {
 		e.struck = min(e.struck, ev.At)
 	}
