@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"runtime/metrics"
@@ -46,8 +45,7 @@ type folder struct {
 	log  *marks
 	o    *observer
 	past past
-	kept *bufio.Writer // takes every attempt as a line; nil: not kept
-	file *os.File
+	kept *os.File // takes every attempt as a line; nil: not kept
 	mem  memoryUse
 }
 
@@ -56,24 +54,19 @@ type memoryUse struct {
 	EndMiB  float64 `json:"end_mib"`
 }
 
-func newFolder(base evidence, l *ledger, log *marks, o *observer, keep string) (*folder, error) {
+func newFolder(base evidence, l *ledger, log *marks, o *observer, keep string) (_ *folder, err error) {
 	f := &folder{base: base, l: l, log: log, o: o}
-	if keep == "" {
-		return f, nil
+	if keep != "" {
+		f.kept, err = os.OpenFile(filepath.Join(keep, "attempts.jsonl"), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	}
-	file, err := os.OpenFile(filepath.Join(keep, "attempts.jsonl"), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	f.file, f.kept = file, bufio.NewWriter(file)
-	return f, nil
+	return f, err
 }
 
 func (f *folder) close() error {
-	if f.file == nil {
+	if f.kept == nil {
 		return nil
 	}
-	return errors.Join(f.kept.Flush(), f.file.Close())
+	return f.kept.Close()
 }
 
 func (f *folder) play(ctx context.Context) error {
@@ -153,7 +146,8 @@ func (f *folder) write(e *evidence) error {
 	if f.kept == nil {
 		return nil
 	}
-	enc := json.NewEncoder(f.kept)
+	w := bufio.NewWriter(f.kept)
+	enc := json.NewEncoder(w)
 	for _, a := range e.attempts {
 		line := struct {
 			*Attempt
@@ -163,7 +157,7 @@ func (f *folder) write(e *evidence) error {
 			return err
 		}
 	}
-	return nil
+	return w.Flush()
 }
 
 func (m *memoryUse) look() {
