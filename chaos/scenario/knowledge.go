@@ -115,7 +115,63 @@ var hitRateRecovers = Invariant{
 	Seen: "cached tokens that engines report for later turns, as a share of the conversation so far; turns whose engine lost the " +
 		"conversation do not count. A difference counts if it exceeds chance (once in 200 runs: 2.6 standard errors for one " +
 		"comparison, more for several)",
-	judge: judgeHits,
+	judge: func(e *evidence, f *finding) {
+		before := e.past.hits(e.calm, e.struck)
+		f.note = fmt.Sprintf("before: %.2f %% of %d turns", 100*before.mean, before.turns)
+		if before.turns < fewTurns || e.struck >= e.stopped {
+			return
+		}
+		var looks []look
+		add := func(what string, from, to time.Duration) {
+			if after := e.past.hits(from, to); after.turns >= fewTurns {
+				looks = append(looks, look{what, from, to, after})
+			}
+		}
+		for i, m := range e.marks {
+			if m.Kind != "kill" || m.Struck < 0 {
+				continue
+			}
+			// Other faults at that time affect the hits too.
+			from, to := m.Struck+lossBound, e.stopped
+			for j := range e.marks {
+				switch n := &e.marks[j]; {
+				case j == i:
+				case n.Began > m.Began:
+					to = min(to, n.Began)
+				case n.Over < 0:
+					to = 0
+				default:
+					from = max(from, n.Over+settle)
+				}
+			}
+			if m.Ending >= 0 {
+				to = min(to, m.Ending)
+			}
+			if to-from >= leastLook {
+				add(fmt.Sprintf("from 2 s after %s", m.Event), from, to)
+			}
+		}
+		add("from 5 s after all", e.healed+otherBound, e.stopped)
+		f.checked = len(looks)
+		sure := standardErrors(byChance / float64(max(len(looks), 1)))
+		for i, l := range looks {
+			chance := sure * math.Hypot(before.wide, l.after.wide)
+			if i < shownLooks || i == len(looks)-1 {
+				f.note += fmt.Sprintf("; %s: %.2f %% of %d turns (give or take %.2f)", l.what, 100*l.after.mean, l.after.turns, 100*chance)
+			} else if i == shownLooks {
+				f.note += fmt.Sprintf("; and %d more", len(looks)-shownLooks-1)
+			}
+			if chance > worthless {
+				f.checked--
+				f.note += ": too uneven to judge"
+				continue
+			}
+			if l.after.mean < before.mean-hitMargin-chance {
+				f.violate(l.from, "the fleet", "%s: %.2f %% of %d turns from %v to %v, before %.2f %% of %d: more than a point below, and than chance (%.2f points)",
+					l.what, 100*l.after.mean, l.after.turns, l.from, l.to, 100*before.mean, before.turns, 100*chance)
+			}
+		}
+	},
 }
 
 // share is a mean weighted by prompt, with the error of a mean of seconds, whose events often share
@@ -167,64 +223,6 @@ func (e *evidence) turnOf(a *Attempt) (t turn, ok bool) {
 func (e *evidence) forgot(a *Attempt) bool {
 	lie := []string{"lie"}
 	return e.harmed(a.By, lie, a.Kept, a.End) || e.harmed(a.Backend, lie, a.Kept, a.End) || e.harmed(a.By, forgets, a.Kept, a.Sent)
-}
-
-func judgeHits(e *evidence, f *finding) {
-	before := e.past.hits(e.calm, e.struck)
-	f.note = fmt.Sprintf("before: %.2f %% of %d turns", 100*before.mean, before.turns)
-	if before.turns < fewTurns || e.struck >= e.stopped {
-		return
-	}
-	var looks []look
-	add := func(what string, from, to time.Duration) {
-		if after := e.past.hits(from, to); after.turns >= fewTurns {
-			looks = append(looks, look{what, from, to, after})
-		}
-	}
-	for i, m := range e.marks {
-		if m.Kind != "kill" || m.Struck < 0 {
-			continue
-		}
-		// Other faults at that time affect the hits too.
-		from, to := m.Struck+lossBound, e.stopped
-		for j := range e.marks {
-			switch n := &e.marks[j]; {
-			case j == i:
-			case n.Began > m.Began:
-				to = min(to, n.Began)
-			case n.Over < 0:
-				to = 0
-			default:
-				from = max(from, n.Over+settle)
-			}
-		}
-		if m.Ending >= 0 {
-			to = min(to, m.Ending)
-		}
-		if to-from >= leastLook {
-			add(fmt.Sprintf("from 2 s after %s", m.Event), from, to)
-		}
-	}
-	add("from 5 s after all", e.healed+otherBound, e.stopped)
-	f.checked = len(looks)
-	sure := standardErrors(byChance / float64(max(len(looks), 1)))
-	for i, l := range looks {
-		chance := sure * math.Hypot(before.wide, l.after.wide)
-		if i < shownLooks || i == len(looks)-1 {
-			f.note += fmt.Sprintf("; %s: %.2f %% of %d turns (give or take %.2f)", l.what, 100*l.after.mean, l.after.turns, 100*chance)
-		} else if i == shownLooks {
-			f.note += fmt.Sprintf("; and %d more", len(looks)-shownLooks-1)
-		}
-		if chance > worthless {
-			f.checked--
-			f.note += ": too uneven to judge"
-			continue
-		}
-		if l.after.mean < before.mean-hitMargin-chance {
-			f.violate(l.from, "the fleet", "%s: %.2f %% of %d turns from %v to %v, before %.2f %% of %d: more than a point below, and than chance (%.2f points)",
-				l.what, 100*l.after.mean, l.after.turns, l.from, l.to, 100*before.mean, before.turns, 100*chance)
-		}
-	}
 }
 
 type look struct {

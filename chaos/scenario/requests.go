@@ -12,26 +12,24 @@ var oneOutcome = Invariant{
 	Bound:      "40 s, the longest that a client waits",
 	Seen:       "clients read every answer to its last byte; engines report every request by its id",
 	ofAttempts: true,
-	judge:      judgeOutcomes,
-}
-
-func judgeOutcomes(e *evidence, f *finding) {
-	known := make(map[string]bool, len(e.attempts))
-	f.checked += len(e.attempts)
-	for _, a := range e.attempts {
-		known[a.ID] = true
-		switch a.Outcome {
-		case Silent, Malformed, Truncated:
-			f.violate(a.End, a.place(), "%s %s: %s", a.ID, a.Outcome, a.Detail)
-		default:
-			e.served(f, a)
+	judge: func(e *evidence, f *finding) {
+		known := make(map[string]bool, len(e.attempts))
+		f.checked += len(e.attempts)
+		for _, a := range e.attempts {
+			known[a.ID] = true
+			switch a.Outcome {
+			case Silent, Malformed, Truncated:
+				f.violate(a.End, a.place(), "%s %s: %s", a.ID, a.Outcome, a.Detail)
+			default:
+				e.served(f, a)
+			}
 		}
-	}
-	for id, list := range e.visits {
-		if !known[id] {
-			f.violate(list[0].Began, list[0].Engine, "a request %q that no client sent", id)
+		for id, list := range e.visits {
+			if !known[id] {
+				f.violate(list[0].Began, list[0].Engine, "a request %q that no client sent", id)
+			}
 		}
-	}
+	},
 }
 
 // served checks that the named engine computed a complete answer to its end, and any answer was

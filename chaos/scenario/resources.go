@@ -19,44 +19,42 @@ var resourcesReturn = Invariant{
 	Seen: "each node's process metrics, every two seconds. A process that lived for three minutes or longer has grown if the " +
 		"median of its last quarter exceeds that of its second by a tenth and 4 MiB of live heap, 16 MiB resident, 20 goroutines " +
 		"or descriptors",
-	judge: judgeResources,
-}
-
-func judgeResources(e *evidence, f *finding) {
-	var most [len(measures)]float64 // before the faults
-	known := false
-	for _, s := range e.seen {
-		for _, r := range s.usage {
-			if r.at < e.calm || r.at > e.struck {
+	judge: func(e *evidence, f *finding) {
+		var most [len(measures)]float64 // before the faults
+		known := false
+		for _, s := range e.seen {
+			for _, r := range s.usage {
+				if r.at < e.calm || r.at > e.struck {
+					continue
+				}
+				known = true
+				for i, used := range r.used {
+					most[i] = max(most[i], used)
+				}
+			}
+		}
+		lived := e.growth(f)
+		if !known || e.struck >= e.stopped {
+			return
+		}
+		for _, name := range e.nodes {
+			r, ok := e.quiet.after[name]
+			if !ok {
 				continue
 			}
-			known = true
-			for i, used := range r.used {
-				most[i] = max(most[i], used)
+			f.checked++
+			for i, m := range measures {
+				if is := r.used[i]; is > most[i]*(1+slackShare)+m.slack {
+					f.violate(r.at, name, "%.1f %s, %.1f at most before", is/m.unit, m.what, most[i]/m.unit)
+				}
 			}
 		}
-	}
-	lived := e.growth(f)
-	if !known || e.struck >= e.stopped {
-		return
-	}
-	for _, name := range e.nodes {
-		r, ok := e.quiet.after[name]
-		if !ok {
-			continue
-		}
-		f.checked++
+		var before []string
 		for i, m := range measures {
-			if is := r.used[i]; is > most[i]*(1+slackShare)+m.slack {
-				f.violate(r.at, name, "%.1f %s, %.1f at most before", is/m.unit, m.what, most[i]/m.unit)
-			}
+			before = append(before, fmt.Sprintf("%.4g %s", most[i]/m.unit, m.what))
 		}
-	}
-	var before []string
-	for i, m := range measures {
-		before = append(before, fmt.Sprintf("%.4g %s", most[i]/m.unit, m.what))
-	}
-	f.note = "before, at most: " + strings.Join(before, ", ") + lived
+		f.note = "before, at most: " + strings.Join(before, ", ") + lived
+	},
 }
 
 const longLife = 3 * time.Minute
