@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
-	"strconv"
 
 	"grapevine/chaos/netswitch"
 )
@@ -21,6 +20,17 @@ const (
 	services
 )
 
+// subnet is a /24 whose first address is the harness's; member m has the address 10 + m.
+type subnet [3]byte
+
+func (s subnet) host(last int) netip.Addr {
+	return netip.AddrFrom4([4]byte{s[0], s[1], s[2], byte(last)})
+}
+
+func (s subnet) of(member, port int) string {
+	return netip.AddrPortFrom(s.host(10+member), uint16(port)).String()
+}
+
 // One byte of an address numbers the members.
 const maxMembers = 200
 
@@ -28,7 +38,7 @@ const maxMembers = 200
 // ephemeral range. A listener on the first address keeps other fleets out until Close.
 type loopback struct {
 	guard net.Listener
-	net   [3]byte
+	net   subnet
 	base  int
 	block bool
 	own   *thread
@@ -42,7 +52,7 @@ const (
 
 var errNoAddresses = errors.New("fleet: no free loopback addresses")
 
-func lease(members int) (*loopback, error) {
+func lease(members int) (network, error) {
 	if members > maxMembers {
 		return nil, fmt.Errorf("fleet: %d members, want at most %d", members, maxMembers)
 	}
@@ -60,14 +70,14 @@ func lease(members int) (*loopback, error) {
 
 // tryLease ignores seeds, because fleets with equal seeds would collide.
 func tryLease(members int) *loopback {
-	l := &loopback{net: [3]byte{127, byte(64 + rand.IntN(128)), byte(rand.IntN(256))}, base: servicePort + 10*rand.IntN(64)}
+	l := &loopback{net: subnet{127, byte(64 + rand.IntN(128)), byte(rand.IntN(256))}, base: servicePort + 10*rand.IntN(64)}
 	guard := leasePort
 	if l.block = runtime.GOOS != "linux"; l.block {
-		l.net = [3]byte{127, 0, 0}
+		l.net = subnet{127, 0, 0}
 		guard = 10_000 + 1_000*rand.IntN(20)
 		l.base = guard + 1
 	}
-	ln, err := net.Listen("tcp", l.host(1)+":"+strconv.Itoa(guard))
+	ln, err := net.Listen("tcp", netip.AddrPortFrom(l.net.host(1), uint16(guard)).String())
 	if err != nil {
 		return nil
 	}
@@ -101,15 +111,11 @@ func (l *loopback) free(members int) bool {
 	return true
 }
 
-func (l *loopback) host(last int) string {
-	return netip.AddrFrom4([4]byte{l.net[0], l.net[1], l.net[2], byte(last)}).String()
-}
-
 func (l *loopback) of(member int, s service) string {
 	if l.block {
-		return net.JoinHostPort(l.host(1), strconv.Itoa(l.base+member*int(services)+int(s)))
+		return netip.AddrPortFrom(l.net.host(1), uint16(l.base+member*int(services)+int(s))).String()
 	}
-	return net.JoinHostPort(l.host(10+member), strconv.Itoa(l.base+int(s)))
+	return l.net.of(member, l.base+int(s))
 }
 
 func (l *loopback) at(string) where { return here{} }

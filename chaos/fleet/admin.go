@@ -16,8 +16,8 @@ import (
 // maxAnswer is in bytes.
 const maxAnswer = 64 << 20
 
-// Facts returns the digest of the node's tree, which scans the whole tree.
-func (n *Node) Facts(ctx context.Context) (*admin.FactsStatus, error) {
+// GossipFacts is Gossip with the digest of the node's tree, which scans the whole tree.
+func (n *Node) GossipFacts(ctx context.Context) (*admin.GossipStatus, error) {
 	text, err := n.get(ctx, n.admin, "/gossip?facts=1")
 	if err != nil {
 		return nil, err
@@ -26,7 +26,7 @@ func (n *Node) Facts(ctx context.Context) (*admin.FactsStatus, error) {
 	if err := json.Unmarshal(text, &s); err != nil || s.Facts == nil {
 		return nil, fmt.Errorf("%s: no digest of facts in %.100q", n.name, text)
 	}
-	return s.Facts, nil
+	return &s, nil
 }
 
 // Metrics are by plain name, summed over all label sets (histograms: name_sum, name_count,

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -102,12 +103,11 @@ func (b *Balancer) Close() error {
 func (b *Balancer) healthy(_ context.Context, name string) (bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, t := range b.targets {
-		if t.Name == name {
-			return t.healthy, nil
-		}
+	i := slices.IndexFunc(b.targets, func(t *target) bool { return t.Name == name })
+	if i < 0 {
+		return false, fmt.Errorf("balancer: no target %s", name)
 	}
-	return false, fmt.Errorf("balancer: no target %s", name)
+	return b.targets[i].healthy, nil
 }
 
 func (b *Balancer) died() error { return nil }
@@ -198,12 +198,7 @@ func (b *Balancer) accept(ctx context.Context) {
 func (b *Balancer) draw() *target {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var up []*target
-	for _, t := range b.targets {
-		if t.healthy {
-			up = append(up, t)
-		}
-	}
+	up := slices.DeleteFunc(slices.Clone(b.targets), func(t *target) bool { return !t.healthy })
 	if len(up) == 0 {
 		up = b.targets
 	}

@@ -62,14 +62,13 @@ type Config struct {
 
 // Fleet is safe for concurrent use.
 type Fleet struct {
-	cfg     Config
-	dir     string
-	secret  string // of the prompt hashes
-	key     []byte // of gossip
-	token   string // of the admin APIs; empty on loopback, which they trust
-	temp    bool
-	janitor *janitor // removes a temporary directory
-	net     network
+	cfg    Config
+	dir    string
+	secret string // of the prompt hashes
+	key    []byte // of gossip
+	token  string // of the admin APIs; empty on loopback, which they trust
+	net    network
+	ends   []func() error // undo the steps of start, in their order
 
 	authority *authority // nil: nodes derive their certificates
 	nodes     []*Node
@@ -128,11 +127,15 @@ func (f *Fleet) makeDir(context.Context) (err error) {
 	if f.dir = f.cfg.Dir; f.dir != "" {
 		return os.MkdirAll(f.dir, 0o700)
 	}
-	f.temp = true
-	if f.dir, err = os.MkdirTemp("", "grapevine-fleet-"); err == nil {
-		f.janitor, err = newJanitor(f.dir)
+	if f.dir, err = os.MkdirTemp("", "grapevine-fleet-"); err != nil {
+		return err
 	}
-	return err
+	j, err := newJanitor(f.dir)
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(f.dir))
+	}
+	f.ends = append(f.ends, j.Close, func() error { return os.RemoveAll(f.dir) })
+	return nil
 }
 
 func (f *Fleet) write(name, line string) (string, error) {
@@ -140,47 +143,40 @@ func (f *Fleet) write(name, line string) (string, error) {
 	return path, os.WriteFile(path, []byte(line+"\n"), 0o600)
 }
 
-func nodeName(i int) string   { return fmt.Sprintf("node-%d", i) }
-func engineName(i int) string { return fmt.Sprintf("engine-%d", i) }
+// Names are what-0, what-1 and so on: a fleet's nodes are called node, its engines engine.
+func Names(what string, n int) (out []string) {
+	for i := range n {
+		out = append(out, fmt.Sprintf("%s-%d", what, i))
+	}
+	return out
+}
 
-func (f *Fleet) makeAddresses(context.Context) error {
+func (f *Fleet) makeAddresses(context.Context) (err error) {
 	if f.cfg.Switched {
 		if f.cfg.Guests > 0 {
 			return errors.New("fleet: this process has no place in a switched fleet for guests")
 		}
-		var names []string
-		for i := range f.cfg.Nodes {
-			names = append(names, nodeName(i))
-		}
-		for i := range f.cfg.Engines {
-			names = append(names, engineName(i))
-		}
-		net, err := newSwitched(f.cfg.Seed, append(names, BalancerName, ClientsName))
-		if err == nil {
-			f.net = net
-		}
-		return err
+		members := slices.Concat(Names("node", f.cfg.Nodes), Names("engine", f.cfg.Engines), []string{BalancerName, ClientsName})
+		f.net, err = newSwitched(f.cfg.Seed, members)
+	} else if err = raiseLoopback(); err == nil {
+		f.net, err = lease(f.cfg.Nodes + f.cfg.Engines + 1 + f.cfg.Guests)
 	}
-	if err := raiseLoopback(); err != nil {
-		return err
-	}
-	l, err := lease(f.cfg.Nodes + f.cfg.Engines + 1 + f.cfg.Guests)
 	if err == nil {
-		f.net = l
+		f.ends = append(f.ends, f.net.Close)
 	}
 	return err
 }
 
 func (f *Fleet) startEngines(context.Context) error {
-	for i := range f.cfg.Engines {
+	for i, name := range Names("engine", f.cfg.Engines) {
 		cfg := f.cfg.Engine
 		cfg.Log = f.cfg.Log
-		name := engineName(i)
 		e := newEngine(name, f.net.of(f.cfg.Nodes+i, dataPort), f.net.at(name), cfg)
 		if err := e.Start(); err != nil {
 			return err
 		}
 		f.engines = append(f.engines, e)
+		f.ends = append(f.ends, e.Stop)
 	}
 	return nil
 }
@@ -208,22 +204,23 @@ func (f *Fleet) makeNodes(context.Context) (err error) {
 		}
 	}
 	maps.Copy(common, f.cfg.Settings)
-	for i := range f.cfg.Nodes {
-		n, err := f.makeNode(i, common)
+	for i, name := range Names("node", f.cfg.Nodes) {
+		n, err := f.makeNode(i, name, common)
 		if err != nil {
 			return err
 		}
 		f.nodes = append(f.nodes, n)
+		f.ends = append(f.ends, n.Kill)
 	}
 	return nil
 }
 
 const defaultFounders = 3
 
-func (f *Fleet) makeNode(i int, common map[string]any) (*Node, error) {
+func (f *Fleet) makeNode(i int, name string, common map[string]any) (*Node, error) {
 	n := &Node{
-		name: nodeName(i), data: f.net.of(i, dataPort), admin: f.net.of(i, adminPort), gossip: f.net.of(i, gossipPort),
-		binary: f.cfg.Binary, env: f.cfg.Env, http: f.http, token: f.token, thread: f.net.thread(nodeName(i)),
+		name: name, data: f.net.of(i, dataPort), admin: f.net.of(i, adminPort), gossip: f.net.of(i, gossipPort),
+		binary: f.cfg.Binary, env: f.cfg.Env, http: f.http, token: f.token, thread: f.net.thread(name),
 	}
 	n.Client = admin.NewClient(n.admin).WithToken(f.token, "")
 	n.files(f.dir)
@@ -269,7 +266,7 @@ func (f *Fleet) backends() []map[string]any {
 	return out
 }
 
-func (f *Fleet) startBalancer(ctx context.Context) error {
+func (f *Fleet) startBalancer(ctx context.Context) (err error) {
 	if f.cfg.NoBalancer {
 		return nil
 	}
@@ -279,17 +276,17 @@ func (f *Fleet) startBalancer(ctx context.Context) error {
 	}
 	addr := f.net.of(f.cfg.Nodes+f.cfg.Engines, dataPort)
 	if f.cfg.HAProxy {
-		h, err := startHAProxy(ctx, f.net.thread(BalancerName), f.dir, addr, targets)
-		if err == nil {
-			f.front = h
+		f.front, err = startHAProxy(ctx, f.net.thread(BalancerName), f.dir, addr, targets)
+	} else {
+		cfg := f.cfg.Balancer
+		cfg.Log, cfg.Seed = f.cfg.Log, cmp.Or(cfg.Seed, f.cfg.Seed)
+		var b *Balancer
+		if b, err = newBalancer(f.net.at(BalancerName), addr, targets, cfg); err == nil {
+			f.front = b
 		}
-		return err
 	}
-	cfg := f.cfg.Balancer
-	cfg.Log, cfg.Seed = f.cfg.Log, cmp.Or(cfg.Seed, f.cfg.Seed)
-	b, err := newBalancer(f.net.at(BalancerName), addr, targets, cfg)
 	if err == nil {
-		f.front = b
+		f.ends = append(f.ends, f.front.Close)
 	}
 	return err
 }
@@ -297,10 +294,13 @@ func (f *Fleet) startBalancer(ctx context.Context) error {
 // Nodes returns all nodes, running or not.
 func (f *Fleet) Nodes() []*Node { return slices.Clone(f.nodes) }
 
-// Node returns a node by name, or nil.
-func (f *Fleet) Node(name string) *Node {
-	return named(f.nodes, name)
+// Running returns the nodes whose process runs.
+func (f *Fleet) Running() []*Node {
+	return slices.DeleteFunc(f.Nodes(), func(n *Node) bool { return !n.Running() })
 }
+
+// Node returns a node by name, or nil.
+func (f *Fleet) Node(name string) *Node { return named(f.nodes, name) }
 
 // Engine returns an engine by name, or nil.
 func (f *Fleet) Engine(name string) *Engine { return named(f.engines, name) }
@@ -318,13 +318,7 @@ func named[T interface{ Name() string }](list []T, name string) (none T) {
 func (f *Fleet) Engines() []*Engine { return slices.Clone(f.engines) }
 
 // EngineNames are as in x-grapevine-backend.
-func (f *Fleet) EngineNames() []string {
-	out := make([]string, len(f.engines))
-	for i, e := range f.engines {
-		out[i] = e.Name()
-	}
-	return out
-}
+func (f *Fleet) EngineNames() []string { return Names("engine", len(f.engines)) }
 
 // URL is the balancer's base URL.
 func (f *Fleet) URL() string { return "http://" + f.front.Addr() }
@@ -385,7 +379,7 @@ func (f *Fleet) WaitMesh(ctx context.Context) error {
 	}
 	var missing error
 	err := poll(ctx, 20*time.Millisecond, func() bool {
-		for _, n := range f.nodes {
+		for _, n := range f.Running() {
 			if missing = f.hearsAll(ctx, n); missing != nil {
 				return false
 			}
@@ -399,21 +393,15 @@ func (f *Fleet) WaitMesh(ctx context.Context) error {
 }
 
 func (f *Fleet) hearsAll(ctx context.Context, n *Node) error {
-	if !n.Running() {
-		return nil
-	}
 	list, err := n.Nodes(ctx)
 	if err != nil {
 		return err
 	}
-	for _, other := range f.nodes {
-		if other == n || !other.Running() {
-			continue
-		}
+	for _, other := range f.Running() {
 		heard := slices.ContainsFunc(list.Nodes, func(p admin.NodeStatus) bool {
 			return p.Name == other.name && p.State == "alive" && p.Connected
 		})
-		if !heard {
+		if other != n && !heard {
 			return fmt.Errorf("%s does not hear %s", n.name, other.name)
 		}
 	}
@@ -438,23 +426,8 @@ func (f *Fleet) Close() error {
 
 func (f *Fleet) close() error {
 	errs := []error{f.Check()}
-	if f.front != nil {
-		errs = append(errs, f.front.Close())
-	}
-	for _, n := range f.nodes {
-		errs = append(errs, n.Kill())
-	}
-	for _, e := range f.engines {
-		errs = append(errs, e.Stop())
-	}
-	if f.net != nil {
-		errs = append(errs, f.net.Close())
-	}
-	if f.temp {
-		errs = append(errs, os.RemoveAll(f.dir))
-	}
-	if f.janitor != nil {
-		errs = append(errs, f.janitor.Close())
+	for _, end := range slices.Backward(f.ends) {
+		errs = append(errs, end())
 	}
 	return errors.Join(errs...)
 }

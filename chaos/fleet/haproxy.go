@@ -43,7 +43,7 @@ func findHAProxy() (string, error) {
 }
 
 // startHAProxy waits until all targets are healthy.
-func startHAProxy(ctx context.Context, t *thread, dir, addr string, targets []Target) (*haproxy, error) {
+func startHAProxy(ctx context.Context, t *thread, dir, addr string, targets []Target) (front, error) {
 	path, err := findHAProxy()
 	if err != nil {
 		return nil, err

@@ -36,37 +36,32 @@ const instrumentedWithin = 30 * time.Second
 // control is not safe for concurrent use.
 type control struct{ path string }
 
-func (c control) write(word int, v int64) (err error) {
+// change rewrites a word; those of a new file are 0.
+func (c control) change(word int64, to func(was int64) int64) (err error) {
 	f, err := os.OpenFile(c.path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	if info, err := f.Stat(); err != nil || info.Size() < 8*words {
-		if err = errors.Join(err, f.Truncate(8*words)); err != nil {
-			return err
-		}
+	var raw [8]byte
+	if err := f.Truncate(8 * words); err != nil {
+		return err
 	}
-	_, err = f.WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(v)), int64(8*word))
+	if _, err := f.ReadAt(raw[:], 8*word); err != nil {
+		return err
+	}
+	binary.LittleEndian.PutUint64(raw[:], uint64(to(int64(binary.LittleEndian.Uint64(raw[:])))))
+	_, err = f.WriteAt(raw[:], 8*word)
 	return err
 }
 
-func (c control) read(word int) (int64, error) {
-	text, err := os.ReadFile(c.path)
-	if err != nil {
-		return 0, err
-	}
-	if len(text) != 8*words {
-		return 0, fmt.Errorf("%s has %d bytes, want %d", c.path, len(text), 8*words)
-	}
-	return int64(binary.LittleEndian.Uint64(text[8*word:])), nil
-}
+func constant(v int64) func(int64) int64 { return func(int64) int64 { return v } }
 
-func (c control) reset() error { return c.write(lookedWord, 0) }
+func (c control) reset() error { return c.change(lookedWord, constant(0)) }
 
 func (c control) looked() error {
-	v, err := c.read(lookedWord)
-	if err == nil && v != 1 {
+	text, err := os.ReadFile(c.path)
+	if err == nil && (len(text) != 8*words || binary.LittleEndian.Uint64(text[8*lookedWord:]) != 1) {
 		err = errNotInstrumented
 	}
 	return err
@@ -93,12 +88,12 @@ func (n *Node) SlowDisk(by time.Duration) error { return n.setDisk(max(int64(by)
 func (n *Node) HealDisk() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.control.write(diskWord, diskWorks)
+	return n.control.change(diskWord, constant(diskWorks))
 }
 
-func (n *Node) setDisk(to int64) error { return n.instruct(diskWord, func(int64) int64 { return to }) }
+func (n *Node) setDisk(to int64) error { return n.instruct(diskWord, constant(to)) }
 
-func (n *Node) instruct(word int, change func(was int64) int64) error {
+func (n *Node) instruct(word int64, change func(was int64) int64) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	err := errNotRunning
@@ -106,10 +101,7 @@ func (n *Node) instruct(word int, change func(was int64) int64) error {
 		err = n.control.looked()
 	}
 	if err == nil {
-		var was int64
-		if was, err = n.control.read(word); err == nil {
-			err = n.control.write(word, change(was))
-		}
+		err = n.control.change(word, change)
 	}
 	return n.named(err)
 }

@@ -3,7 +3,6 @@ package fleet
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"os/exec"
 	"syscall"
@@ -55,15 +54,6 @@ func raiseLoopback() error {
 	}
 	return netswitch.RaiseLoopback()
 }
-
-// The harness has the subnet's first address, member m 10 + m.
-var subnet = [3]byte{10, 77, 0}
-
-func hostOf(last int) string {
-	return netip.AddrFrom4([4]byte{subnet[0], subnet[1], subnet[2], byte(last)}).String()
-}
-
-func memberHost(m int) string { return hostOf(10 + m) }
 
 var errNotIsolated = errors.New("fleet: this process was not started by Isolate")
 

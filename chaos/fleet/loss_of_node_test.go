@@ -158,11 +158,11 @@ func comeBack(ctx context.Context, t *testing.T, n *fleet.Node) time.Duration {
 
 func factsOf(ctx context.Context, t *testing.T, n *fleet.Node) *admin.FactsStatus {
 	t.Helper()
-	d, err := n.Facts(ctx)
+	g, err := n.GossipFacts(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return d
+	return g.Facts
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

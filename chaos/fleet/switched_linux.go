@@ -7,8 +7,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
-	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -20,20 +18,19 @@ import (
 // No fault reaches the process's own port.
 type switched struct {
 	sw     *netswitch.Switch
-	home   int
 	places map[string]*place
 	end    context.CancelFunc
 }
 
-// place is a member's network namespace, alive as long as its thread, descriptor or processes.
+// place is a member's network namespace, alive as long as its thread or processes.
 type place struct {
 	thread *thread
-	ns     int
-	home   int
 	life   context.Context
 }
 
 const harnessName = "harness"
+
+var ownNet = subnet{10, 77, 0}
 
 func newSwitched(seed uint64, members []string) (_ network, err error) {
 	if !Isolated() {
@@ -42,38 +39,27 @@ func newSwitched(seed uint64, members []string) (_ network, err error) {
 	if len(members) > maxMembers {
 		return nil, fmt.Errorf("fleet: %d members, want at most %d", len(members), maxMembers)
 	}
-	home, err := openNetwork()
-	if err != nil {
-		return nil, err
-	}
 	life, end := context.WithCancel(context.Background())
-	s := &switched{sw: netswitch.New(seed), home: home, places: map[string]*place{}, end: end}
+	s := &switched{sw: netswitch.New(seed), places: map[string]*place{}, end: end}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Close())
 		}
 	}()
-	if err := s.port(harnessName, netip.MustParseAddr(hostOf(1)), true); err != nil {
+	if err := s.port(harnessName, ownNet.host(1), true); err != nil {
 		return nil, err
 	}
 	for m, name := range members {
-		p := &place{ns: -1, home: home, life: life}
-		p.thread, err = newThread(func() error {
+		t, err := newThread(func() error {
 			if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 				return err
 			}
-			if p.ns, err = openNetwork(); err != nil {
-				return err
-			}
-			return s.port(name, netip.MustParseAddr(memberHost(m)), false)
+			return s.port(name, ownNet.host(10+m), false)
 		})
 		if err != nil {
-			if p.ns >= 0 {
-				_ = unix.Close(p.ns)
-			}
 			return nil, fmt.Errorf("fleet: network namespace of %s: %w", name, err)
 		}
-		s.places[name] = p
+		s.places[name] = &place{t, life}
 	}
 	return s, nil
 }
@@ -90,7 +76,7 @@ func (s *switched) port(name string, addr netip.Addr, immune bool) error {
 }
 
 func (s *switched) of(member int, v service) string {
-	return net.JoinHostPort(memberHost(member), strconv.Itoa(servicePort+int(v)))
+	return ownNet.of(member, servicePort+int(v))
 }
 
 func (s *switched) at(name string) where { return s.places[name] }
@@ -105,9 +91,8 @@ func (s *switched) Close() error {
 	err := s.sw.Close()
 	for _, p := range s.places {
 		p.thread.close()
-		err = errors.Join(err, unix.Close(p.ns))
 	}
-	return errors.Join(err, unix.Close(s.home))
+	return err
 }
 
 func linkable() error {
@@ -118,7 +103,7 @@ func linkable() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("fleet: network namespace: %w", err)
 		}
-		dev, err := netswitch.OpenTUN("eth0", netip.PrefixFrom(netip.MustParseAddr(hostOf(1)), 24))
+		dev, err := netswitch.OpenTUN("eth0", netip.PrefixFrom(ownNet.host(1), 24))
 		if err != nil {
 			return err
 		}
@@ -130,67 +115,28 @@ func linkable() error {
 	return err
 }
 
-func openNetwork() (int, error) {
-	fd, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return -1, fmt.Errorf("fleet: own network namespace: %w", err)
-	}
-	return fd, nil
-}
+func (p *place) enter(f func() error) error { return p.thread.do(f) }
 
-func (p *place) enter(f func() error) error {
-	return p.visit(func(func()) error { return f() })
-}
-
-// visit is enter; f calls leave when it no longer needs the place.
-func (p *place) visit(f func(leave func()) error) error {
-	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		if err := unix.Setns(p.ns, unix.CLONE_NEWNET); err != nil {
-			runtime.UnlockOSThread()
-			result <- fmt.Errorf("fleet: enter network namespace: %w", err)
-			return
-		}
-		left := false
-		leave := func() {
-			if !left && unix.Setns(p.home, unix.CLONE_NEWNET) == nil {
-				runtime.UnlockOSThread() // otherwise the thread ends with the goroutine, so that no other code runs in the place
-			}
-			left = true
-		}
-		err := f(leave)
-		leave()
-		result <- err
-	}()
-	return <-result
-}
-
-// errOneSocket refuses a second socket, which would open outside of the place.
-var errOneSocket = errors.New("fleet: dial from a place: no address to connect from")
-
-// dial needs a literal address, because a name would be resolved on another thread.
-func (p *place) dial(ctx context.Context, network, address string) (c net.Conn, err error) {
-	if _, perr := netip.ParseAddrPort(address); perr != nil {
-		return nil, fmt.Errorf("fleet: dial from a place: %w", perr)
-	}
+// dial makes a socket in the place take the descriptor of the dialer's socket before it connects,
+// because waiting for the connection on the place's thread would delay others.
+func (p *place) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(p.life, cancel)()
-	err = p.visit(func(leave func()) error {
-		made := false
-		d := net.Dialer{Control: func(_, _ string, _ syscall.RawConn) error {
-			if made {
-				return errOneSocket
-			}
-			made = true
-			leave()
-			return nil
-		}}
-		c, err = d.DialContext(ctx, network, address)
-		return err
-	})
-	return c, err
+	d := net.Dialer{Control: func(_, _ string, dialing syscall.RawConn) error {
+		var made error
+		err := dialing.Control(func(fd uintptr) {
+			made = p.enter(func() error {
+				own, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+				if err != nil {
+					return err
+				}
+				return errors.Join(unix.Dup3(own, int(fd), unix.O_CLOEXEC), unix.Close(own))
+			})
+		})
+		return errors.Join(err, made)
+	}}
+	return d.DialContext(ctx, network, address)
 }
 
 func (p *place) listen(address string) (ln net.Listener, err error) {

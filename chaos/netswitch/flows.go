@@ -1,6 +1,7 @@
 package netswitch
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -82,23 +83,13 @@ func (f flows) note(p packet, s segment, now time.Time) (pass bool, answer packe
 }
 
 func (f flows) forget(now time.Time) {
-	var seen []time.Time
-	for key, c := range f {
-		if c.closed[0] && c.closed[1] || !c.doomed.IsZero() && now.Sub(c.doomed) > doomTime {
-			delete(f, key)
-			continue
-		}
-		seen = append(seen, c.seen)
-	}
-	if len(f) < maxFlows*3/4 {
-		return
-	}
-	slices.SortFunc(seen, time.Time.Compare)
-	oldest := seen[len(seen)/4]
-	for key, c := range f {
-		if !c.seen.After(oldest) {
-			delete(f, key)
-		}
+	maps.DeleteFunc(f, func(_ flowKey, c *flow) bool {
+		return c.closed[0] && c.closed[1] || !c.doomed.IsZero() && now.Sub(c.doomed) > doomTime
+	})
+	if len(f) >= maxFlows*3/4 {
+		left := slices.SortedFunc(maps.Values(f), func(a, b *flow) int { return a.seen.Compare(b.seen) })
+		oldest := left[len(left)/4].seen
+		maps.DeleteFunc(f, func(_ flowKey, c *flow) bool { return !c.seen.After(oldest) })
 	}
 }
 

@@ -61,7 +61,7 @@ func (s *Switch) Attach(p Port) error {
 		return errClosed
 	case p.Name == "" || p.Name == Everybody || !p.Addr.Is4():
 		return fmt.Errorf("netswitch: port %q at %v, want a name and an IPv4 address", p.Name, p.Addr)
-	case s.addrs[p.Addr] != nil || s.find(p.Name) != nil:
+	case s.addrs[p.Addr] != nil || slices.ContainsFunc(s.ports, func(o *port) bool { return o.Name == p.Name }):
 		return fmt.Errorf("netswitch: port %s at %v is there already", p.Name, p.Addr)
 	}
 	pp := &port{Port: p, index: len(s.ports), wake: make(chan struct{}, 1), done: make(chan struct{})}
@@ -74,27 +74,13 @@ func (s *Switch) Attach(p Port) error {
 
 var errClosed = errors.New("netswitch: closed")
 
-func (s *Switch) find(name string) *port {
-	for _, p := range s.ports {
-		if p.Name == name {
-			return p
-		}
-	}
-	return nil
-}
-
+// named returns the ports of a name, or Everybody, without immune ones.
 func (s *Switch) named(name string) ([]*port, error) {
-	if name == Everybody {
-		return slices.DeleteFunc(slices.Clone(s.ports), func(p *port) bool { return p.Immune }), nil
+	found := slices.DeleteFunc(slices.Clone(s.ports), func(p *port) bool { return p.Immune || name != Everybody && p.Name != name })
+	if len(found) == 0 && name != Everybody {
+		return nil, fmt.Errorf("netswitch: no port is called %q, or its links cannot be broken", name)
 	}
-	p := s.find(name)
-	switch {
-	case p == nil:
-		return nil, fmt.Errorf("netswitch: no port is called %q", name)
-	case p.Immune:
-		return nil, fmt.Errorf("netswitch: the links of %s cannot be broken", name)
-	}
-	return []*port{p}, nil
+	return found, nil
 }
 
 func (s *Switch) pairs(from, to string, f func(a, b *port)) error {

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -81,20 +82,11 @@ func title(runs []Report) string {
 func name(runs []Report, i int) string {
 	r := &runs[i]
 	out := r.Policy
-	var nodes, share, staleness bool
-	for j := range runs {
-		nodes = nodes || runs[j].Nodes != r.Nodes
-		share = share || runs[j].share() != r.share()
-		staleness = staleness || runs[j].staleness() != r.staleness()
-	}
-	if nodes {
-		out += fmt.Sprintf(", %d nodes", r.Nodes)
-	}
-	if share {
-		out += ", " + r.share()
-	}
-	if staleness {
-		out += ", " + r.staleness()
+	nodes := func(r *Report) string { return fmt.Sprintf("%d nodes", r.Nodes) }
+	for _, of := range []func(*Report) string{nodes, (*Report).share, (*Report).staleness} {
+		if slices.ContainsFunc(runs, func(other Report) bool { return of(&other) != of(r) }) {
+			out += ", " + of(r)
+		}
 	}
 	return out
 }

@@ -20,8 +20,8 @@ func always(*Report) bool { return true }
 var columns = []column{
 	{"policy", func(r *Report) string { return r.Policy }, always},
 	{"nodes", func(r *Report) string { return fmt.Sprint(r.Nodes) }, func(r *Report) bool { return r.Nodes > 1 }},
-	{"share", func(r *Report) string { return r.share() }, shared},
-	{"staleness", func(r *Report) string { return r.staleness() }, shared},
+	{"share", (*Report).share, shared},
+	{"staleness", (*Report).staleness, shared},
 	{"requests", func(r *Report) string { return fmt.Sprint(r.Requests) }, always},
 	{"errors", func(r *Report) string { return fmt.Sprint(r.Errors) }, func(r *Report) bool { return r.Errors > 0 }},
 	{"cut", func(r *Report) string { return fmt.Sprint(r.Cut) }, func(r *Report) bool { return r.Cut > 0 }},
@@ -96,18 +96,15 @@ func WriteTable(w io.Writer, runs ...Report) error {
 	for _, n := range width {
 		rule = append(rule, strings.Repeat("-", n))
 	}
-	var b strings.Builder
+	width[0] = -width[0] // aligned to the left
+	var text string
 	for _, row := range slices.Insert(rows, 1, rule) {
 		for c, cell := range row {
-			if c == 0 {
-				fmt.Fprintf(&b, "%-*s", width[c], cell)
-				continue
-			}
-			fmt.Fprintf(&b, "  %*s", width[c], cell)
+			row[c] = fmt.Sprintf("%*s", width[c], cell)
 		}
-		b.WriteByte('\n')
+		text += strings.Join(row, "  ") + "\n"
 	}
-	_, err := io.WriteString(w, b.String())
+	_, err := io.WriteString(w, text)
 	return err
 }
 

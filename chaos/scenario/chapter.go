@@ -5,8 +5,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
-	"maps"
 	"os"
 	"path/filepath"
 	"runtime/metrics"
@@ -25,15 +23,13 @@ const (
 // past holds the figures of folded attempts.
 type past struct {
 	until    time.Duration // begin of the first attempt that is not folded
-	findings map[string]finding
+	findings map[string]*finding
 	attempts int
 	requests int
 	outcomes Outcomes
 	turns    []turn // by time of sending
 	slices   []Slice
 }
-
-func newPast() past { return past{findings: make(map[string]finding), outcomes: make(Outcomes)} }
 
 // turn is the hit of a later turn: 24 bytes, because a run makes millions.
 type turn struct {
@@ -49,8 +45,7 @@ type folder struct {
 	log  *marks
 	o    *observer
 	past past
-	kept *bufio.Writer // takes every attempt as a line; nil: not kept
-	file *os.File
+	kept *os.File // takes every attempt as a line; nil: not kept
 	mem  memoryUse
 }
 
@@ -59,24 +54,19 @@ type memoryUse struct {
 	EndMiB  float64 `json:"end_mib"`
 }
 
-func newFolder(base evidence, l *ledger, log *marks, o *observer, keep string) (*folder, error) {
-	f := &folder{base: base, l: l, log: log, o: o, past: newPast()}
-	if keep == "" {
-		return f, nil
+func newFolder(base evidence, l *ledger, log *marks, o *observer, keep string) (_ *folder, err error) {
+	f := &folder{base: base, l: l, log: log, o: o}
+	if keep != "" {
+		f.kept, err = os.OpenFile(filepath.Join(keep, "attempts.jsonl"), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	}
-	file, err := os.OpenFile(filepath.Join(keep, "attempts.jsonl"), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	f.file, f.kept = file, bufio.NewWriter(file)
-	return f, nil
+	return f, err
 }
 
 func (f *folder) close() error {
-	if f.file == nil {
+	if f.kept == nil {
 		return nil
 	}
-	return errors.Join(f.kept.Flush(), f.file.Close())
+	return f.kept.Close()
 }
 
 func (f *folder) play(ctx context.Context) error {
@@ -105,10 +95,16 @@ func (f *folder) fold(before time.Duration) error {
 }
 
 func (e *evidence) foldInto(p *past, before time.Duration) {
+	if p.findings == nil {
+		p.findings, p.outcomes = make(map[string]*finding), make(Outcomes)
+	}
 	slices.SortStableFunc(e.attempts, func(a, b *Attempt) int { return cmp.Compare(a.Sent, b.Sent) })
 	for _, i := range Invariants() {
 		if i.ofAttempts {
-			p.findings[i.Name] = p.findings[i.Name].and(i.judge(e))
+			if p.findings[i.Name] == nil {
+				p.findings[i.Name] = new(finding)
+			}
+			i.judge(e, p.findings[i.Name])
 		}
 	}
 	for _, a := range e.attempts {
@@ -127,19 +123,14 @@ func (e *evidence) foldInto(p *past, before time.Duration) {
 	p.until = before
 }
 
-// whole folds all attempts, which may reorder e's.
+// whole folds the attempts that are left, once.
 func (e *evidence) whole() *evidence {
-	out := *e
-	out.past.findings, out.past.outcomes = make(map[string]finding), make(Outcomes)
-	maps.Copy(out.past.findings, e.past.findings)
-	maps.Copy(out.past.outcomes, e.past.outcomes)
-	out.past.turns, out.past.slices = slices.Clone(e.past.turns), slices.Clone(e.past.slices)
 	end := e.drained + 1
 	if e.drained <= 0 {
 		end = 0
 	}
-	e.foldInto(&out.past, end)
-	return &out
+	e.foldInto(&e.past, end)
+	return e
 }
 
 func earliest(attempts []*Attempt, from time.Duration) time.Duration {
@@ -151,21 +142,12 @@ func earliest(attempts []*Attempt, from time.Duration) time.Duration {
 	return from - foldAfter
 }
 
-func (f finding) and(g finding) finding {
-	f.checked += g.checked
-	f.more += g.more
-	for _, v := range g.violations {
-		f.add(v)
-	}
-	f.note = cmp.Or(g.note, f.note)
-	return f
-}
-
 func (f *folder) write(e *evidence) error {
 	if f.kept == nil {
 		return nil
 	}
-	enc := json.NewEncoder(f.kept)
+	w := bufio.NewWriter(f.kept)
+	enc := json.NewEncoder(w)
 	for _, a := range e.attempts {
 		line := struct {
 			*Attempt
@@ -175,7 +157,7 @@ func (f *folder) write(e *evidence) error {
 			return err
 		}
 	}
-	return nil
+	return w.Flush()
 }
 
 func (m *memoryUse) look() {

@@ -84,10 +84,7 @@ func (x *exchange) run(ctx context.Context, client *http.Client, url string) err
 	if id := resp.Header.Get("X-Request-Id"); id != x.a.ID {
 		return &protocolError{Foreign, fmt.Sprintf("the answer is to %q", id)}
 	}
-	if resp.StatusCode != http.StatusOK {
-		return x.refusal(resp.Body)
-	}
-	if !x.p.stream {
+	if resp.StatusCode != http.StatusOK || !x.p.stream {
 		return x.whole(resp.Body)
 	}
 	if t := resp.Header.Get("Content-Type"); !strings.HasPrefix(t, "text/event-stream") {
@@ -128,25 +125,6 @@ func (x *exchange) conclude(cause, err error) {
 	}
 }
 
-type envelope struct {
-	Error *struct {
-		Message string `json:"message"`
-		Type    string `json:"type"`
-	} `json:"error"`
-}
-
-func (x *exchange) refusal(body io.Reader) error {
-	text, err := io.ReadAll(io.LimitReader(body, maxBody))
-	if err != nil {
-		return err
-	}
-	var e envelope
-	if json.Unmarshal(text, &e) != nil || e.Error == nil || e.Error.Message == "" {
-		return &protocolError{Malformed, fmt.Sprintf("status %d without an error in the API's shape: %.200q", x.a.Status, text)}
-	}
-	return &protocolError{Refused, e.Error.Message}
-}
-
 type usage struct {
 	PromptTokens     int `json:"prompt_tokens"`
 	CompletionTokens int `json:"completion_tokens"`
@@ -156,7 +134,10 @@ type usage struct {
 }
 
 type answer struct {
-	envelope
+	Error *struct {
+		Message string `json:"message"`
+		Type    string `json:"type"`
+	} `json:"error"`
 	Choices []struct {
 		Text    string  `json:"text"`
 		Delta   message `json:"delta"`
@@ -198,16 +179,22 @@ func (x *exchange) take(c *answer) error {
 
 func clip(s string) string { return s[:min(len(s), 60)] }
 
+// whole reads an answer that is no stream.
 func (x *exchange) whole(body io.Reader) error {
 	text, err := io.ReadAll(io.LimitReader(body, maxBody))
 	if err != nil {
 		return err
 	}
 	var c answer
-	if err := json.Unmarshal(text, &c); err != nil {
+	err = json.Unmarshal(text, &c)
+	switch refused := x.a.Status != http.StatusOK; {
+	case refused && (err != nil || c.Error == nil || c.Error.Message == ""):
+		return &protocolError{Malformed, fmt.Sprintf("status %d without an error in the API's shape: %.200q", x.a.Status, text)}
+	case refused:
+		return &protocolError{Refused, c.Error.Message}
+	case err != nil:
 		return &protocolError{Malformed, fmt.Sprintf("%v in %.200q", err, text)}
-	}
-	if c.Error != nil {
+	case c.Error != nil:
 		return &protocolError{Malformed, "status 200 with an error: " + c.Error.Message}
 	}
 	x.ended = true

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"grapevine/chaos/fleet"
 )
 
 type dice struct {
@@ -18,7 +20,7 @@ type dice struct {
 }
 
 func newDice(seed uint64, nodes, engines int, length time.Duration) *dice {
-	return &dice{rand.New(rand.NewPCG(seed, 0xc4a05)), names("node", nodes), names("engine", engines), leadTime, length - tailTime}
+	return &dice{rand.New(rand.NewPCG(seed, 0xc4a05)), fleet.Names("node", nodes), fleet.Names("engine", engines), leadTime, length - tailTime}
 }
 
 func (d *dice) some(list []string, n int) []string {

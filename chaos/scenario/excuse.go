@@ -45,9 +45,8 @@ func (e *evidence) linkBroken(node string, from, to time.Duration, others ...str
 }
 
 func (e *evidence) linkHarmed(node string, from, to time.Duration, others []string, counts func(*Mark) bool) bool {
-	for i := range e.marks {
-		m := &e.marks[i]
-		if reach := specOf(m.Kind).to; reach != toPair && reach != toWay || m.Kind == "partition" || len(m.Members) != 2 || !m.during(from, to, settle) || !counts(m) {
+	for _, m := range e.marks {
+		if reach := specOf(m.Kind).to; reach != toPair && reach != toWay || m.Kind == "partition" || len(m.Members) != 2 || !m.during(from, to, settle) || !counts(&m) {
 			continue
 		}
 		in := func(g []string, name string) bool {

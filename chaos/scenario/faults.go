@@ -11,22 +11,27 @@ import (
 	"grapevine/chaos/fleet"
 )
 
-type reach int
+// reach is which members a fault names: how many groups, the word between them, and the usage.
+type reach struct {
+	groups       int
+	joint, usage string
+}
 
-const (
-	toFleet reach = iota // no member by name
-	toNodes
-	toEngines
-	toPair
-	toWay // two groups of any members: from the first to the second
+var (
+	toFleet   = reach{}
+	toNodes   = reach{1, "", " NODE,..."}
+	toEngines = reach{1, "", " ENGINE,..."}
+	toPair    = reach{2, "|", " NODE,... | NODE,..."}
+	toWay     = reach{2, ">", " MEMBER,... > MEMBER,..."} // from the first group to the second
 )
 
-type lasting int
+// lasting is the end of a fault's usage.
+type lasting string
 
 const (
-	atOnce  lasting = iota // no end; "for" is refused
-	mayEnd                 // without an end it lasts until all faults end
-	mustEnd                // "for" is required
+	atOnce  lasting = ""                // no end; "for" is refused
+	mayEnd  lasting = " [for DURATION]" // without an end it lasts until all faults end
+	mustEnd lasting = " for DURATION"
 )
 
 // spec describes a fault or operation, which world.inflict carries out.
@@ -118,52 +123,25 @@ func Faults() (out []Fault) {
 	return out
 }
 
-func (s *spec) joint() string {
-	switch s.to {
-	case toPair:
-		return "|"
-	case toWay:
-		return ">"
-	}
-	return ""
-}
-
 func (s *spec) join(groups [][]string) string {
 	var texts []string
 	for _, g := range groups {
 		texts = append(texts, strings.Join(g, ","))
 	}
-	return strings.Join(texts, " "+s.joint()+" ")
+	return strings.Join(texts, " "+s.to.joint+" ")
 }
 
 func (s *spec) usage() string {
-	out := s.name
-	switch s.to {
-	case toNodes:
-		out += " NODE,..."
-	case toEngines:
-		out += " ENGINE,..."
-	case toPair:
-		out += " NODE,... | NODE,..."
-	case toWay:
-		out += " MEMBER,... > MEMBER,..."
-	}
+	out := s.name + s.to.usage
 	for _, p := range s.params {
 		out += " [" + p.name + "=" + p.def + "]"
 	}
-	switch s.lasts {
-	case mustEnd:
-		out += " for DURATION"
-	case mayEnd:
-		out += " [for DURATION]"
-	}
-	return out
+	return out + string(s.lasts)
 }
 
 func (s *spec) check(e *Event) error {
-	groups := map[reach]int{toNodes: 1, toEngines: 1, toPair: 2, toWay: 2}[s.to]
 	switch {
-	case len(e.Groups) != groups || slices.ContainsFunc(e.Groups, func(g []string) bool { return len(g) == 0 }):
+	case len(e.Groups) != s.to.groups || slices.ContainsFunc(e.Groups, func(g []string) bool { return len(g) == 0 }):
 		return fmt.Errorf("%s: write %s", s.name, s.usage())
 	case e.For > 0 && s.lasts == atOnce:
 		return fmt.Errorf("%s: has no duration: leave out for %s", s.name, e.For)
@@ -225,23 +203,23 @@ func isStep(v string) error {
 	return nil
 }
 
-func isShare(v string) error {
-	if x, err := strconv.ParseFloat(v, 64); err != nil || !(x >= 0 && x <= 1) {
-		return errors.New("write a share from 0 to 1")
-	}
-	return nil
-}
-
-func isFactor(v string) error {
-	if x, err := strconv.ParseFloat(v, 64); err != nil || !(x > 0 && x <= 1e6) {
-		return errors.New("write a number above 0, at most 1000000")
-	}
-	return nil
-}
-
 func isCount(v string) error {
 	if n, err := strconv.ParseInt(v, 10, 64); err != nil || n < 0 {
 		return errors.New("write a whole number")
 	}
 	return nil
+}
+
+var (
+	isShare  = number("write a share from 0 to 1", func(x float64) bool { return x >= 0 && x <= 1 })
+	isFactor = number("write a number above 0, at most 1000000", func(x float64) bool { return x > 0 && x <= 1e6 })
+)
+
+func number(want string, ok func(float64) bool) func(string) error {
+	return func(v string) error {
+		if x, err := strconv.ParseFloat(v, 64); err != nil || !ok(x) {
+			return errors.New(want)
+		}
+		return nil
+	}
 }

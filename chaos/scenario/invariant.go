@@ -15,7 +15,7 @@ type Invariant struct {
 	Promise string `json:"promise"`
 	Bound   string `json:"bound"` // the time or amount within which it must hold
 	Seen    string `json:"seen"`  // how the harness observes it
-	judge   func(*evidence) finding
+	judge   func(*evidence, *finding)
 	// ofAttempts invariants judge old attempts during the run.
 	ofAttempts bool
 }
@@ -100,14 +100,15 @@ func Invariants() []Invariant {
 	}
 }
 
-// judgeAll needs evidence whose attempts are all folded.
+// judgeAll needs whole evidence.
 func judgeAll(e *evidence, leaveOut []string) (out []Verdict) {
 	for _, i := range Invariants() {
 		v := Verdict{Invariant: i, State: LeftOut}
 		if !slices.Contains(leaveOut, i.Name) {
 			f := e.past.findings[i.Name]
 			if !i.ofAttempts {
-				f = i.judge(e)
+				f = new(finding)
+				i.judge(e, f)
 			}
 			v.Checked, v.Note, v.Count, v.Violations = f.checked, f.note, len(f.violations)+f.more, f.violations[:min(len(f.violations), maxCases)]
 			switch {

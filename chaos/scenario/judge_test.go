@@ -10,13 +10,15 @@ import (
 
 	"grapevine/chaos/history"
 	"grapevine/node/admin"
+
+	"grapevine/chaos/fleet"
 )
 
 const sec = time.Second
 
 func evident() *evidence {
 	e := &evidence{
-		nodes: names("node", 3), engines: names("engine", 2), visits: make(map[string][]visit), seen: make(map[string]*seen),
+		nodes: fleet.Names("node", 3), engines: fleet.Names("engine", 2), visits: make(map[string][]visit), seen: make(map[string]*seen),
 		calm: 4 * sec, struck: 12 * sec, healed: 17 * sec, stopped: 30 * sec, drained: 31 * sec, limit: 10 * sec,
 		quiet: quiet{zero: sec, counted: 9, converged: sec, facts: 100, compared: 3, after: make(map[string]resources)},
 	}
@@ -34,8 +36,8 @@ func evident() *evidence {
 		s.backends["engine-1"].note(span{0, sec}, "active")
 		s.backends["engine-1"].note(span{24 * sec, 24 * sec}, absent)
 		s.backends["engine-1"].note(span{25 * sec, 25 * sec}, absent)
-		s.usage = []resources{{at: 8 * sec, goroutines: 80, files: 50, heap: 20 << 20, resident: 50 << 20}}
-		e.quiet.after[n] = resources{goroutines: 70, files: 50, heap: 30 << 20, resident: 60 << 20}
+		s.usage = []resources{{at: 8 * sec, used: [len(measures)]float64{goroutines: 80, files: 50, heap: 20 << 20, resident: 50 << 20}}}
+		e.quiet.after[n] = resources{used: [len(measures)]float64{goroutines: 70, files: 50, heap: 30 << 20, resident: 60 << 20}}
 		e.seen[n] = s
 	}
 	two := e.seen["node-2"]
@@ -66,9 +68,14 @@ func evident() *evidence {
 	return e
 }
 
+// verdicts folds a copy of evidence that is not whole, so that a test can change and judge it again.
 func verdicts(e *evidence) map[string]Verdict {
+	if e.past.findings == nil {
+		again := *e
+		e = again.whole()
+	}
 	out := make(map[string]Verdict)
-	for _, v := range judgeAll(e.whole(), nil) {
+	for _, v := range judgeAll(e, nil) {
 		out[v.Name] = v
 	}
 	return out
@@ -161,9 +168,9 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 			e.visits["a7"] = append(e.visits["a7"], visit{Engine: "engine-0", Began: 9 * sec, Ended: 9 * sec, Departed: true})
 		}, []string{"departures-end"}},
 		{"a count that stays", func(e *evidence) { e.quiet.left = []Violation{{0, "node-0", "1 requests in flight"}} }, []string{"counts-return"}},
-		{"goroutines that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{goroutines: 400} }, []string{"resources-return"}},
-		{"descriptors that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{files: 400} }, []string{"resources-return"}},
-		{"memory that stays", func(e *evidence) { e.quiet.after["node-0"] = resources{heap: 100 << 20} }, []string{"resources-return"}},
+		{"goroutines that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{used: [len(measures)]float64{goroutines: 400}} }, []string{"resources-return"}},
+		{"descriptors that stay", func(e *evidence) { e.quiet.after["node-0"] = resources{used: [len(measures)]float64{files: 400}} }, []string{"resources-return"}},
+		{"memory that stays", func(e *evidence) { e.quiet.after["node-0"] = resources{used: [len(measures)]float64{heap: 100 << 20}} }, []string{"resources-return"}},
 		{"ready while it drains", func(e *evidence) {
 			e.seen["node-2"].ready.list[0].last = span{20300 * time.Millisecond, 20400 * time.Millisecond}
 		}, []string{"ready-is-true"}},
@@ -419,7 +426,7 @@ func TestReport(t *testing.T) {
 	e := evident()
 	e.marks[0].Failed = "it <did> not"
 	r := &run{cfg: Config{Scenario: "router-loss", Seed: 7, Nodes: 3, Duration: 30 * sec, Schedule: Schedule{e.marks[0].Event}, command: "grapevine --seed 7"}, s: &List()[0]}
-	out := r.report(e)
+	out := r.report(e.whole())
 	if out.Result != Failed || out.Violations != 1 || out.Requests != 300 || out.Outcomes[Departed] != 6 || len(out.Timeline) != 32 || out.Command != "grapevine --seed 7" {
 		t.Errorf("%+v", out)
 	}
@@ -442,7 +449,7 @@ func TestReport(t *testing.T) {
 	for _, a := range e.attempts {
 		a.Text = 0
 	}
-	if out := r.report(e); out.Result != Idle || len(out.Missing) == 0 {
+	if out := r.report(e.whole()); out.Result != Idle || len(out.Missing) == 0 {
 		t.Errorf("%s, %v: no byte was ever compared", out.Result, out.Missing)
 	}
 	r.cfg.LeaveOut = []string{noForeignBytes.Name}
@@ -463,7 +470,7 @@ func TestStandardErrors(t *testing.T) {
 }
 
 func TestBehind(t *testing.T) {
-	publisher := &known{name: "x", gossip: &admin.GossipStatus{Process: 7, Position: 10}}
+	publisher := &known{name: "x", GossipStatus: &admin.GossipStatus{Process: 7, Position: 10}}
 	for _, c := range []struct {
 		peer admin.PeerStatus
 		want string
@@ -475,7 +482,7 @@ func TestBehind(t *testing.T) {
 		{admin.PeerStatus{Process: 6, Position: 10}, "process 6 of x"},
 		{admin.PeerStatus{}, "process 0 of x"},
 	} {
-		k := &known{name: "y", gossip: &admin.GossipStatus{Peers: map[string]admin.PeerStatus{"x": c.peer}}}
+		k := &known{name: "y", GossipStatus: &admin.GossipStatus{Peers: map[string]admin.PeerStatus{"x": c.peer}}}
 		if got := k.behind(publisher); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%+v: %q, want %q", c.peer, got, c.want)
 		}

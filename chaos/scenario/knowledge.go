@@ -19,10 +19,10 @@ var treesConverge = Invariant{
 	Seen: "each node's position in every peer's journal, and digests of all live facts. Facts about an engine that lost its cache " +
 		"or lied may differ. After a kill or a clock step, the numbers of facts must agree to 2 %. If a router ended while its " +
 		"peers could not hear it, only positions are compared",
-	judge: func(e *evidence) (f finding) {
+	judge: func(e *evidence, f *finding) {
 		q := &e.quiet
 		if q.facts == 0 && q.differ == "" && q.behind == "" {
-			return f
+			return
 		}
 		f.checked = q.compared
 		differ := q.differ != ""
@@ -32,7 +32,7 @@ var treesConverge = Invariant{
 		}
 		lost := e.unlearned()
 		killed, unheard := e.endings()
-		loose := killed || slices.ContainsFunc(e.marks, func(m Mark) bool { return m.Kind == "clock" })
+		loose := killed || e.had("clock")
 		switch {
 		case q.behind != "":
 			f.violate(e.drained+q.converged, "the fleet", "%s", q.behind)
@@ -45,31 +45,24 @@ var treesConverge = Invariant{
 		case differ && loose:
 			f.note += fmt.Sprintf("; a router was killed, or a clock set: %d to %d facts", q.least, q.most)
 		case len(lost) > 0:
-			e.partly(&f, lost)
+			e.partly(f, lost)
 		case differ:
 			f.violate(e.drained+q.converged, "the fleet", "%s", q.differ)
 		case q.converged > convergeBound:
 			f.violate(e.drained+q.converged, "the fleet", "the nodes held the same facts after %v", q.converged)
 		}
-		return f
 	},
 }
 
 // endings reports whether a router was killed, so that peers may lack its last batch, and whether
 // one ended unheard, so that they may lack many.
 func (e *evidence) endings() (killed, unheard bool) {
-	ended, apart := false, false
-	for i := range e.marks {
-		switch e.marks[i].Kind {
-		case "kill":
-			killed, ended = true, true
-		case "stop", "roll", "upgrade":
-			ended = true
-		case "pause", "partition", "link", "expire":
-			apart = true
-		}
-	}
-	return killed, ended && apart
+	ended := e.had("kill", "stop", "roll", "upgrade")
+	return e.had("kill"), ended && e.had("pause", "partition", "link", "expire")
+}
+
+func (e *evidence) had(kinds ...string) bool {
+	return slices.ContainsFunc(e.marks, func(m Mark) bool { return slices.Contains(kinds, m.Kind) })
 }
 
 // unlearned are engines that lost their cache or lied, about which nodes may differ.
@@ -122,7 +115,63 @@ var hitRateRecovers = Invariant{
 	Seen: "cached tokens that engines report for later turns, as a share of the conversation so far; turns whose engine lost the " +
 		"conversation do not count. A difference counts if it exceeds chance (once in 200 runs: 2.6 standard errors for one " +
 		"comparison, more for several)",
-	judge: judgeHits,
+	judge: func(e *evidence, f *finding) {
+		before := e.past.hits(e.calm, e.struck)
+		f.note = fmt.Sprintf("before: %.2f %% of %d turns", 100*before.mean, before.turns)
+		if before.turns < fewTurns || e.struck >= e.stopped {
+			return
+		}
+		var looks []look
+		add := func(what string, from, to time.Duration) {
+			if after := e.past.hits(from, to); after.turns >= fewTurns {
+				looks = append(looks, look{what, from, to, after})
+			}
+		}
+		for i, m := range e.marks {
+			if m.Kind != "kill" || m.Struck < 0 {
+				continue
+			}
+			// Other faults at that time affect the hits too.
+			from, to := m.Struck+lossBound, e.stopped
+			for j := range e.marks {
+				switch n := &e.marks[j]; {
+				case j == i:
+				case n.Began > m.Began:
+					to = min(to, n.Began)
+				case n.Over < 0:
+					to = 0
+				default:
+					from = max(from, n.Over+settle)
+				}
+			}
+			if m.Ending >= 0 {
+				to = min(to, m.Ending)
+			}
+			if to-from >= leastLook {
+				add(fmt.Sprintf("from 2 s after %s", m.Event), from, to)
+			}
+		}
+		add("from 5 s after all", e.healed+otherBound, e.stopped)
+		f.checked = len(looks)
+		sure := standardErrors(byChance / float64(max(len(looks), 1)))
+		for i, l := range looks {
+			chance := sure * math.Hypot(before.wide, l.after.wide)
+			if i < shownLooks || i == len(looks)-1 {
+				f.note += fmt.Sprintf("; %s: %.2f %% of %d turns (give or take %.2f)", l.what, 100*l.after.mean, l.after.turns, 100*chance)
+			} else if i == shownLooks {
+				f.note += fmt.Sprintf("; and %d more", len(looks)-shownLooks-1)
+			}
+			if chance > worthless {
+				f.checked--
+				f.note += ": too uneven to judge"
+				continue
+			}
+			if l.after.mean < before.mean-hitMargin-chance {
+				f.violate(l.from, "the fleet", "%s: %.2f %% of %d turns from %v to %v, before %.2f %% of %d: more than a point below, and than chance (%.2f points)",
+					l.what, 100*l.after.mean, l.after.turns, l.from, l.to, 100*before.mean, before.turns, 100*chance)
+			}
+		}
+	},
 }
 
 // share is a mean weighted by prompt, with the error of a mean of seconds, whose events often share
@@ -174,66 +223,6 @@ func (e *evidence) turnOf(a *Attempt) (t turn, ok bool) {
 func (e *evidence) forgot(a *Attempt) bool {
 	lie := []string{"lie"}
 	return e.harmed(a.By, lie, a.Kept, a.End) || e.harmed(a.Backend, lie, a.Kept, a.End) || e.harmed(a.By, forgets, a.Kept, a.Sent)
-}
-
-func judgeHits(e *evidence) (f finding) {
-	before := e.past.hits(e.calm, e.struck)
-	f.note = fmt.Sprintf("before: %.2f %% of %d turns", 100*before.mean, before.turns)
-	if before.turns < fewTurns || e.struck >= e.stopped {
-		return f
-	}
-	var looks []look
-	add := func(what string, from, to time.Duration) {
-		if after := e.past.hits(from, to); after.turns >= fewTurns {
-			looks = append(looks, look{what, from, to, after})
-		}
-	}
-	for i := range e.marks {
-		m := &e.marks[i]
-		if m.Kind != "kill" || m.Struck < 0 {
-			continue
-		}
-		// Other faults at that time affect the hits too.
-		from, to := m.Struck+lossBound, e.stopped
-		for j := range e.marks {
-			switch n := &e.marks[j]; {
-			case j == i:
-			case n.Began > m.Began:
-				to = min(to, n.Began)
-			case n.Over < 0:
-				to = 0
-			default:
-				from = max(from, n.Over+settle)
-			}
-		}
-		if m.Ending >= 0 {
-			to = min(to, m.Ending)
-		}
-		if to-from >= leastLook {
-			add(fmt.Sprintf("from 2 s after %s", m.Event), from, to)
-		}
-	}
-	add("from 5 s after all", e.healed+otherBound, e.stopped)
-	f.checked = len(looks)
-	sure := standardErrors(byChance / float64(max(len(looks), 1)))
-	for i, l := range looks {
-		chance := sure * math.Hypot(before.wide, l.after.wide)
-		if i < shownLooks || i == len(looks)-1 {
-			f.note += fmt.Sprintf("; %s: %.2f %% of %d turns (give or take %.2f)", l.what, 100*l.after.mean, l.after.turns, 100*chance)
-		} else if i == shownLooks {
-			f.note += fmt.Sprintf("; and %d more", len(looks)-shownLooks-1)
-		}
-		if chance > worthless {
-			f.checked--
-			f.note += ": too uneven to judge"
-			continue
-		}
-		if l.after.mean < before.mean-hitMargin-chance {
-			f.violate(l.from, "the fleet", "%s: %.2f %% of %d turns from %v to %v, before %.2f %% of %d: more than a point below, and than chance (%.2f points)",
-				l.what, 100*l.after.mean, l.after.turns, l.from, l.to, 100*before.mean, before.turns, 100*chance)
-		}
-	}
-	return f
 }
 
 type look struct {

@@ -19,11 +19,11 @@ var membershipKept = Invariant{
 	Bound: "always; a running node answers an operator within 8 s",
 	Seen: "operators' requests to random nodes and the answers, judged by porcupine; the history ends with a read of every backend " +
 		"through every node",
-	judge: func(e *evidence) (f finding) {
+	judge: func(e *evidence, f *finding) {
 		for _, v := range e.strange {
 			f.add(v)
 		}
-		e.answeredInTime(&f)
+		e.answeredInTime(f)
 		for _, op := range e.history {
 			out := op.Output.(history.Output)
 			if op.Input.(history.Input).Kind != history.Read && !out.Refused && !out.Unknown && op.ClientId < finalClient {
@@ -39,7 +39,6 @@ var membershipKept = Invariant{
 		if f.checked <= len(e.engines) {
 			f.checked = 0
 		}
-		return f
 	},
 }
 
@@ -49,13 +48,11 @@ var membershipKept = Invariant{
 func (e *evidence) judged() []history.Operation {
 	out := slices.Clone(e.history)
 	client := starterClient
-	for i := range e.marks {
-		m := &e.marks[i]
+	for _, m := range e.marks {
 		if m.Kind != "remove" {
 			continue
 		}
-		for j := range e.marks {
-			n := &e.marks[j]
+		for _, n := range e.marks {
 			if !slices.Contains(startsNode, n.Kind) || !n.during(m.Began, m.Over, settle) {
 				continue
 			}
@@ -86,7 +83,7 @@ var oneLeader = Invariant{
 	Promise: "all nodes name the same leader for a raft term, and at most one node leads in it",
 	Bound:   "always",
 	Seen:    "GET /raft of every node, several times a second",
-	judge: func(e *evidence) (f finding) {
+	judge: func(e *evidence, f *finding) {
 		type claim struct{ node, id string }
 		leads := make(map[uint64]claim)
 		for _, name := range e.nodes {
@@ -108,6 +105,5 @@ var oneLeader = Invariant{
 			}
 		}
 		f.note = fmt.Sprintf("%d terms with a leader", len(leads))
-		return f
 	},
 }

@@ -16,9 +16,9 @@ var readyIsTrue = Invariant{
 	Promise: "a node is not ready while it starts or drains; a ready node has engines, the agreed state and its peers' facts",
 	Bound:   "from 0.25 s after SIGTERM; from the first ready answer of a started node",
 	Seen:    "GET /readyz over new connections, 20 times a second; GET /status after the first ready answer",
-	judge: func(e *evidence) (f finding) {
+	judge: func(e *evidence, f *finding) {
 		for i := range e.marks {
-			e.draining(&f, &e.marks[i])
+			e.draining(f, &e.marks[i])
 		}
 		for _, name := range e.nodes {
 			s := e.seen[name]
@@ -27,10 +27,9 @@ var readyIsTrue = Invariant{
 					continue // started before the run, with no peers to learn from
 				}
 				f.checked++
-				e.started(&f, name, &m)
+				e.started(f, name, &m)
 			}
 		}
-		return f
 	},
 }
 
@@ -87,7 +86,7 @@ var nodesLive = Invariant{
 	Promise: "no node exits unasked; a node that is asked to stop exits with code 0, a started node becomes ready",
 	Bound:   "exits within 60 s, ready within 30 s",
 	Seen:    "the processes and their exit codes; events of the schedule that could not be carried out or undone",
-	judge: func(e *evidence) (f finding) {
+	judge: func(e *evidence, f *finding) {
 		f.checked = len(e.nodes)
 		f.violations = slices.Clone(e.died)
 		for i := range e.marks {
@@ -95,7 +94,6 @@ var nodesLive = Invariant{
 				f.violate(m.Over, m.Event.String(), "%s", m.Failed)
 			}
 		}
-		return f
 	},
 }
 
@@ -106,13 +104,12 @@ var countsReturn = Invariant{
 	Promise: "counts of running requests return to zero at every node, for every engine, and at the engines",
 	Bound:   "5 s after the last request ended",
 	Seen:    "in_flight of GET /status; active, fleet_active and prefill_tokens of GET /backends; the engines' own running and waiting",
-	judge: func(e *evidence) (f finding) {
+	judge: func(e *evidence, f *finding) {
 		f.checked = e.quiet.counted
 		f.note = fmt.Sprintf("zero after %.2f s", e.quiet.zero.Seconds())
 		for _, left := range e.quiet.left {
 			left.At = e.drained + e.quiet.zero
 			f.add(left)
 		}
-		return f
 	},
 }

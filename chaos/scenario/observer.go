@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync"
@@ -46,12 +47,9 @@ type leadership struct {
 }
 
 type resources struct {
-	at         time.Duration
-	pid        int
-	goroutines float64
-	files      float64
-	heap       float64
-	resident   float64
+	at   time.Duration
+	pid  int
+	used [len(measures)]float64
 }
 
 type seen struct {
@@ -169,11 +167,7 @@ func (o *observer) askView(ctx context.Context, n *fleet.Node) {
 		s := span{asked, o.l.now()}
 		o.mu.Lock()
 		for _, e := range o.engines {
-			state := states[e]
-			if state == "" {
-				state = absent
-			}
-			o.seen[n.Name()].backends[e].note(s, state)
+			o.seen[n.Name()].backends[e].note(s, cmp.Or(states[e], absent))
 		}
 		o.mu.Unlock()
 	}
@@ -199,22 +193,19 @@ func usageOf(ctx context.Context, n *fleet.Node, l *ledger) (r resources, err er
 	if err != nil {
 		return r, err
 	}
-	for name, into := range map[string]*float64{
-		"grapevine_go_goroutines": &r.goroutines, "grapevine_process_open_fds": &r.files, "grapevine_go_memstats_next_gc_bytes": &r.heap,
-		"grapevine_process_resident_memory_bytes": &r.resident,
-	} {
-		if *into, err = m.Get(name); err != nil {
+	for i, use := range measures {
+		if r.used[i], err = m.Get(use.metric); err != nil {
 			return r, err
 		}
 	}
-	r.heap /= 2 // the next collection is due when the live heap has doubled (GOGC=100)
+	r.used[heap] /= 2 // the next collection is due when the live heap has doubled (GOGC=100)
 	for _, name := range []string{"grapevine_tree_bytes", "grapevine_gossip_journal_bytes"} {
 		known, err := m.Get(name)
 		if err != nil {
 			return r, err
 		}
-		r.heap -= known
-		r.resident -= 2 * known
+		r.used[heap] -= known
+		r.used[resident] -= 2 * known
 	}
 	return r, nil
 }

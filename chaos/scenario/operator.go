@@ -55,12 +55,7 @@ func newOperator(f *fleet.Fleet, models []string, seed uint64, l *ledger) *opera
 const operationPatience = 8 * time.Second
 
 func (o *operator) node() *fleet.Node {
-	var up []*fleet.Node
-	for _, n := range o.f.Nodes() {
-		if n.Running() {
-			up = append(up, n)
-		}
-	}
+	up := o.f.Running()
 	if len(up) == 0 {
 		return nil
 	}
@@ -78,10 +73,10 @@ func (o *operator) play(ctx context.Context, clients int, pause time.Duration) {
 				if n := o.node(); n != nil {
 					in := history.Input{Kind: history.Kind(rng.IntN(history.Kinds)), Backend: fmt.Sprintf("idle-%d", rng.IntN(idleBackends))}
 					// The end of the run cancels no operation, so that its outcome is known.
-					err := o.do(context.WithoutCancel(ctx), client, n, in, o.idle)
+					err := o.do(context.WithoutCancel(ctx), client, n, in, o.idle(in.Backend))
 					if other := o.node(); err == nil && in.Kind != history.Read && other != nil {
 						// Reads at once; a moment later every node has the change.
-						_ = o.do(context.WithoutCancel(ctx), client, other, history.Input{Kind: history.Read, Backend: in.Backend}, o.idle)
+						_ = o.do(context.WithoutCancel(ctx), client, other, history.Input{Kind: history.Read, Backend: in.Backend}, admin.NewBackend{})
 					}
 				}
 			}
@@ -106,9 +101,8 @@ func (o *operator) change(ctx context.Context, kind history.Kind, e *fleet.Engin
 		n := o.node()
 		err := errors.New("no node runs")
 		if n != nil {
-			err = o.do(ctx, scheduledClient, n, history.Input{Kind: kind, Backend: e.Name()}, func(name string) admin.NewBackend {
-				return admin.NewBackend{Name: name, URL: e.URL(), Models: o.models}
-			})
+			in := history.Input{Kind: kind, Backend: e.Name()}
+			err = o.do(ctx, scheduledClient, n, in, admin.NewBackend{Name: e.Name(), URL: e.URL(), Models: o.models})
 		}
 		if err == nil || errors.Is(err, errRefused) {
 			return nil
@@ -125,8 +119,8 @@ var (
 	errUnknown = errors.New("outcome unknown")
 )
 
-// do records an operation, unless it had no effect.
-func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history.Input, spec func(string) admin.NewBackend) error {
+// do records an operation, unless it had no effect. An addition needs spec.
+func (o *operator) do(ctx context.Context, client int, n *fleet.Node, in history.Input, spec admin.NewBackend) error {
 	called, began := o.log.Now(), o.l.now()
 	status, text, err := o.send(ctx, n, in, spec)
 	var slow net.Error
@@ -178,7 +172,7 @@ func (o *operator) note(list *[]Violation, at time.Duration, n *fleet.Node, form
 	*list = append(*list, Violation{at, n.Name(), fmt.Sprintf(format, args...)})
 }
 
-func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, spec func(string) admin.NewBackend) (int, []byte, error) {
+func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, spec admin.NewBackend) (int, []byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, operationPatience)
 	defer cancel()
 	// force adds engines that do not answer and drains the last one that does.
@@ -186,7 +180,7 @@ func (o *operator) send(ctx context.Context, n *fleet.Node, in history.Input, sp
 	case history.Read:
 		return n.Call(ctx, http.MethodGet, "/backends?consistent=true", nil)
 	case history.Add:
-		return n.Call(ctx, http.MethodPost, "/backends?force=true", map[string]any{"backends": []admin.NewBackend{spec(in.Backend)}})
+		return n.Call(ctx, http.MethodPost, "/backends?force=true", map[string]any{"backends": []admin.NewBackend{spec}})
 	case history.Remove:
 		return n.Call(ctx, http.MethodDelete, "/backends?force=true&name="+url.QueryEscape(in.Backend), nil)
 	}
@@ -200,7 +194,7 @@ func (o *operator) final(ctx context.Context, n *fleet.Node) error {
 		names[op.Input.(history.Input).Backend] = true
 	}
 	for name := range names {
-		if err := o.do(ctx, finalClient, n, history.Input{Kind: history.Read, Backend: name}, nil); err != nil {
+		if err := o.do(ctx, finalClient, n, history.Input{Kind: history.Read, Backend: name}, admin.NewBackend{}); err != nil {
 			return err
 		}
 	}

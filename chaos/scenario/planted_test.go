@@ -11,6 +11,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/chaos/plant"
+
+	"grapevine/chaos/fleet"
 )
 
 const plantedEnv = "GRAPEVINE_PLANTED"
@@ -84,7 +86,7 @@ func (s *sown) verdicts(t *testing.T, program string) map[string]Verdict {
 		t.Fatal(err)
 	}
 	out := make(map[string]Verdict)
-	for _, v := range judgeAll(e.whole(), nil) {
+	for _, v := range judgeAll(e, nil) {
 		out[v.Name] = v
 	}
 	t.Logf("%.0f s, %d attempts", time.Since(began).Seconds(), out[oneOutcome.Name].Checked)
@@ -157,7 +159,7 @@ func TestSowing(t *testing.T) {
 		if words := needs(r.s, &r.cfg); len(words) > 0 {
 			t.Errorf("%q: the schedule needs %v of the machine", s.defect, words)
 		}
-		if err := r.cfg.Schedule.checkMembers(names("node", r.cfg.Nodes), names("engine", r.s.Engines)); err != nil {
+		if err := r.cfg.Schedule.checkMembers(fleet.Names("node", r.cfg.Nodes), fleet.Names("engine", r.s.Engines)); err != nil {
 			t.Errorf("%q: %v", s.defect, err)
 		}
 	}

@@ -68,10 +68,7 @@ func remaining(ctx context.Context, f *fleet.Fleet) (left []Violation, asked int
 			left = append(left, Violation{0, place, fmt.Sprintf("%d %s", n, what)})
 		}
 	}
-	for _, n := range f.Nodes() {
-		if !n.Running() {
-			continue
-		}
+	for _, n := range f.Running() {
 		st, err := n.Status(ctx)
 		var list *admin.BackendList
 		if err == nil {
@@ -105,21 +102,13 @@ const convergeLook = 3 * convergeBound
 func (q *quiet) compare(ctx context.Context, f *fleet.Fleet) {
 	q.differ, q.behind, q.compared, q.streams, q.engines = "", "", 0, 0, make(map[string]string)
 	var nodes []known
-	for _, n := range f.Nodes() {
-		if !n.Running() {
-			continue
-		}
-		own, err := n.Facts(ctx)
-		if err != nil {
-			q.differ = err.Error()
-			continue
-		}
-		g, err := n.Gossip(ctx)
+	for _, n := range f.Running() {
+		g, err := n.GossipFacts(ctx)
 		if err != nil {
 			q.behind = err.Error()
 			continue
 		}
-		nodes = append(nodes, known{n.Name(), own, g})
+		nodes = append(nodes, known{n.Name(), g})
 	}
 	q.compared = len(nodes)
 	for i := range nodes {
@@ -130,7 +119,7 @@ func (q *quiet) compare(ctx context.Context, f *fleet.Fleet) {
 				q.behind = cmp.Or(q.behind, n.behind(&nodes[j]))
 			}
 		}
-		count := n.facts.Count
+		count := n.Facts.Count
 		if i == 0 {
 			q.facts, q.least, q.most = count, count, count
 		}
@@ -140,13 +129,12 @@ func (q *quiet) compare(ctx context.Context, f *fleet.Fleet) {
 }
 
 type known struct {
-	name   string
-	facts  *admin.FactsStatus
-	gossip *admin.GossipStatus
+	name string
+	*admin.GossipStatus
 }
 
 func (k *known) behind(publisher *known) string {
-	switch p, g := k.gossip.Peers[publisher.name], publisher.gossip; {
+	switch p, g := k.Peers[publisher.name], publisher; {
 	case p.Process != g.Process:
 		return fmt.Sprintf("%s follows process %d of %s, which is now %d", k.name, p.Process, publisher.name, g.Process)
 	case p.Incomplete:
@@ -158,12 +146,12 @@ func (k *known) behind(publisher *known) string {
 }
 
 func (q *quiet) held(a, b *known, engines []string) {
-	if b.facts.Count != a.facts.Count || b.facts.XOR != a.facts.XOR {
-		q.differ = fmt.Sprintf("%s holds %d live facts (%s), %s %d (%s)", a.name, a.facts.Count, a.facts.XOR, b.name, b.facts.Count, b.facts.XOR)
+	if b.Facts.Count != a.Facts.Count || b.Facts.XOR != a.Facts.XOR {
+		q.differ = fmt.Sprintf("%s holds %d live facts (%s), %s %d (%s)", a.name, a.Facts.Count, a.Facts.XOR, b.name, b.Facts.Count, b.Facts.XOR)
 	}
 	for _, engine := range engines {
 		key := fmt.Sprintf("%08x", prefixtree.BackendKey(engine))
-		if x, y := a.facts.Backends[key], b.facts.Backends[key]; x != y {
+		if x, y := a.Facts.Backends[key], b.Facts.Backends[key]; x != y {
 			q.engines[engine] = fmt.Sprintf("of %s %s holds %d live facts (%s), %s %d (%s)", engine, a.name, x.Count, x.XOR, b.name, y.Count, y.XOR)
 		}
 	}
@@ -173,22 +161,18 @@ func (q *quiet) held(a, b *known, engines []string) {
 func (q *quiet) settle(ctx context.Context, f *fleet.Fleet, l *ledger, began time.Time) {
 	for {
 		fell := false
-		for _, n := range f.Nodes() {
-			if !n.Running() {
-				continue
-			}
+		for _, n := range f.Running() {
 			r, err := usageOf(ctx, n, l)
 			if err != nil {
 				continue
 			}
 			before, ok := q.after[n.Name()]
-			if !ok {
-				q.after[n.Name()], fell = r, true
-				continue
+			fell = fell || !ok || r.used[goroutines] < before.used[goroutines] || r.used[files] < before.used[files]
+			for i, used := range before.used {
+				if ok {
+					r.used[i] = min(r.used[i], used)
+				}
 			}
-			fell = fell || r.goroutines < before.goroutines || r.files < before.files
-			r.goroutines, r.files = min(r.goroutines, before.goroutines), min(r.files, before.files)
-			r.heap, r.resident = min(r.heap, before.heap), min(r.resident, before.resident)
 			q.after[n.Name()] = r
 		}
 		// Idle connections last for seconds, and lasting ones are within the slack.

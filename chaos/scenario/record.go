@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"cmp"
 	"sync"
 	"time"
 
@@ -100,10 +101,7 @@ func (l *ledger) add(a *Attempt) {
 func (l *ledger) watch(v engine.Visit) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	one := visit{Engine: l.engines[v.Engine], Began: l.at(v.Began), Ended: -1, Departed: v.Departed}
-	if one.Engine == "" {
-		one.Engine = v.Engine
-	}
+	one := visit{Engine: cmp.Or(l.engines[v.Engine], v.Engine), Began: l.at(v.Began), Ended: -1, Departed: v.Departed}
 	list := l.visits[v.ID]
 	if v.Ended.IsZero() {
 		l.visits[v.ID] = append(list, one)

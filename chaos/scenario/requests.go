@@ -2,6 +2,7 @@ package scenario
 
 import (
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -11,27 +12,24 @@ var oneOutcome = Invariant{
 	Bound:      "40 s, the longest that a client waits",
 	Seen:       "clients read every answer to its last byte; engines report every request by its id",
 	ofAttempts: true,
-	judge:      judgeOutcomes,
-}
-
-func judgeOutcomes(e *evidence) (f finding) {
-	known := make(map[string]bool, len(e.attempts))
-	f.checked = len(e.attempts)
-	for _, a := range e.attempts {
-		known[a.ID] = true
-		switch a.Outcome {
-		case Silent, Malformed, Truncated:
-			f.violate(a.End, a.place(), "%s %s: %s", a.ID, a.Outcome, a.Detail)
-		default:
-			e.served(&f, a)
+	judge: func(e *evidence, f *finding) {
+		known := make(map[string]bool, len(e.attempts))
+		f.checked += len(e.attempts)
+		for _, a := range e.attempts {
+			known[a.ID] = true
+			switch a.Outcome {
+			case Silent, Malformed, Truncated:
+				f.violate(a.End, a.place(), "%s %s: %s", a.ID, a.Outcome, a.Detail)
+			default:
+				e.served(f, a)
+			}
 		}
-	}
-	for id, list := range e.visits {
-		if !known[id] {
-			f.violate(list[0].Began, list[0].Engine, "a request %q that no client sent", id)
+		for id, list := range e.visits {
+			if !known[id] {
+				f.violate(list[0].Began, list[0].Engine, "a request %q that no client sent", id)
+			}
 		}
-	}
-	return f
+	},
 }
 
 // served checks that the named engine computed a complete answer to its end, and any answer was
@@ -76,7 +74,7 @@ var noForeignBytes = Invariant{
 	Bound:      "every byte",
 	Seen:       "replies follow from prompts, all prompts differ, and clients compare every byte",
 	ofAttempts: true,
-	judge: func(e *evidence) (f finding) {
+	judge: func(e *evidence, f *finding) {
 		for _, a := range e.attempts {
 			if a.Text > 0 {
 				f.checked++
@@ -85,19 +83,12 @@ var noForeignBytes = Invariant{
 				f.violate(a.End, a.place(), "%s: %s", a.ID, a.Detail)
 			}
 		}
-		return f
 	},
 }
 
 func (a *Attempt) place() string {
-	where := "connection " + a.Conn
-	if a.Node != "" {
-		where = a.Node + ", " + where
-	}
-	if a.Backend != "" {
-		where += ", " + a.Backend
-	}
-	return where
+	known := slices.DeleteFunc([]string{a.Node, "connection " + a.Conn, a.Backend}, func(s string) bool { return s == "" })
+	return strings.Join(known, ", ")
 }
 
 var streamsSurvive = Invariant{
@@ -107,10 +98,10 @@ var streamsSurvive = Invariant{
 	Bound:      "always",
 	Seen:       "the ends of all answers that had begun, compared with the times in which their node or engine was harmed",
 	ofAttempts: true,
-	judge: func(e *evidence) (f finding) {
+	judge: func(e *evidence, f *finding) {
 		for _, a := range e.attempts {
 			if a.Outcome == Unanswered {
-				e.cutBefore(&f, a)
+				e.cutBefore(f, a)
 				continue
 			}
 			if a.Head < 0 || a.Outcome == Refused {
@@ -126,7 +117,6 @@ var streamsSurvive = Invariant{
 				f.violate(a.End, a.place(), "%s %s after %d of %d bytes, sent at %v: %s", a.ID, a.Outcome, a.Text, a.Want, a.Sent, a.Detail)
 			}
 		}
-		return f
 	},
 }
 
@@ -161,7 +151,7 @@ var requestsAnswered = Invariant{
 	Bound:      "two retries, as the official clients make",
 	Seen:       "the last attempt of every request",
 	ofAttempts: true,
-	judge: func(e *evidence) (f finding) {
+	judge: func(e *evidence, f *finding) {
 		for _, a := range e.attempts {
 			if !a.Last || a.Outcome == Departed {
 				continue
@@ -178,6 +168,5 @@ var requestsAnswered = Invariant{
 			}
 			f.violate(a.End, a.place(), "%s %s (status %d) at try %d, sent at %v: %s", a.ID, a.Outcome, a.Status, a.Try+1, a.Sent, a.Detail)
 		}
-		return f
 	},
 }

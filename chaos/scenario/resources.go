@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,45 +19,42 @@ var resourcesReturn = Invariant{
 	Seen: "each node's process metrics, every two seconds. A process that lived for three minutes or longer has grown if the " +
 		"median of its last quarter exceeds that of its second by a tenth and 4 MiB of live heap, 16 MiB resident, 20 goroutines " +
 		"or descriptors",
-	judge: judgeResources,
-}
-
-func judgeResources(e *evidence) (f finding) {
-	most := make([]float64, len(measures)) // before the faults
-	known := false
-	for _, s := range e.seen {
-		for _, r := range s.usage {
-			if r.at < e.calm || r.at > e.struck {
+	judge: func(e *evidence, f *finding) {
+		var most [len(measures)]float64 // before the faults
+		known := false
+		for _, s := range e.seen {
+			for _, r := range s.usage {
+				if r.at < e.calm || r.at > e.struck {
+					continue
+				}
+				known = true
+				for i, used := range r.used {
+					most[i] = max(most[i], used)
+				}
+			}
+		}
+		lived := e.growth(f)
+		if !known || e.struck >= e.stopped {
+			return
+		}
+		for _, name := range e.nodes {
+			r, ok := e.quiet.after[name]
+			if !ok {
 				continue
 			}
-			known = true
+			f.checked++
 			for i, m := range measures {
-				most[i] = max(most[i], m.of(&r))
+				if is := r.used[i]; is > most[i]*(1+slackShare)+m.slack {
+					f.violate(r.at, name, "%.1f %s, %.1f at most before", is/m.unit, m.what, most[i]/m.unit)
+				}
 			}
 		}
-	}
-	lived := e.growth(&f)
-	if !known || e.struck >= e.stopped {
-		return f
-	}
-	for _, name := range e.nodes {
-		r, ok := e.quiet.after[name]
-		if !ok {
-			continue
-		}
-		f.checked++
+		var before []string
 		for i, m := range measures {
-			if is := m.of(&r); is > most[i]*(1+slackShare)+m.slack {
-				f.violate(r.at, name, "%.1f %s, %.1f at most before", is/m.unit, m.what, most[i]/m.unit)
-			}
+			before = append(before, fmt.Sprintf("%.4g %s", most[i]/m.unit, m.what))
 		}
-	}
-	var before []string
-	for i, m := range measures {
-		before = append(before, fmt.Sprintf("%.4g %s", most[i]/m.unit, m.what))
-	}
-	f.note = "before, at most: " + strings.Join(before, ", ") + lived
-	return f
+		f.note = "before, at most: " + strings.Join(before, ", ") + lived
+	},
 }
 
 const longLife = 3 * time.Minute
@@ -68,16 +66,21 @@ const (
 	growthShare = 0.1
 )
 
-var measures = []struct {
-	what          string
-	slack, growth float64
-	unit          float64
-	of            func(*resources) float64
+const (
+	goroutines = iota
+	files
+	heap
+	resident
+)
+
+var measures = [...]struct {
+	what, metric        string
+	slack, growth, unit float64
 }{
-	{"goroutines", 40, 20, 1, func(r *resources) float64 { return r.goroutines }},
-	{"descriptors", 40, 20, 1, func(r *resources) float64 { return r.files }},
-	{"MiB live heap", 16 << 20, 4 << 20, 1 << 20, func(r *resources) float64 { return r.heap }},
-	{"MiB resident", 48 << 20, 16 << 20, 1 << 20, func(r *resources) float64 { return r.resident }},
+	goroutines: {"goroutines", "grapevine_go_goroutines", 40, 20, 1},
+	files:      {"descriptors", "grapevine_process_open_fds", 40, 20, 1},
+	heap:       {"MiB live heap", "grapevine_go_memstats_next_gc_bytes", 16 << 20, 4 << 20, 1 << 20},
+	resident:   {"MiB resident", "grapevine_process_resident_memory_bytes", 48 << 20, 16 << 20, 1 << 20},
 }
 
 func (e *evidence) growth(f *finding) (note string) {
@@ -91,10 +94,10 @@ func (e *evidence) growth(f *finding) (note string) {
 				quarters[i] = append(quarters[i], r)
 			}
 			var all []string
-			for _, m := range measures {
+			for what, m := range measures {
 				var medians [4]float64 // in the measure's unit
 				for i, q := range quarters {
-					medians[i] = median(q, m.of) / m.unit
+					medians[i] = median(q, what) / m.unit
 				}
 				text := fmt.Sprintf("%.4g %s", medians, m.what)
 				all = append(all, text)
@@ -133,14 +136,10 @@ func (e *evidence) lives(name string) (out [][]resources) {
 	return out
 }
 
-func median(list []resources, of func(*resources) float64) float64 {
-	values := make([]float64, len(list))
-	for i := range list {
-		values[i] = of(&list[i])
-	}
-	if len(values) == 0 {
+func median(list []resources, what int) float64 {
+	if len(list) == 0 {
 		return 0
 	}
-	slices.Sort(values)
-	return values[len(values)/2]
+	slices.SortFunc(list, func(a, b resources) int { return cmp.Compare(a.used[what], b.used[what]) })
+	return list[len(list)/2].used[what]
 }

@@ -54,7 +54,7 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	t := newTraffic(load, r.cfg.Seed, f.URL(), engineConfig(), f.DialClient, l)
 	t.whole = ctx
 	w := &world{f: f, t: t, op: op, log: &marks{now: l.now}, newer: r.cfg.Newer, ready: readyWithin}
-	e = &evidence{cfg: engineConfig(), nodes: names("node", r.cfg.Nodes), engines: f.EngineNames(), calm: r.pace.calm, limit: drainLimit, width: sliceOf(r.cfg.Duration), struck: r.cfg.Duration}
+	e = &evidence{cfg: engineConfig(), nodes: fleet.Names("node", r.cfg.Nodes), engines: f.EngineNames(), calm: r.pace.calm, limit: drainLimit, width: sliceOf(r.cfg.Duration), struck: r.cfg.Duration}
 	for _, ev := range r.cfg.Schedule {
 		e.struck = min(e.struck, ev.At)
 	}
@@ -85,7 +85,8 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	e.attempts, e.visits = l.take(math.MaxInt64)
 	e.marks, e.seen = w.log.snapshot(), o.seen
 	e.history, e.strange, e.late = op.log.Operations(), op.strange, op.late
-	return e, errors.Join(unkept, folded.write(e), ctx.Err())
+	err = errors.Join(unkept, folded.write(e), ctx.Err())
+	return e.whole(), err
 }
 
 func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {

@@ -127,7 +127,7 @@ func (c Config) checked() (Config, *Scenario, error) {
 	if given == 0 {
 		c.Duration = max(c.Duration, c.Soak)
 	}
-	if err := c.Schedule.checkMembers(names("node", c.Nodes), names("engine", s.Engines)); err != nil {
+	if err := c.Schedule.checkMembers(fleet.Names("node", c.Nodes), fleet.Names("engine", s.Engines)); err != nil {
 		return c, nil, err
 	}
 	if end := c.Schedule.End() + tailTime; end > c.Duration {
@@ -176,13 +176,6 @@ func (s *Scenario) schedule(c *Config) (out Schedule) {
 		}
 	}
 	return out.sorted()
-}
-
-func names(what string, n int) (out []string) {
-	for i := range n {
-		out = append(out, fmt.Sprintf("%s-%d", what, i))
-	}
-	return out
 }
 
 // leftOut returns why the run cannot be made here, with remedies.

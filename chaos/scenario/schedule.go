@@ -125,7 +125,7 @@ func parseEvent(fields []string) (e Event, err error) {
 		group := []string{}
 		for _, word := range rest {
 			if word == "|" || word == ">" {
-				if word != spec.joint() {
+				if word != spec.to.joint {
 					return e, fmt.Errorf("%s: groups are not joined with %s: write %s", e.Kind, word, spec.usage())
 				}
 				e.Groups, group = append(e.Groups, group), []string{}

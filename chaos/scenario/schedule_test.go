@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"grapevine/chaos/fleet"
 )
 
 func TestParse(t *testing.T) {
@@ -81,7 +83,7 @@ func TestParseErrors(t *testing.T) {
 }
 
 func TestMembers(t *testing.T) {
-	nodes, engines := names("node", 2), names("engine", 1)
+	nodes, engines := fleet.Names("node", 2), fleet.Names("engine", 1)
 	for line, ok := range map[string]bool{
 		"1s kill node-1": true, "1s kill node-2": false, "1s kill engine-0": false, "1s kill leader,follower": true,
 		"1s crash engine-0": true, "1s crash node-0": false, "1s crash leader": false,

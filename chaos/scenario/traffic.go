@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"grapevine/chaos/engine"
@@ -64,10 +65,10 @@ type traffic struct {
 	underWay chan struct{}
 	work     sync.WaitGroup
 	mu       sync.Mutex
-	floods   int
-	requests int
-	overflow int
 	broken   error // an error of the harness itself
+	floods   atomic.Int64
+	requests atomic.Int64
+	overflow atomic.Int64
 }
 
 func newTraffic(load Load, seed uint64, url string, cfg engine.ServerConfig, dial func(context.Context, string, string) (net.Conn, error), l *ledger) *traffic {
@@ -87,8 +88,8 @@ func (t *traffic) play(ctx context.Context) error {
 	t.work.Wait()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.overflow > 0 {
-		return fmt.Errorf("scenario: %d conversations were not begun: %d were under way", t.overflow, maxUnderWay)
+	if n := t.overflow.Load(); n > 0 {
+		return fmt.Errorf("scenario: %d conversations were not begun: %d were under way", n, maxUnderWay)
 	}
 	return t.broken
 }
@@ -97,9 +98,7 @@ func (t *traffic) begin(id int, hold func(*conversation), head, shape string) {
 	select {
 	case t.underWay <- struct{}{}:
 	default:
-		t.mu.Lock()
-		t.overflow++
-		t.mu.Unlock()
+		t.overflow.Add(1)
 		return
 	}
 	t.work.Go(func() {
@@ -110,10 +109,7 @@ func (t *traffic) begin(id int, hold func(*conversation), head, shape string) {
 
 // flood sends one-turn requests with one long common prefix.
 func (t *traffic) flood(ctx context.Context, rate float64, tokens int) {
-	t.mu.Lock()
-	t.floods++
-	id := t.floods << 32
-	t.mu.Unlock()
+	id := int(t.floods.Add(1)) << 32
 	rng := rand.New(rand.NewPCG(t.seed, 0xf100d+uint64(id)))
 	head := "All these requests ask about one thing. " + prose(rng, tokens*engine.TokenBytes)
 	for sleep(ctx, time.Duration(rng.ExpFloat64()/rate*float64(time.Second))) == nil {
@@ -158,15 +154,13 @@ func (t *traffic) turn(client *http.Client, c *conversation, m *memory) bool {
 	}
 	by := t.departing(c.rng, output)
 	p, err := c.next(t.engine, output)
-	t.mu.Lock()
 	if err != nil {
+		t.mu.Lock()
+		defer t.mu.Unlock()
 		t.broken = fmt.Errorf("scenario: a request of the harness is wrong: %w", err)
-		t.mu.Unlock()
 		return false
 	}
-	request := t.requests
-	t.requests++
-	t.mu.Unlock()
+	request := int(t.requests.Add(1)) - 1
 	for try := 0; ; try++ {
 		a := &Attempt{ID: fmt.Sprintf("c%d-%d-%d-%d", t.seed, c.id, c.turn, try), Request: request, Try: try, Session: c.id, Turn: c.turn, Shape: c.shape,
 			Possible: m.tokens, Kept: m.ended, By: m.by}
