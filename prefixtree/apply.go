@@ -123,6 +123,7 @@ func (m *merge) flush() {
 			m.retract(&r.Fact, blocks, places)
 		} else {
 			m.place(&r.Fact, blocks, places)
+			m.afterRetractions(&r.Fact, blocks)
 		}
 	}
 	m.waiting, m.filled = 0, 0
@@ -208,25 +209,18 @@ func (m *merge) place(f *Fact, blocks []Hash, places []place) {
 }
 
 func (m *merge) retract(f *Fact, blocks []Hash, places []place) {
-	verdict := func(e entry) (to entry, remove bool) {
-		switch at := entryTime(e); {
-		case f.Kind == Drop && at <= f.Time:
-			return e, true
-		case f.Kind == Revert && at == f.Time && e&entryAnchor != 0:
-			return entryAt(e, max(f.Before, 1)), f.Before == 0
-		}
-		return e, false
-	}
 	for i, h := range blocks {
-		p := &places[i]
-		if p.entry == 0 && !p.torn {
-			continue
-		}
-		if to, remove := verdict(p.entry); !p.torn && !remove && to == p.entry {
-			continue
-		}
-		if was, is, _ := m.t.edit(p, f.Backend, uint64(h), verdict); is != was {
+		if m.t.retract(&places[i], h, f.Backend, f.Before, f.Time) {
 			m.changed++
+		}
+	}
+}
+
+// afterRetractions undoes placements that crossed a retraction.
+func (m *merge) afterRetractions(f *Fact, blocks []Hash) {
+	for _, h := range blocks {
+		if r, covered := m.t.retractions.covering(h, f.Backend, f.Time); covered {
+			m.t.edit(&place{shard: m.t.shard(uint64(h))}, f.Backend, uint64(h), r.apply)
 		}
 	}
 }

@@ -223,3 +223,94 @@ func TestTreesConvergeOnRetractions(t *testing.T) {
 		}
 	})
 }
+
+// Placements cross retractions of other nodes on their way: each node's changes arrive in order, but
+// those of different nodes in any.
+func TestTreesConvergeOnCrossingRetractions(t *testing.T) {
+	const backends = 2
+	hasher := newHasher(t)
+	rapid.Check(t, func(t *rapid.T) {
+		peers := newPeers(t, 3, backends, 5*time.Minute)
+		wires := map[[2]int][][]byte{} // from, to
+		now := start
+		send := func(from int) {
+			p := peers[from]
+			p.tell()
+			for {
+				payload, records := p.outbox.Drain(nil, 1<<16, p.names)
+				if records == 0 {
+					return
+				}
+				for to := range peers {
+					if to != from {
+						wires[[2]int{from, to}] = append(wires[[2]int{from, to}], payload)
+					}
+				}
+			}
+		}
+		deliver := func(t *rapid.T) bool {
+			var full [][2]int
+			for from := range peers {
+				for to := range peers {
+					if len(wires[[2]int{from, to}]) > 0 {
+						full = append(full, [2]int{from, to})
+					}
+				}
+			}
+			if len(full) == 0 {
+				return false
+			}
+			wire := rapid.SampledFrom(full).Draw(t, "wire")
+			p := peers[wire[1]]
+			_, news, err := p.tree.ApplyDeltaNews(wires[wire][0], p.names, 0, now, p.news)
+			if err != nil {
+				t.Fatal(err)
+			}
+			wires[wire], p.news = wires[wire][1:], news
+			send(wire[1])
+			return true
+		}
+		type running struct {
+			peer  int
+			b     Backend
+			chain []Hash
+			tr    TouchHistory
+		}
+		var open []*running
+		t.Repeat(map[string]func(*rapid.T){
+			"begin": func(t *rapid.T) {
+				now += Time(rapid.IntRange(1, 6_000).Draw(t, "wait"))
+				i := rapid.IntRange(0, len(peers)-1).Draw(t, "peer")
+				r := &running{peer: i, b: peers[i].id(Backend(rapid.IntRange(0, backends-1).Draw(t, "backend"))), chain: modelChain(t, hasher)}
+				peers[i].news = peers[i].tree.RecordNews(r.b, r.chain, now, &r.tr, peers[i].news)
+				open = append(open, r)
+				send(i)
+			},
+			"end": func(t *rapid.T) {
+				if len(open) == 0 {
+					t.Skip("none runs")
+				}
+				now += Time(rapid.IntRange(1, 6_000).Draw(t, "wait"))
+				i := rapid.IntRange(0, len(open)-1).Draw(t, "which")
+				r := open[i]
+				open = append(open[:i], open[i+1:]...)
+				p := peers[r.peer]
+				if rapid.Bool().Draw(t, "fails") {
+					_, p.news = p.tree.RevertNews(r.b, r.chain, &r.tr, p.news)
+				} else {
+					_, p.news = p.tree.LearnNews(r.b, r.chain, &r.tr, -1, now, p.news)
+				}
+				send(r.peer)
+			},
+			"deliver": func(t *rapid.T) { deliver(t) },
+		})
+		for deliver(t) {
+		}
+		want := heldByPeer(peers[0], now)
+		for i, p := range peers {
+			if got := heldByPeer(p, now); !maps.Equal(got, want) {
+				t.Fatalf("peer %d holds %d anchors, the first %d: %s", i, len(got), len(want), difference(got, want))
+			}
+		}
+	})
+}

@@ -13,6 +13,7 @@ type model struct {
 	facts   map[Hash]map[Backend]Time
 	floor   map[Backend]Time
 	gen     map[Backend]uint32
+	gone    map[retracted]Time // up to which placements that arrive later do not count
 	newest  map[Backend]Time
 	heard   map[Backend]heard
 	clock   Time
@@ -22,7 +23,7 @@ type model struct {
 func newModel(horizon time.Duration) *model {
 	return &model{
 		facts: map[Hash]map[Backend]Time{}, floor: map[Backend]Time{}, gen: map[Backend]uint32{},
-		newest: map[Backend]Time{}, heard: map[Backend]heard{}, horizon: horizon,
+		gone: map[retracted]Time{}, newest: map[Backend]Time{}, heard: map[Backend]heard{}, horizon: horizon,
 	}
 }
 
@@ -57,6 +58,9 @@ func (m *model) apply(f Fact) {
 	old := f.Generation != 0 && f.Generation < m.gen[f.Backend] || f.Time <= m.floor[f.Backend]
 	if !old && int64(m.clock-f.Time) <= 3*m.horizon.Milliseconds() {
 		m.put(f.Backend, f.Hash, f.Time)
+		if gone := m.gone[retracted{f.Hash, f.Backend}]; f.Time <= gone && m.facts[f.Hash][f.Backend] <= gone {
+			delete(m.facts[f.Hash], f.Backend)
+		}
 		h := m.heard[f.Backend]
 		oldest := min(h.oldest, f.Generation)
 		if h.generation == 0 {
@@ -217,9 +221,14 @@ func TestTreeAgainstModel(t *testing.T) {
 			"drop": func(t *rapid.T) {
 				b, chain := backend(), modelChain(t, hasher)
 				from := rapid.IntRange(-1, len(chain)).Draw(t, "from")
-				tree.Drop(b, chain, from, maxTime)
+				upTo := max(now, m.clock) + 1
+				for _, f := range tree.Drop(b, chain, from, upTo) {
+					m.gone[retracted{f.Hash, b}] = upTo
+				}
 				for _, h := range chain[max(0, from):] {
-					delete(m.facts[h], b)
+					if m.facts[h][b] <= upTo {
+						delete(m.facts[h], b)
+					}
 				}
 			},
 			"forget": func(t *rapid.T) {

@@ -37,13 +37,19 @@ func (t *Tree) tell(news *[]Fact, h Hash, prior, e entry, now Time) {
 		}
 		kind = Touch
 	}
+	if r, covered := t.retractions.covering(h, entryBackend(e), entryTime(e)); covered {
+		e = entryAt(e, r.upTo+1) // by a faster clock
+		t.change(&place{shard: t.shard(uint64(h))}, uint64(h), e, now)
+	}
 	t.append(news, kind, h, e, entryTime(e), 0)
 }
 
-// tellGone: before is the fact's earlier time, 0 if none.
+// tellGone: before is the fact's earlier time, 0 if none. Placements of other nodes that arrive later
+// meet the retraction here as they do everywhere.
 func (t *Tree) tellGone(news *[]Fact, kind Kind, h Hash, was entry, at, before Time) {
 	if news != nil && was&entryAnchor != 0 {
 		t.append(news, kind, h, was, at, before)
+		t.retract(&place{shard: t.shard(uint64(h))}, h, entryBackend(was), before, at)
 	}
 }
 

@@ -23,25 +23,30 @@ func heldBy(tree *Tree, now Time) held {
 	return m
 }
 
-func (m held) tell(f Fact) {
+// replay applies a tree's news.
+type replay struct {
+	held
+	gone map[spot]retraction
+}
+
+func (m replay) tell(f Fact) {
 	p := spot{f.Hash, f.Backend}
-	at, ok := m[p]
 	switch f.Kind {
 	case Add, Touch:
-		m[p] = max(at, f.Time)
-	case Drop:
-		if ok && at <= f.Time {
-			delete(m, p)
+		m.held[p] = max(m.held[p], f.Time)
+	case Drop, Revert:
+		r, ok := m.gone[p]
+		if !ok {
+			r.from = f.Before
 		}
-	case Revert:
-		if ok && at == f.Time {
-			m[p] = f.Before
-			if f.Before == 0 {
-				delete(m, p)
-			}
-		}
+		m.gone[p] = retraction{min(r.from, f.Before), max(r.upTo, f.Time)}
 	case Fence:
-		maps.DeleteFunc(m, func(p spot, at Time) bool { return p.Backend == f.Backend && at <= f.Time })
+		maps.DeleteFunc(m.held, func(p spot, at Time) bool { return p.Backend == f.Backend && at <= f.Time })
+	}
+	if r := m.gone[p]; r.covers(m.held[p]) {
+		if m.held[p] = r.from; r.from == 0 {
+			delete(m.held, p)
+		}
 	}
 }
 
@@ -62,7 +67,7 @@ func TestNewsIsWhatChanged(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		told := held{}
+		told := replay{held{}, map[spot]retraction{}}
 		now := start
 		var open []visitor
 		var news []Fact
@@ -106,10 +111,10 @@ func TestNewsIsWhatChanged(t *testing.T) {
 				}
 				news = news[:0]
 				// Expiry is not news.
-				maps.DeleteFunc(told, func(p spot, at Time) bool { return tree.limits[p.Backend].dead(at, now) })
+				maps.DeleteFunc(told.held, func(p spot, at Time) bool { return tree.limits[p.Backend].dead(at, now) })
 				got := heldBy(tree, now)
-				if !maps.Equal(got, told) {
-					t.Fatalf("the tree holds %d anchors, its news tell %d: %s", len(got), len(told), difference(got, told))
+				if !maps.Equal(got, told.held) {
+					t.Fatalf("the tree holds %d anchors, its news tell %d: %s", len(got), len(told.held), difference(got, told.held))
 				}
 			},
 		})

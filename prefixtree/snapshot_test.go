@@ -81,7 +81,7 @@ func TestSnapshotOfOneMillisecond(t *testing.T) {
 	const most = 1000
 	tree := newTree(t, Config{})
 	fillKind(t, tree, "unique", 20_000) // about a quarter are anchors
-	got, size := held{}, 0
+	got, size := replay{held{}, nil}, 0
 	p := pages{t: tree, now: start + 1000, most: most, w: encoder{limit: 4 << 10, names: oneToOne{}}}
 	p.yield = func(page []byte, _ int) bool {
 		facts, _, err := decode(page)
@@ -95,13 +95,13 @@ func TestSnapshotOfOneMillisecond(t *testing.T) {
 		return true
 	}
 	p.all()
-	if want := heldBy(tree, start+1000); !maps.Equal(got, want) || len(want) < 5*most {
-		t.Errorf("%d facts of %d", len(got), len(want))
+	if want := heldBy(tree, start+1000); !maps.Equal(got.held, want) || len(want) < 5*most {
+		t.Errorf("%d facts of %d", len(got.held), len(want))
 	}
 	if cap(p.stratum) > most+most/8 {
 		t.Errorf("collected %d facts at once", cap(p.stratum))
 	}
-	if perFact := float64(size) / float64(len(got)); perFact > 8.2 {
+	if perFact := float64(size) / float64(len(got.held)); perFact > 8.2 {
 		t.Errorf("%.2f bytes a fact", perFact)
 	}
 }

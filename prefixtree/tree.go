@@ -81,6 +81,8 @@ type Tree struct {
 	changed func([]Fact)
 	buffers sync.Pool // of *[]Fact, for changed
 
+	retractions retractions
+
 	clock      atomic.Int64 // latest time seen, for Apply
 	highest    atomic.Int64 // highest backend id with a fact
 	workspaces sync.Pool
