@@ -123,7 +123,9 @@ func (m *merge) flush() {
 			m.retract(&r.Fact, blocks, places)
 		} else {
 			m.place(&r.Fact, blocks, places)
-			m.afterRetractions(&r.Fact, blocks)
+			for _, h := range blocks {
+				m.t.crossed(h, r.Backend, r.Generation, r.Time)
+			}
 		}
 	}
 	m.waiting, m.filled = 0, 0
@@ -198,7 +200,7 @@ func (m *merge) place(f *Fact, blocks []Hash, places []place) {
 				n++
 			}
 			left[n-1].blocks += span
-		case at > f.Time && m.news != nil: // prior was no anchor, so no peer has this time
+		case at > f.Time && m.news != nil && !m.t.crossed(h, f.Backend, f.Generation, at): // prior was no anchor, so no peer has this time
 			m.t.append(m.news, Touch, h, mergeEntries(prior, e), at, 0)
 		}
 	}
@@ -210,17 +212,8 @@ func (m *merge) place(f *Fact, blocks []Hash, places []place) {
 
 func (m *merge) retract(f *Fact, blocks []Hash, places []place) {
 	for i, h := range blocks {
-		if m.t.retract(&places[i], h, f.Backend, f.Before, f.Time) {
+		if m.t.retract(&places[i], h, f.Backend, retraction{f.Before, f.Time, f.Generation}) {
 			m.changed++
-		}
-	}
-}
-
-// afterRetractions undoes placements that crossed a retraction.
-func (m *merge) afterRetractions(f *Fact, blocks []Hash) {
-	for _, h := range blocks {
-		if r, covered := m.t.retractions.covering(h, f.Backend, f.Time); covered {
-			m.t.edit(&place{shard: m.t.shard(uint64(h))}, f.Backend, uint64(h), r.apply)
 		}
 	}
 }

@@ -213,6 +213,7 @@ func (t *Tree) Reset(b Backend) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.generation.Store(0)
+	t.retractions.forget(b)
 	l.heard, l.surprises, l.misses, l.cleared = heard{}, 0, misses{}, 0
 	l.usage = usage{}
 	l.usage.horizon = int64(t.turn)

@@ -6,7 +6,7 @@ const (
 	Add    Kind = iota // a placement that the sending tree did not have at this block
 	Touch              // a later time of a known block
 	Drop               // the block is not on the backend: removes facts up to Time
-	Revert             // the placement at exactly Time failed: back to Before, removed if that is 0
+	Revert             // the placement at Time failed: those in (Before, Time] count as Before, 0: none
 	Fence              // the backend lost its cache: kills all facts up to Time; no Hash
 )
 

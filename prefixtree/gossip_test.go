@@ -314,3 +314,24 @@ func TestTreesConvergeOnCrossingRetractions(t *testing.T) {
 		}
 	})
 }
+
+// An earlier failure does not make a later one forget the placements between them.
+func TestRetractionsStayApart(t *testing.T) {
+	tree, chain := newTree(t, Config{Horizon: time.Hour}), chainOf(t, 1, 4)
+	var tr TouchHistory
+	record := func(at Time) { tree.RecordNews(1, chain, start+at, &tr, nil) }
+	record(1_000)
+	tree.RevertNews(1, chain, &tr, nil)
+	record(1_000_000)
+	tree.LearnNews(1, chain, &tr, 0, start+1_001_000, nil)
+	record(2_000_000)
+	tree.RevertNews(1, chain, &tr, nil)
+	for p, at := range heldBy(tree, start+2_000_000) {
+		if at != start+1_000_000 {
+			t.Errorf("%x: held at %d", p.Hash, at-start)
+		}
+	}
+	if n := len(heldBy(tree, start+2_000_000)); n != len(chain) {
+		t.Errorf("%d of %d blocks are held", n, len(chain))
+	}
+}

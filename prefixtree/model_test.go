@@ -13,7 +13,7 @@ type model struct {
 	facts   map[Hash]map[Backend]Time
 	floor   map[Backend]Time
 	gen     map[Backend]uint32
-	gone    map[retracted]Time // up to which placements that arrive later do not count
+	gone    map[retracted]map[uint32]Time // by generation, until when placements that arrive later do not count
 	newest  map[Backend]Time
 	heard   map[Backend]heard
 	clock   Time
@@ -23,7 +23,7 @@ type model struct {
 func newModel(horizon time.Duration) *model {
 	return &model{
 		facts: map[Hash]map[Backend]Time{}, floor: map[Backend]Time{}, gen: map[Backend]uint32{},
-		gone: map[retracted]Time{}, newest: map[Backend]Time{}, heard: map[Backend]heard{}, horizon: horizon,
+		gone: map[retracted]map[uint32]Time{}, newest: map[Backend]Time{}, heard: map[Backend]heard{}, horizon: horizon,
 	}
 }
 
@@ -58,8 +58,10 @@ func (m *model) apply(f Fact) {
 	old := f.Generation != 0 && f.Generation < m.gen[f.Backend] || f.Time <= m.floor[f.Backend]
 	if !old && int64(m.clock-f.Time) <= 3*m.horizon.Milliseconds() {
 		m.put(f.Backend, f.Hash, f.Time)
-		if gone := m.gone[retracted{f.Hash, f.Backend}]; f.Time <= gone && m.facts[f.Hash][f.Backend] <= gone {
-			delete(m.facts[f.Hash], f.Backend)
+		for generation, gone := range m.gone[retracted{f.Hash, f.Backend}] {
+			if at, ok := m.facts[f.Hash][f.Backend]; ok && f.Generation <= generation && f.Time <= gone && at <= gone {
+				delete(m.facts[f.Hash], f.Backend)
+			}
 		}
 		h := m.heard[f.Backend]
 		oldest := min(h.oldest, f.Generation)
@@ -223,7 +225,10 @@ func TestTreeAgainstModel(t *testing.T) {
 				from := rapid.IntRange(-1, len(chain)).Draw(t, "from")
 				upTo := max(now, m.clock) + 1
 				for _, f := range tree.Drop(b, chain, from, upTo) {
-					m.gone[retracted{f.Hash, b}] = upTo
+					if m.gone[retracted{f.Hash, b}] == nil {
+						m.gone[retracted{f.Hash, b}] = map[uint32]Time{}
+					}
+					m.gone[retracted{f.Hash, b}][f.Generation] = upTo
 				}
 				for _, h := range chain[max(0, from):] {
 					if m.facts[h][b] <= upTo {

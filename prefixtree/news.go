@@ -37,9 +37,8 @@ func (t *Tree) tell(news *[]Fact, h Hash, prior, e entry, now Time) {
 		}
 		kind = Touch
 	}
-	if r, covered := t.retractions.covering(h, entryBackend(e), entryTime(e)); covered {
-		e = entryAt(e, r.upTo+1) // by a faster clock
-		t.change(&place{shard: t.shard(uint64(h))}, uint64(h), e, now)
+	if t.crossed(h, entryBackend(e), t.ledgers[entryBackend(e)].generation.Load(), entryTime(e)) {
+		return // a faster clock retracted it
 	}
 	t.append(news, kind, h, e, entryTime(e), 0)
 }
@@ -49,7 +48,8 @@ func (t *Tree) tell(news *[]Fact, h Hash, prior, e entry, now Time) {
 func (t *Tree) tellGone(news *[]Fact, kind Kind, h Hash, was entry, at, before Time) {
 	if news != nil && was&entryAnchor != 0 {
 		t.append(news, kind, h, was, at, before)
-		t.retract(&place{shard: t.shard(uint64(h))}, h, entryBackend(was), before, at)
+		b := entryBackend(was)
+		t.retract(&place{shard: t.shard(uint64(h))}, h, b, retraction{before, at, t.ledgers[b].generation.Load()})
 	}
 }
 

@@ -26,24 +26,24 @@ func heldBy(tree *Tree, now Time) held {
 // replay applies a tree's news.
 type replay struct {
 	held
-	gone map[spot]retraction
+	gone *retractions
 }
 
 func (m replay) tell(f Fact) {
 	p := spot{f.Hash, f.Backend}
+	var r retraction
 	switch f.Kind {
 	case Add, Touch:
 		m.held[p] = max(m.held[p], f.Time)
-	case Drop, Revert:
-		r, ok := m.gone[p]
-		if !ok {
-			r.from = f.Before
+		if r, _ = m.gone.covering(f.Hash, f.Backend, f.Generation, f.Time); !r.covers(f.Time) {
+			return
 		}
-		m.gone[p] = retraction{min(r.from, f.Before), max(r.upTo, f.Time)}
+	case Drop, Revert:
+		r = m.gone.add(f.Hash, f.Backend, retraction{f.Before, f.Time, f.Generation})
 	case Fence:
 		maps.DeleteFunc(m.held, func(p spot, at Time) bool { return p.Backend == f.Backend && at <= f.Time })
 	}
-	if r := m.gone[p]; r.covers(m.held[p]) {
+	if r.covers(m.held[p]) {
 		if m.held[p] = r.from; r.from == 0 {
 			delete(m.held, p)
 		}
@@ -67,7 +67,7 @@ func TestNewsIsWhatChanged(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		told := replay{held{}, map[spot]retraction{}}
+		told := replay{held{}, new(retractions)}
 		now := start
 		var open []visitor
 		var news []Fact

@@ -81,7 +81,7 @@ func TestSnapshotOfOneMillisecond(t *testing.T) {
 	const most = 1000
 	tree := newTree(t, Config{})
 	fillKind(t, tree, "unique", 20_000) // about a quarter are anchors
-	got, size := replay{held{}, nil}, 0
+	got, size := replay{held{}, new(retractions)}, 0
 	p := pages{t: tree, now: start + 1000, most: most, w: encoder{limit: 4 << 10, names: oneToOne{}}}
 	p.yield = func(page []byte, _ int) bool {
 		facts, _, err := decode(page)

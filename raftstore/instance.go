@@ -134,7 +134,8 @@ type heartbeats struct {
 
 func (h *heartbeats) SetHeartbeatHandler(handle func(raft.RPC)) {
 	h.NetworkTransport.SetHeartbeatHandler(func(rpc raft.RPC) {
-		if a, ok := rpc.Command.(*raft.AppendEntriesRequest); ok {
+		a, ok := rpc.Command.(*raft.AppendEntriesRequest)
+		if last := h.heard.Load(); ok && (last == nil || last.term <= a.Term) {
 			h.heard.Store(&heartbeat{string(a.ID), a.Term})
 		}
 		handle(rpc)
