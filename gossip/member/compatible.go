@@ -8,7 +8,6 @@ import (
 // Field names a difference for which two nodes refuse each other.
 type Field string
 
-// Differences for which two nodes refuse each other.
 const (
 	FieldCluster    Field = "cluster"
 	FieldProtocol   Field = "protocol"
@@ -27,35 +26,28 @@ type MismatchError struct {
 	Peer         string // address or name
 }
 
+// Peer, Theirs and Mine are arguments 1 to 3.
+var mismatches = map[Field]string{
+	FieldCluster:    "%[1]s belongs to another cluster (%[2]q there, %[3]q here): give every node the same --cluster, or take it off the --join list",
+	FieldProtocol:   "%[1]s speaks other versions of the gossip protocol (%[2]s there, %[3]s here): upgrade the older one, one release at a time",
+	FieldSecret:     "%[1]s hashes prompts with another secret (key id %[2]s there, %[3]s here): give every node the same --secret-file",
+	FieldBlockBytes: "%[1]s cuts prompts into blocks of %[2]s bytes, this node into %[3]s: give every node the same --block-bytes",
+	FieldGossipKey: "%[1]s has another gossip key (%[2]s there, %[3]s here): give every node the same --gossip-key-file, " +
+		"or install the key there with `grapevine keys install`",
+	FieldName: "two nodes are named %[1]q, at %[2]s and at %[3]s: give every node a name of its own; " +
+		"if it is one node that has moved, the name is free once the old address is known to be dead",
+	FieldRaftID: "node %[1]s has the raft id of another node that is alive, at %[2]s and at %[3]s: one of them runs on a copy of the other's data_dir; " +
+		"stop the copy, empty its data_dir and start it again; if it is one node that has moved, the id is free once the old address is known to be dead",
+	FieldGroup: "%[1]s is in another raft group (%[2]s there, %[3]s here): two fleets were founded; give one up: " +
+		"stop its nodes, empty their data_dir and start them with --join",
+}
+
 func (e *MismatchError) Error() string {
-	switch e.Field {
-	case FieldCluster:
-		return fmt.Sprintf("%s belongs to another cluster (%q there, %q here): give every node the same --cluster, or take it off the --join list",
-			e.Peer, e.Theirs, e.Mine)
-	case FieldProtocol:
-		return fmt.Sprintf("%s speaks other versions of the gossip protocol (%s there, %s here): upgrade the older one, one release at a time",
-			e.Peer, e.Theirs, e.Mine)
-	case FieldSecret:
-		return fmt.Sprintf("%s hashes prompts with another secret (key id %s there, %s here): give every node the same --secret-file",
-			e.Peer, e.Theirs, e.Mine)
-	case FieldBlockBytes:
-		return fmt.Sprintf("%s cuts prompts into blocks of %s bytes, this node into %s: give every node the same --block-bytes",
-			e.Peer, e.Theirs, e.Mine)
-	case FieldGossipKey:
-		return fmt.Sprintf("%s has another gossip key (%s there, %s here): give every node the same --gossip-key-file, or install the key there with `grapevine keys install`",
-			e.Peer, e.Theirs, e.Mine)
-	case FieldName:
-		return fmt.Sprintf("two nodes are named %q, at %s and at %s: give every node a name of its own; "+
-			"if it is one node that has moved, the name is free once the old address is known to be dead", e.Peer, e.Theirs, e.Mine)
-	case FieldRaftID:
-		return fmt.Sprintf("node %s has the raft id of another node that is alive, at %s and at %s: one of them runs on a copy of the other's data_dir; "+
-			"stop the copy, empty its data_dir and start it again; if it is one node that has moved, the id is free once the old address is known to be dead",
-			e.Peer, e.Theirs, e.Mine)
-	case FieldGroup:
-		return fmt.Sprintf("%s is in another raft group (%s there, %s here): two fleets were founded; give one up: "+
-			"stop its nodes, empty their data_dir and start them with --join", e.Peer, e.Theirs, e.Mine)
+	text, ok := mismatches[e.Field]
+	if !ok {
+		text = "%[1]s: " + string(e.Field) + " differs (%[2]s there, %[3]s here)"
 	}
-	return fmt.Sprintf("%s: %s differs (%s there, %s here)", e.Peer, e.Field, e.Theirs, e.Mine)
+	return fmt.Sprintf(text, e.Peer, e.Theirs, e.Mine)
 }
 
 // Compatible returns a *MismatchError for the first difference, nil if there is none; it is
