@@ -78,20 +78,12 @@ func (c *Client) CurrentBackends(ctx context.Context) (*BackendList, error) {
 
 // AddBackends adds all backends or none. Unless force is set, their engines must answer.
 func (c *Client) AddBackends(ctx context.Context, backends []NewBackend, force bool) (*Changed, error) {
-	path := "/backends"
-	if force {
-		path += "?force=true"
-	}
-	return send[Changed](ctx, c, http.MethodPost, path, map[string]any{"backends": backends})
+	return send[Changed](ctx, c, http.MethodPost, with("/backends", "force", force), map[string]any{"backends": backends})
 }
 
 // SetBackendState changes all backends or none; action is drain, resume, down or up.
 func (c *Client) SetBackendState(ctx context.Context, names []string, action, reason string) (*Changed, error) {
-	path := "/backends"
-	if c.force {
-		path += "?force=true"
-	}
-	return send[Changed](ctx, c, http.MethodPatch, path, stateChange{Names: names, Action: action, Reason: reason})
+	return send[Changed](ctx, c, http.MethodPatch, with("/backends", "force", c.force), stateChange{Names: names, Action: action, Reason: reason})
 }
 
 // RemoveBackends removes all backends or none.
@@ -108,11 +100,7 @@ func (c *Client) Rules(ctx context.Context) (*RuleSet, error) { return get[RuleS
 // ApplyRules replaces the fleet's rules, of version ifVersion unless nil, or, if dry, returns the
 // change.
 func (c *Client) ApplyRules(ctx context.Context, text string, ifVersion *uint64, dry bool) (*RuleChange, error) {
-	path := "/rules"
-	if dry {
-		path += "?dry_run=true"
-	}
-	return send[RuleChange](ctx, c, http.MethodPut, path, rulesRequest{Text: text, IfVersion: ifVersion})
+	return send[RuleChange](ctx, c, http.MethodPut, with("/rules", "dry_run", dry), rulesRequest{Text: text, IfVersion: ifVersion})
 }
 
 func (c *Client) Raft(ctx context.Context) (*RaftStatus, error) {
@@ -145,6 +133,13 @@ func (c *Client) UseKey(ctx context.Context, id string) (*KeyList, error) {
 
 func (c *Client) RemoveKey(ctx context.Context, id string) (*KeyList, error) {
 	return send[KeyList](ctx, c, http.MethodPost, "/keys/remove", keyRequest{ID: id})
+}
+
+func with(path, option string, on bool) string {
+	if on {
+		return path + "?" + option + "=true"
+	}
+	return path
 }
 
 func get[T any](ctx context.Context, c *Client, path string) (*T, error) {
