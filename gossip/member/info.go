@@ -93,6 +93,7 @@ type meta struct {
 	Leaving bool          `json:"l,omitempty"` // metadata: the node is about to leave
 	Keys    []Fingerprint `json:"f,omitempty"` // hello: the keys on the ring, the primary first
 	Group   uint64        `json:"u,omitempty"` // hello: see List.SetGroup
+	//lint:ignore U1000 encoding/json writes it: a later release has fields here
 	laterFields
 }
 
