@@ -102,7 +102,7 @@ const (
 	byChance = 0.005
 	// leastLook is the shortest window after one of many faults: two seconds give no variance.
 	leastLook = 4 * time.Second
-	// worthless is the chance above which a comparison shows nothing.
+	// worthless is the chance above which a comparison without a difference shows nothing.
 	worthless = 0.05
 	// fewTurns are too few to detect a point of hit rate.
 	fewTurns = 60
@@ -161,14 +161,13 @@ var hitRateRecovers = Invariant{
 			} else if i == shownLooks {
 				f.note += fmt.Sprintf("; and %d more", len(looks)-shownLooks-1)
 			}
-			if chance > worthless {
-				f.checked--
-				f.note += ": too uneven to judge"
-				continue
-			}
-			if l.after.mean < before.mean-hitMargin-chance {
+			switch {
+			case l.after.mean < before.mean-hitMargin-chance:
 				f.violate(l.from, "the fleet", "%s: %.2f %% of %d turns from %v to %v, before %.2f %% of %d: more than a point below, and than chance (%.2f points)",
 					l.what, 100*l.after.mean, l.after.turns, l.from, l.to, 100*before.mean, before.turns, 100*chance)
+			case chance > worthless:
+				f.checked--
+				f.note += ": too uneven to judge"
 			}
 		}
 	},
