@@ -184,7 +184,7 @@ func TestEachSampleIsPossible(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := newFleet(&cfg, point{policy: "prefix", nodes: 1}, c, 0)
+	f, err := newFleet(&cfg, point{strategy: "prefix", nodes: 1}, c, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,7 +281,7 @@ func TestCancelEndsTheRuns(t *testing.T) {
 }
 
 func TestEarliestEngine(t *testing.T) {
-	e, err := newEngines(9, engine.Config{})
+	e, err := newEngines(make([]Engine, 9))
 	if err != nil {
 		t.Fatal(err)
 	}
