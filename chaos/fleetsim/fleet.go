@@ -225,6 +225,10 @@ func (f *fleet) arrive() {
 	f.open++
 	if f.started == f.cfg.Options.Requests {
 		f.span = min(f.span, r.At)
+		if w := f.cfg.Warmup; w > 0 && f.span <= w {
+			f.err = fmt.Errorf("%w: the last of %d requests arrives after %v, within the warm-up of %v", ErrConfig, f.started, f.span, w)
+			return
+		}
 	}
 	fl.node = f.enter(r)
 	n := &f.nodes[fl.node]

@@ -250,6 +250,7 @@ func TestSettingsAreChecked(t *testing.T) {
 		"ingress":          func(c *Config) { c.Ingress = "left" },
 		"speed":            func(c *Config) { c.Options.Speed = -1 },
 		"warm-up":          func(c *Config) { c.Warmup = time.Hour },
+		"the last of 10":   func(*Config) {},
 		"prefill rate":     func(c *Config) { c.Engine.PrefillRate = -1 },
 		"in parallel":      func(c *Config) { c.Parallel = -1 },
 	} {
