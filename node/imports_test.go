@@ -51,6 +51,7 @@ var mayImport = map[string][]string{
 	"chaos/instrument": {"chaos/plant"},
 	"chaos/netswitch":  {},
 	"chaos/plant":      {},
+	"chaos/programs":   {},
 	"chaos/virtual":    {},
 
 	"chaos/plot":     {},
