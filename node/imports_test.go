@@ -51,6 +51,7 @@ var mayImport = map[string][]string{
 	"chaos/instrument": {"chaos/plant"},
 	"chaos/netswitch":  {},
 	"chaos/plant":      {},
+	"chaos/programs":   {},
 	"chaos/virtual":    {},
 
 	"chaos/plot":     {},
@@ -66,6 +67,7 @@ var mayImport = map[string][]string{
 	"chaos/fleet": {"chaos/...", "node", "node/admin", "prefixtree", "proxy", "proxy/..."},
 	"chaos/demo":  {"chaos/...", "node", "proxy", "proxy/..."},
 	"chaos/bench": {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
+	"chaos/race":  {"chaos/..."},
 
 	"cmd/commandline":   {},
 	"cmd/grapevine":     {"cmd/commandline", "node", "node/admin", "node/config", "node/machine", "node/notify", "raftstore"},
