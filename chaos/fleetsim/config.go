@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -52,7 +53,7 @@ type Config struct {
 	Backends  int // 0: the workload's, else DefaultBackends
 	// Engine configures every backend; zero fields are EngineFor the workload's.
 	Engine engine.Config
-	// Engines, if set, replaces Backends and Engine by one entry per backend.
+	// Engines, unless empty, replaces Backends and Engine by one entry per backend.
 	Engines []Engine
 	Ingress Ingress // "": Random
 	// Warmup is excluded from the report. 0: the workload's (none for traces); negative: none.
@@ -154,6 +155,11 @@ func (c Config) completed() (Config, error) {
 	if c.Backends < 1 || c.Backends > MaxBackends {
 		return c, fmt.Errorf("%w: %d backends, want 1 to %d", ErrConfig, c.Backends, MaxBackends)
 	}
+	for i, e := range c.Engines {
+		if e.Joins < 0 || e.SlowAt < 0 || !(e.SlowBy >= 0) || math.IsInf(e.SlowBy, 0) {
+			return c, fmt.Errorf("%w: engine %d joins at %v and slows down by %v at %v: want 0 or more", ErrConfig, i, e.Joins, e.SlowBy, e.SlowAt)
+		}
+	}
 	c.Options.Backends = c.Backends
 	if c.Warmup == 0 && sessions != nil {
 		c.Warmup = sessions.Warmup
@@ -162,7 +168,7 @@ func (c Config) completed() (Config, error) {
 		}
 	}
 	c.Warmup = max(0, c.Warmup)
-	if c.fillEngine(); c.Engines == nil {
+	if c.fillEngine(); len(c.Engines) == 0 {
 		c.Engines = slices.Repeat([]Engine{{Config: c.Engine}}, c.Backends)
 	}
 	if c.Extra == nil {

@@ -158,8 +158,8 @@ func (f *fleet) newNode(number int, c *chainer) (n node, err error) {
 	return n, nil
 }
 
-// run plays the feed to the end. Simultaneous events have a fixed order: engines by id, then
-// arrivals.
+// run plays the feed to the end. Simultaneous events have a fixed order: changes of engines, the
+// engines' own events by id, arrivals.
 func (f *fleet) run(ctx context.Context) error {
 	emit := f.event
 	for turn := 0; ; turn++ {

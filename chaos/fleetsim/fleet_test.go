@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -251,6 +252,8 @@ func TestSettingsAreChecked(t *testing.T) {
 		"speed":            func(c *Config) { c.Options.Speed = -1 },
 		"warm-up":          func(c *Config) { c.Warmup = time.Hour },
 		"the last of 10":   func(*Config) {},
+		"engine 1 joins":   func(c *Config) { c.Engines = []Engine{{}, {Joins: -1}} },
+		"slows down by +I": func(c *Config) { c.Engines = []Engine{{SlowBy: math.Inf(1)}} },
 		"prefill rate":     func(c *Config) { c.Engine.PrefillRate = -1 },
 		"in parallel":      func(c *Config) { c.Parallel = -1 },
 	} {

@@ -55,8 +55,8 @@ func (f *fleet) reveal(fl *flight, r *policy.Router) {
 	}
 }
 
-// reportParts bounds the queues that reveal can show: a router takes at most an engine's KV capacity
-// from each peer.
+// reportParts is how many peers reveal speaks for, because a router takes at most an engine's KV
+// capacity from each. A queue beyond that many capacities looks as long as they are.
 const reportParts = 8
 
 // reveal reports every engine's queue to a router as that of peers. The router holds no prefill
@@ -93,13 +93,13 @@ type truth struct {
 	blank
 	engines     *engines
 	blockTokens int
-	request     *workload.Request // that is being matched
+	request     *workload.Request // whose prompt the router matches next
 }
 
 // truthBudget holds some 100,000 facts: a prompt's blocks on all engines.
 const truthBudget = 4 << 20
 
-// Match records what the engines hold in a tree that nothing else is in, because only a tree fills
+// Match records what the engines hold in a new tree and matches that, because only a tree fills
 // Matches.
 func (t *truth) Match(m *prefixtree.Matches, chain []prefixtree.Hash, now prefixtree.Time) {
 	tree, err := prefixtree.New(prefixtree.Config{Budget: truthBudget, MaxBackends: len(t.engines.models), Horizon: time.Hour})

@@ -42,7 +42,7 @@ func (c *Content) Add(id uint64, tokens int) {
 
 // Call is one request of a [Script].
 type Call struct {
-	// After is the index of the call whose end starts it, an earlier one; -1: it starts at At.
+	// After is the index of an earlier call, whose end starts this one; -1: it starts at At.
 	After int
 	At    time.Duration // since the end of that call, or since the start of the run
 	// Answered is the content with the answer, which extends that of the prompt.
@@ -93,7 +93,7 @@ type scriptSource struct {
 	due    timeline[int] // calls
 	next   [][]int       // by call: those that it starts
 	call   map[*Request]int
-	seq    int
+	seq    int // of the next entry of due
 	issued int
 }
 

@@ -123,7 +123,7 @@ type session struct {
 	segments []Segment
 }
 
-// timeline is a heap by time; what is due at once comes in the order of its numbers.
+// timeline is a heap by time. Entries of one time come in the order of seq.
 type timeline[T any] []timed[T]
 
 type timed[T any] struct {
