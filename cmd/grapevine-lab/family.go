@@ -34,8 +34,10 @@ func (c *simulateCmd) family(s *streams, line *kong.Context) error {
 		return usageError{errors.New("--family plays many draws, --family-draw one: give one of them")}
 	case c.Family < 0 || c.Draw < 0 || max(c.Family, c.Draw) > family.MaxDraws:
 		return usageError{fmt.Errorf("draw %d: want 1 to %d", c.Family+c.Draw, family.MaxDraws)}
-	case c.Options.Requests < 0 || c.Parallel < 0:
-		return usageError{fmt.Errorf("%d requests, %d at once: neither may be negative", c.Options.Requests, c.Parallel)}
+	case c.Options.Requests < 0 || c.Options.Requests > family.MaxRequests:
+		return usageError{fmt.Errorf("%d requests in each draw: want 1 to %d, or 0 for as many as drawn", c.Options.Requests, family.MaxRequests)}
+	case c.Parallel < 0:
+		return usageError{fmt.Errorf("%d draws in parallel: want 1 or more, or 0 for as many as there are processors", c.Parallel)}
 	}
 	if o.Parallel == 0 {
 		o.Parallel = runtime.GOMAXPROCS(0)

@@ -80,6 +80,7 @@ func TestExitCodes(t *testing.T) {
 		{"a family and its draw", []string{"simulate", "--family", "3", "--family-draw", "3"}, commandline.ExitUsage, "", "give one of them"},
 		{"a family of nodes", []string{"simulate", "--family", "3", "--nodes", "1"}, commandline.ExitUsage, "", "--nodes: the draws of a family decide this"},
 		{"too large a family", []string{"simulate", "--family", "1000000"}, commandline.ExitUsage, "", "want 1 to 10000"},
+		{"too large draws", []string{"simulate", "--family", "3", "--requests", "1000000"}, commandline.ExitUsage, "", "want 1 to 50000"},
 		{"no such scenario", []string{"chaos", "run", "router-los"}, commandline.ExitUsage, "", `no scenario "router-los": grapevine-lab chaos list shows them`},
 		{"short chaos", []string{"chaos", "run", "router-loss", "--duration", "1s"}, commandline.ExitUsage, "", "1s of traffic: give 27s"},
 		{"two schedules", []string{"chaos", "run", "router-loss", "leader-loss", "--schedule", bad}, commandline.ExitUsage, "", "--schedule is for one scenario"},

@@ -71,7 +71,7 @@ var (
 	streamed     = []float64{1, 1, 0.7, 0.3, 0}
 )
 
-// Streams of random numbers, so that parameters are independent.
+// Streams of random numbers: one per parameter keeps parameters independent.
 const (
 	streamNodes = iota + 1
 	streamDelay
@@ -148,8 +148,8 @@ func (d *Draw) random(stream uint64) *rand.Rand {
 	return rand.New(rand.NewPCG(d.Seed, stream<<32|uint64(d.Number)))
 }
 
-// deal returns one of n cards. The draws take them from a shuffled deck, so that n successive draws
-// have all.
+// deal returns a number below n. Each n successive draws take the numbers of one shuffle, so they have
+// all.
 func (d *Draw) deal(stream uint64, n int) int {
 	at := d.Number - 1
 	return rand.New(rand.NewPCG(d.Seed, stream<<32|uint64(at/n))).Perm(n)[at%n]

@@ -14,7 +14,8 @@ const (
 	gapX           = 24
 )
 
-// Picture draws, per measure, which share of the draws has at most a ratio: a line per rival.
+// Picture draws, per measure, which share of the draws has at most a ratio: a line per rival. The
+// results, at least one, are those of [Play] with these oracles.
 func Picture(w io.Writer, results []Result, oracles []string) error {
 	list := rivals(oracles)
 	p := plot.New(leftW+float64(len(measures))*(panelW+gapX), topH+panelH+36+20*float64(len(list)))

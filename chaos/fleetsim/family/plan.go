@@ -20,8 +20,8 @@ const (
 	// chunkTime is longer than a decode step, so that decoding does not slow prefill.
 	chunkTime   = 40 * time.Millisecond
 	leastChunk  = 128
-	pinnedRoom  = 2 // KV memory for running requests, in what is expected to run
-	fewestFit   = 3 // of the largest request
+	pinnedRoom  = 2 // KV memory for running requests over what they hold on average
+	fewestFit   = 3 // requests as large as the largest that an engine's KV memory holds at least
 	blockTokens = 16
 )
 
@@ -31,14 +31,14 @@ type site struct {
 	engines []fleetsim.Engine
 }
 
-// machine is an engine's size among those of its model.
+// machine is an engine, with its speed and cache relative to the others of its model.
 type machine struct {
 	model        int
 	speed, cache float64
 	fleetsim.Engine
 }
 
-// machines draws the engines, their model in turn. Of joining ones, up to a third come later.
+// machines draws the engines; models take turns. In a joining fleet, up to a third come later.
 func (d *Draw) machines() []machine {
 	rng := d.random(streamEngines)
 	out := make([]machine, d.Engines)
@@ -77,7 +77,8 @@ func (m *machine) capacity(d *Draw) float64 {
 // build writes the calls and sizes the engines for them, each model's alone. Caches hold d.Cache times
 // the distinct tokens of the run, and what running requests pin. The load is the share of the
 // engines' time that it takes to compute what one cache of that size lacks, if requests queue
-// nowhere. Engines have many caches and so compute more.
+// nowhere. Engines have many caches and so compute more. A model without a call after the warm-up has
+// nothing to measure, and its engines keep the default rate.
 func (d *Draw) build() site {
 	machines := d.machines()
 	weights := make([]float64, d.Models)
@@ -120,7 +121,7 @@ func (d *Draw) build() site {
 	return s
 }
 
-// work is what one model's calls need, in tokens.
+// work is what the calls of one model need, in tokens.
 type work struct {
 	distinct float64 // of prompts and answers
 	uncached float64 // to compute after the warm-up, with one cache

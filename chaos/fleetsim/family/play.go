@@ -17,21 +17,24 @@ import (
 const Judged = policy.Prefix
 
 // Result is a played draw. Runs are those of all policies in the drawn fleet, the judged one first,
-// then the judged one with perfect knowledge; in a fleet of several nodes the judged one on one node
-// comes last.
+// then the judged one with perfect knowledge. A fleet of several nodes has one more run, the last: the
+// judged policy on one node.
 type Result struct {
 	Draw Draw            `json:"draw"`
 	Runs []report.Report `json:"runs"`
 }
 
-// MaxDraws bounds what a mistyped flag can ask for.
-const MaxDraws = 10_000
+// Bounds of what a mistyped flag can ask for. All calls of a draw are in memory while it is played.
+const (
+	MaxDraws    = 10_000
+	MaxRequests = 50_000
+)
 
 // Options select what to play.
 type Options struct {
 	Seed     uint64
 	Draws    []int // numbers, from 1
-	Requests int   // measured in each draw; 0: as drawn
+	Requests int   // measured in each draw, at most MaxRequests; 0: as drawn
 	// Oracles are of fleetsim.Oracles, each played alone and, if several, all together.
 	Oracles  []string
 	Parallel int // draws at once, at least 1
@@ -39,7 +42,8 @@ type Options struct {
 	Progress func(ended int, took time.Duration, d *Draw)
 }
 
-// Play plays the draws and returns them in their order. It returns the first error, or ctx's.
+// Play plays the draws and returns their results in the order of o.Draws, or else the first error, or
+// ctx's.
 func Play(ctx context.Context, o Options) ([]Result, error) {
 	policies := append(fleetsim.Policies(), OraclePolicies(o.Oracles)...) // the judged one is first
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -48,7 +52,7 @@ func Play(ctx context.Context, o Options) ([]Result, error) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	next, ended := 0, 0
-	for range o.Parallel {
+	for range min(o.Parallel, len(out)) {
 		wg.Go(func() {
 			for {
 				mu.Lock()
@@ -74,7 +78,10 @@ func Play(ctx context.Context, o Options) ([]Result, error) {
 		})
 	}
 	wg.Wait()
-	return out, context.Cause(ctx)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	return out, nil
 }
 
 // OraclePolicies names the judged policy with each oracle and, if there are several, with all.

@@ -89,8 +89,8 @@ func median(v []float64) string { return quantile(v, 0.5) }
 
 func number(x float64) string { return fmt.Sprintf("%.3f", x) }
 
-// Write writes the distribution of ratios, the bars, medians by what the draws have in common, and the
-// ten worst draws.
+// Write writes the distribution of ratios, the bars, medians by properties of the draws, and the ten
+// worst draws. The results, at least one, are those of [Play] with these oracles.
 func Write(w io.Writer, results []Result, oracles []string) error {
 	list := rivals(oracles)
 	rows := [][]string{{Judged + " over", "measure", "draws", "min", "p10", "median", "p90", "max", "good %"}}
@@ -110,7 +110,7 @@ func Write(w io.Writer, results []Result, oracles []string) error {
 		return err
 	}
 	fmt.Fprintln(w)
-	if err := report.WriteRows(w, strata(results, list)); err != nil {
+	if err := report.WriteRows(w, byProperty(results, list)); err != nil {
 		return err
 	}
 	_, err := io.WriteString(w, "\n"+worst(results))
@@ -185,13 +185,13 @@ func bars(results []Result) string {
 	return b.String()
 }
 
-// stratum names a draw's place in one respect.
-type stratum struct {
+// property groups draws by a value of theirs.
+type property struct {
 	name string
 	of   func(*Draw) string
 }
 
-var respects = []stratum{
+var properties = []property{
 	{"traffic", func(d *Draw) string { return d.Traffic[0].Kind }},
 	{"nodes", func(d *Draw) string { return fmt.Sprint(d.Nodes) }},
 	{"staleness", func(d *Draw) string {
@@ -215,23 +215,23 @@ func within(x float64, format string, limits ...float64) string {
 	return fmt.Sprintf("<= "+format, limits[i])
 }
 
-// strata are medians by respect; of hits for one node, of p99 for all.
-func strata(results []Result, list []rival) [][]string {
+// byProperty has a row for each value of each property, with medians of the draws that have it.
+func byProperty(results []Result, list []rival) [][]string {
 	head := []string{"draws with", "number", "p99 / best other", "worst", "p99 / one node", "hits / one node"}
 	for _, against := range list[2:] {
 		head = append(head, "p99 / "+against.name)
 	}
 	rows := [][]string{head}
 	p99, hits := &measures[0], &measures[2]
-	for _, s := range respects {
+	for _, p := range properties {
 		groups := map[string][]Result{}
 		for _, r := range results {
-			groups[s.of(&r.Draw)] = append(groups[s.of(&r.Draw)], r)
+			groups[p.of(&r.Draw)] = append(groups[p.of(&r.Draw)], r)
 		}
 		for _, name := range sorted(groups) {
 			g := groups[name]
 			v := p99.ratios(g, list[0])
-			row := []string{s.name + ": " + name, fmt.Sprint(len(g)), median(v), quantile(v, 1), median(p99.ratios(g, list[1])), median(hits.ratios(g, list[1]))}
+			row := []string{p.name + ": " + name, fmt.Sprint(len(g)), median(v), quantile(v, 1), median(p99.ratios(g, list[1])), median(hits.ratios(g, list[1]))}
 			for _, against := range list[2:] {
 				row = append(row, median(p99.ratios(g, against)))
 			}

@@ -49,7 +49,7 @@ type author struct {
 	texts    uint64 // number of own texts so far
 }
 
-// write returns sessions until as many calls as wanted are expected after the warm-up. A session's
+// write writes sessions until as many calls as wanted are expected after the warm-up. A session's
 // model is drawn by weight.
 func (d *Draw) write(models []float64) []call {
 	a := &author{Draw: d, rng: d.random(streamCalls)}
@@ -171,8 +171,9 @@ func (a *author) geometric(mean float64) int {
 	return n
 }
 
-// turns writes a call and those that follow it, and returns the last one's place. A turn may start
-// sub-agents, which share its prefix; the next turn waits for the last of them.
+// turns writes a call and those that follow it, and returns the index of the last one written. A turn
+// may start sub-agents, which share its prefix and run side by side; the next turn waits for the one
+// that is written last, and not for the others.
 func (a *author) turns(t *Traffic, c call, n int, branches float64) (last int) {
 	for {
 		c.Answered = c.Prompt
@@ -195,7 +196,7 @@ func (a *author) turns(t *Traffic, c call, n int, branches float64) (last int) {
 	}
 }
 
-// next is the call that extends c by a text, after the call at a place.
+// next is the call that extends c by a text, after the call of that index.
 func (a *author) next(t *Traffic, after int, c call, text int) call {
 	c.After, c.At = after, time.Duration(a.rng.ExpFloat64()*float64(t.ThinkMS))*time.Millisecond
 	c.expected = a.calls[after].expected + a.calls[after].service() + c.At
