@@ -31,7 +31,8 @@ type stage struct {
 	configs []string // the configuration file, or else the command line
 }
 
-// close ends the programs; an error is that of a router that had ended by itself.
+// close ends the programs. An error names routers of grapevine that had ended before; routers of others
+// that end make requests fail, which the row counts.
 func (st *stage) close() (err error) {
 	for _, end := range slices.Backward(st.ends) {
 		err = errors.Join(err, end())

@@ -61,8 +61,8 @@ func choose(only []string, short bool) ([]*contender, error) {
 	}), nil
 }
 
-// prepare installs the contenders' programs and returns those that can run, with versions and the
-// reasons against the others in r.
+// prepare installs the contenders' programs and returns the contenders that can run. It notes their
+// versions in r, and why the others cannot run.
 func prepare(ctx context.Context, o options, entrants []*contender, r *result) (ready []*contender, err error) {
 	failed := make(map[string]error) // by package
 	for _, c := range entrants {
@@ -101,7 +101,7 @@ func installPip(ctx context.Context, venv, pkg string) error {
 	return quietly(ctx, python, "-m", "pip", "install", "-q", "--disable-pip-version-check", pkg)
 }
 
-// quietly returns what a failed command said.
+// quietly runs a command and shows its output only in the error.
 func quietly(ctx context.Context, argv ...string) error {
 	out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()
 	if err != nil {

@@ -48,7 +48,8 @@ func (w *row) hits() float64 { return w.Report.HitRate }
 
 func (w *row) p99() float64 { return w.Report.TTFT.P99 }
 
-// sound is whether errors spare the row's latencies enough to compare them: failed requests have none.
+// sound reports whether at most 1 % of the requests failed. Failed requests have no latency, so a row
+// with more would look faster than it is.
 func (w *row) sound() bool { return 100*w.Report.Errors <= w.Report.Requests }
 
 func (r *result) text() string {
