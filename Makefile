@@ -1,5 +1,5 @@
-# Every target works on a fresh machine with Go and make. The four that need more
-# (test-clients, test-deploy, bench-proxy, chaos) install it by name and say so.
+# Every target works on a fresh machine with Go and make. The five that need more
+# (test-clients, test-deploy, bench-proxy, live-race, chaos) install it by name and say so.
 
 GO       ?= go
 BIN      := bin/grapevine
@@ -19,7 +19,7 @@ GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-chaos build-newer install test test-newer race fuzz bench bench-proxy test-clients test-deploy live lint sim herd demo figures check chaos chaos-short chaos-planted chaos-virtual
+.PHONY: help build build-chaos build-newer install test test-newer race fuzz bench bench-proxy live-race test-clients test-deploy live lint sim herd demo figures check chaos chaos-short chaos-planted chaos-virtual
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -74,6 +74,10 @@ bench: ## benchmarks, COUNT times at CPU cores, into out/bench.txt and through b
 
 bench-proxy: build ## side by side with nginx and HAProxy (installs nginx, haproxy and wrk with apt if missing)
 	$(GO) run ./chaos/bench
+
+live-race: build ## fleets of grapevine, nginx, HAProxy, sglang-router and vllm-router on chat, RAG and agents: hits, first-token time, cost; 25 minutes (RACE_FLAGS=-short: 3; installs with apt and pip what is missing)
+	@mkdir -p out
+	$(GO) run ./chaos/race -json out/race.json $(RACE_FLAGS)
 
 test-clients: build ## the official openai and anthropic clients through a running router (installs them with pip)
 	GRAPEVINE=$(CURDIR)/$(BIN) bash chaos/clients/run.sh

@@ -51,6 +51,7 @@ var mayImport = map[string][]string{
 	"chaos/instrument": {"chaos/plant"},
 	"chaos/netswitch":  {},
 	"chaos/plant":      {},
+	"chaos/programs":   {},
 	"chaos/virtual":    {},
 
 	"chaos/plot":     {},
@@ -60,11 +61,13 @@ var mayImport = map[string][]string{
 	"chaos/replay":   {"chaos/report", "chaos/workload", "prefixtree", "proxy", "proxy/..."},
 	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "node/hot", "node/share", "proxy/policy", "proxy/prompt"},
 
-	"chaos/fleetsim/herd": {"chaos/fleetsim", "chaos/plot", "chaos/report", "chaos/workload"},
+	"chaos/fleetsim/family": {"chaos/engine", "chaos/fleetsim", "chaos/plot", "chaos/report", "chaos/workload", "proxy/policy"},
+	"chaos/fleetsim/herd":   {"chaos/fleetsim", "chaos/plot", "chaos/report", "chaos/workload"},
 
 	"chaos/fleet": {"chaos/...", "node", "node/admin", "prefixtree", "proxy", "proxy/..."},
 	"chaos/demo":  {"chaos/...", "node", "proxy", "proxy/..."},
 	"chaos/bench": {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
+	"chaos/race":  {"chaos/..."},
 
 	"cmd/commandline":   {},
 	"cmd/grapevine":     {"cmd/commandline", "node", "node/admin", "node/config", "node/machine", "node/notify", "raftstore"},

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"grapevine/chaos/engine"
+	"grapevine/chaos/programs"
 )
 
 // backendKinds says what the figures of each kind of backend mean.
@@ -23,7 +24,7 @@ func engineConfig() engine.ServerConfig {
 			KVTokens: 64 << 20, MaxRunning: 1 << 16, ChunkTokens: 1 << 20,
 			PrefillRate: 1e12, DecodeStep: time.Nanosecond,
 		},
-		Models:      []string{"bench"},
+		Models:      []string{programs.Model},
 		IdleTimeout: 10 * time.Minute, // a contender's connections must outlast the other contenders' turns
 	}
 }

@@ -18,12 +18,13 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"runtime"
 	"strings"
 	"syscall"
 	"time"
+
+	"grapevine/chaos/programs"
 )
 
 type options struct {
@@ -78,7 +79,7 @@ func exit(err error) {
 }
 
 func bench(ctx context.Context, o options) error {
-	if err := install(ctx, "nginx", "haproxy", "wrk"); err != nil {
+	if err := programs.Install(ctx, "nginx", "haproxy", "wrk"); err != nil {
 		return err
 	}
 	dir, err := os.MkdirTemp("", "grapevine-bench-")
@@ -86,7 +87,7 @@ func bench(ctx context.Context, o options) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	r := &report{Date: time.Now().UTC().Format(time.RFC3339), Machine: machine(), Go: runtime.Version(), Command: strings.Join(os.Args, " ")}
+	r := &report{Date: time.Now().UTC().Format(time.RFC3339), Machine: programs.Machine(), Go: runtime.Version(), Command: strings.Join(os.Args, " ")}
 	for _, name := range strings.Split(o.backend, ",") {
 		run, err := benchOn(ctx, o, dir, name)
 		if err != nil {
@@ -119,27 +120,4 @@ func benchOn(ctx context.Context, o options, dir, backend string) (*run, error) 
 		}
 	}
 	return r, nil
-}
-
-func install(ctx context.Context, programs ...string) error {
-	var missing []string
-	for _, p := range programs {
-		if _, err := exec.LookPath(p); err != nil {
-			missing = append(missing, p)
-		}
-	}
-	if len(missing) == 0 {
-		return nil
-	}
-	argv := append([]string{"apt-get", "install", "-y", "--no-install-recommends"}, missing...)
-	if os.Geteuid() != 0 {
-		argv = append([]string{"sudo", "-n"}, argv...)
-	}
-	fmt.Fprintf(os.Stderr, "installing %s\n", strings.Join(missing, ", "))
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("%s: %w (install %s by hand)", strings.Join(argv, " "), err, strings.Join(missing, ", "))
-	}
-	return nil
 }

@@ -129,7 +129,7 @@ func streams(o options, load streamLoad, body []byte) phase {
 		bar:    bar{What: fmt.Sprintf("p99 chunk delay of %d streams beyond nginx's, ms", load.count), Want: "<= 1.00", key: p99},
 		rounds: (o.rounds + 1) / 2, // each takes three times as long as the rounds of other phases
 		run: func(ctx context.Context, x *contender, _ time.Duration) (sample, error) {
-			return runStreams(ctx, load, body, x.streamAddr, x.pid())
+			return runStreams(ctx, load, body, x.streamAddr, x.proc.PID())
 		},
 	}
 }
@@ -164,7 +164,7 @@ func (st *stage) measure(ctx context.Context, o options, ph phase, r *run) error
 }
 
 func (st *stage) measureOnce(ctx context.Context, o options, ph phase, x *contender) (s sample, others float64, err error) {
-	before, err := readMoment(x.pid(), st.backend.cmd.Process.Pid)
+	before, err := readMoment(x.proc.PID(), st.backend.PID())
 	if err != nil {
 		return s, 0, err
 	}
@@ -174,7 +174,7 @@ func (st *stage) measureOnce(ctx context.Context, o options, ph phase, x *conten
 	if err := errors.Join(err, <-profiled, ctx.Err()); err != nil {
 		return s, 0, err
 	}
-	after, err := readMoment(x.pid(), st.backend.cmd.Process.Pid)
+	after, err := readMoment(x.proc.PID(), st.backend.PID())
 	if err != nil {
 		return s, 0, err
 	}

@@ -3,16 +3,15 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"errors"
-	"io"
 	"net/http"
 	"runtime"
 	"slices"
 	"sync"
 	"syscall"
 	"time"
+
+	"grapevine/chaos/programs"
 )
 
 func quantile(sorted []time.Duration, q float64) float64 {
@@ -47,7 +46,7 @@ func runPaced(ctx context.Context, bodies [][]byte, addr string, conns, rate int
 	for k := range conns {
 		wg.Go(func() {
 			for i := range due {
-				if err := ask(ctx, client, addr, bodies[i%len(bodies)]); err != nil {
+				if err := programs.Ask(ctx, client, addr, bodies[i%len(bodies)]); err != nil {
 					perConn[k].errors++
 					continue
 				}
@@ -79,32 +78,4 @@ func pace(ctx context.Context, total int, dueTime func(int) time.Time, due chan<
 		}
 		due <- i
 	}
-}
-
-func ask(ctx context.Context, client *http.Client, addr string, body []byte) error {
-	resp, err := post(ctx, client, addr, body, nil)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	_, err = io.Copy(io.Discard, resp.Body)
-	return err
-}
-
-// post returns the answer to a chat request if its status is 200.
-func post(ctx context.Context, client *http.Client, addr string, body []byte, header http.Header) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+"/v1/chat/completions", bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	if header != nil {
-		req.Header = header
-	}
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := client.Do(req)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		resp.Body.Close()
-		err = errors.New(resp.Status)
-	}
-	return resp, err
 }

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"grapevine/chaos/programs"
 )
 
 type streamLoad struct {
@@ -59,7 +61,7 @@ func runStreams(ctx context.Context, load streamLoad, body []byte, addr string, 
 		case <-finished:
 			running = false
 		case <-tick.C:
-			_, rss := usageOf(pid)
+			_, rss := programs.Usage(pid)
 			peak = max(peak, rss)
 		}
 	}
@@ -73,7 +75,7 @@ func runStreams(ctx context.Context, load streamLoad, body []byte, addr string, 
 
 func readStream(ctx context.Context, load streamLoad, body []byte, addr string) (delays []time.Duration, err error) {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := post(ctx, client, addr, body, http.Header{headerMode: {strconv.Itoa(load.chunks)}, headerPeriod: {load.period.String()}})
+	resp, err := programs.Post(ctx, client, addr, body, http.Header{headerMode: {strconv.Itoa(load.chunks)}, headerPeriod: {load.period.String()}})
 	if err != nil {
 		return nil, err
 	}

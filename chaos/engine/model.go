@@ -308,6 +308,31 @@ func (m *Model) Cached(keys []uint64, keyTokens int) int {
 	return n * keyTokens
 }
 
+// Coming is Cached once the model has computed all prompts that it holds now, if it evicts nothing.
+func (m *Model) Coming(keys []uint64, keyTokens int) int {
+	if keyTokens < 1 {
+		return 0
+	}
+	n := m.Cached(keys, keyTokens) / keyTokens
+	for _, jobs := range [2][]*Job{m.prefill, m.waiting} {
+		for _, j := range jobs {
+			for j.KeyTokens == keyTokens && n < min(len(j.Keys), len(keys)) && j.Keys[n] == keys[n] {
+				n++
+			}
+		}
+	}
+	return n * keyTokens
+}
+
+// Prefilling returns the tokens that admitted jobs have yet to compute, without those of the present
+// step.
+func (m *Model) Prefilling() (tokens int) {
+	for _, j := range m.prefill {
+		tokens += j.seq.context - j.seq.done
+	}
+	return tokens
+}
+
 // CachedFor returns what Job.Cached would be if j were admitted now. The last block of a prompt is
 // always computed, because its logits are needed.
 func (m *Model) CachedFor(j *Job) int {

@@ -55,6 +55,32 @@ func TestModelTimesOneJob(t *testing.T) {
 	}
 }
 
+func TestModelKnowsWhatIsComing(t *testing.T) {
+	m := newModel(t, Config{PrefillRate: 1000, ChunkTokens: 100, MaxRunning: 1})
+	first, second := prompt(16, 2, 5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10), prompt(16, 2, 5, 1, 2, 3, 4, 20, 21)
+	m.Submit(first, 0)
+	m.Submit(second, 0)
+	m.Advance(0, nil)
+	// The first step computes 100 of the first prompt's 162 tokens; the second waits.
+	if got := m.Prefilling(); got != 62 {
+		t.Errorf("%d tokens to prefill, want 62", got)
+	}
+	if now, coming := m.Cached(first.Keys, 16), m.Coming(first.Keys, 16); now != 96 || coming != 160 {
+		t.Errorf("%d tokens of the first are cached and %d will be", now, coming)
+	}
+	if now, coming := m.Cached(second.Keys, 16), m.Coming(second.Keys, 16); now != 64 || coming != 96 {
+		t.Errorf("%d tokens of the second are cached and %d will be", now, coming)
+	}
+	third := prompt(16, 0, 1, 1, 2, 30)
+	if coming := m.Coming(third.Keys, 16); coming != 32 {
+		t.Errorf("%d tokens of a third will be cached, want 32", coming)
+	}
+	run(t, m, nil)
+	if m.Prefilling() != 0 || m.Cached(second.Keys, 16) != 96 || m.Coming(second.Keys, 0) != 0 {
+		t.Errorf("%d tokens to prefill after the end", m.Prefilling())
+	}
+}
+
 func TestModelReplyIsCached(t *testing.T) {
 	m := newModel(t, Config{})
 	all := chain([]uint64{1, 2, 3, 4, 5, 6, 7, 8, 9, 10})

@@ -246,6 +246,7 @@ func (s *Server) routes() {
 			infer(w, r)
 		})
 	}
+	s.mux.HandleFunc("POST /v1/chat/completions/render", s.answering(endpointChat, s.renderHandler))
 	s.mux.HandleFunc("GET /v1/models", s.models)
 	s.mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	s.routeMetrics()

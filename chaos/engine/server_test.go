@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -260,6 +261,26 @@ func TestServerEndpoints(t *testing.T) {
 		}
 	}
 	eventually(t, "idle", func() bool { s := l.Stats(); return s.Running+s.Waiting+s.KVUsed-s.KVEvictable == 0 })
+}
+
+func TestServerRenders(t *testing.T) {
+	l := startServer(t, fastConfig())
+	chat := func(text string) string {
+		return fmt.Sprintf(`{"model":"m","messages":[{"role":"system","content":%q},{"role":"user","content":%q}]}`, strings.Repeat("abcd", 100), text)
+	}
+	var one, two Rendered
+	l.ok("/v1/chat/completions/render", chat("first question"), &one)
+	l.ok("/v1/chat/completions/render", chat("second question"), &two)
+	truth, err := l.Cached("chat", []byte(chat("first question")))
+	if err != nil || len(one.TokenIDs) != truth.PromptTokens || truth.CachedTokens != 0 {
+		t.Errorf("%d tokens and %+v, %v: want equal counts and an empty cache", len(one.TokenIDs), truth, err)
+	}
+	if !slices.Equal(one.TokenIDs[:100], two.TokenIDs[:100]) || slices.Equal(one.TokenIDs, two.TokenIDs) {
+		t.Errorf("the tokens of two chats with one system prompt: %v, %v", one.TokenIDs, two.TokenIDs)
+	}
+	if status, _ := l.post("/v1/chat/completions/render", `{"model":"m"}`); status != http.StatusBadRequest {
+		t.Errorf("without messages: %d", status)
+	}
 }
 
 func TestServerStreams(t *testing.T) {

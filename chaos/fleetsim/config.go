@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -51,7 +52,9 @@ type Config struct {
 	Partition Partition
 	Backends  int // 0: the workload's, else DefaultBackends
 	// Engine configures every backend; zero fields are EngineFor the workload's.
-	Engine  engine.Config
+	Engine engine.Config
+	// Engines, unless empty, replaces Backends and Engine by one entry per backend.
+	Engines []Engine
 	Ingress Ingress // "": Random
 	// Warmup is excluded from the report. 0: the workload's (none for traces); negative: none.
 	Warmup time.Duration
@@ -68,6 +71,17 @@ type Config struct {
 	Parallel int
 	// Progress, if set, is not called concurrently.
 	Progress func(Progress)
+}
+
+// Engine is one backend that differs from others. Zero fields of its Config are the model's defaults.
+type Engine struct {
+	engine.Config
+	Model string // the only one that it serves; "": any
+	// Joins is when it joins, cold; 0: it is there from the start.
+	Joins time.Duration
+	// From SlowAt on, every step takes SlowBy times as long; SlowBy 0: never.
+	SlowAt time.Duration
+	SlowBy float64
 }
 
 type Progress struct {
@@ -118,6 +132,9 @@ func (c Config) completed() (Config, error) {
 		if slices.Contains(c.Policies[:i], p) {
 			return c, fmt.Errorf("%w: policy %q is named twice", ErrConfig, p)
 		}
+		if _, err := newPoint(p); err != nil {
+			return c, err
+		}
 	}
 	if c.Nodes == nil {
 		c.Nodes = []int{1}
@@ -134,9 +151,14 @@ func (c Config) completed() (Config, error) {
 	if sessions != nil {
 		c.Backends = cmp.Or(c.Backends, sessions.Backends)
 	}
-	c.Backends = cmp.Or(c.Backends, DefaultBackends)
+	c.Backends = cmp.Or(len(c.Engines), c.Backends, DefaultBackends)
 	if c.Backends < 1 || c.Backends > MaxBackends {
 		return c, fmt.Errorf("%w: %d backends, want 1 to %d", ErrConfig, c.Backends, MaxBackends)
+	}
+	for i, e := range c.Engines {
+		if e.Joins < 0 || e.SlowAt < 0 || !(e.SlowBy >= 0) || math.IsInf(e.SlowBy, 0) {
+			return c, fmt.Errorf("%w: engine %d joins at %v and slows down by %v at %v: want 0 or more", ErrConfig, i, e.Joins, e.SlowBy, e.SlowAt)
+		}
 	}
 	c.Options.Backends = c.Backends
 	if c.Warmup == 0 && sessions != nil {
@@ -146,7 +168,9 @@ func (c Config) completed() (Config, error) {
 		}
 	}
 	c.Warmup = max(0, c.Warmup)
-	c.fillEngine()
+	if c.fillEngine(); len(c.Engines) == 0 {
+		c.Engines = slices.Repeat([]Engine{{Config: c.Engine}}, c.Backends)
+	}
 	if c.Extra == nil {
 		c.Extra = Baselines
 	}

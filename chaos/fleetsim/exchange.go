@@ -145,7 +145,7 @@ func (x *exchange) send(node int, at time.Duration) {
 	s, shared := &x.senders[node], x.nodes[node].shared
 	s.pending = false
 	m := message{sent: at, origin: node}
-	if x.point.share.loads() {
+	if x.point.share.loads() && !x.point.oracle.load {
 		var busy []wire.Load
 		m.loads, busy = s.changedLoads(shared, at)
 		switch {
@@ -295,7 +295,7 @@ func (x *exchange) part(now time.Duration) {
 	}
 	for i := range x.nodes {
 		x.deliver(i, now)
-		x.nodes[i].router.SetFleet(sizes[x.half(i)], x.point.staleness)
+		x.nodes[i].router.SetFleet(x.point.with(sizes[x.half(i)]).fleet())
 		for j := range x.nodes {
 			if x.link.far(i, j) {
 				x.nodes[i].shared.DropPeer(x.senders[j].name)
@@ -308,7 +308,7 @@ func (x *exchange) part(now time.Duration) {
 func (x *exchange) reunite(now time.Duration) {
 	for i := range x.nodes {
 		x.deliver(i, now)
-		x.nodes[i].router.SetFleet(x.size, x.point.staleness)
+		x.nodes[i].router.SetFleet(x.point.fleet())
 		x.connect(i, func(j int) bool { return x.link.far(i, j) })
 	}
 	for i := range x.senders {
@@ -325,7 +325,7 @@ func (x *exchange) reunite(now time.Duration) {
 // connect makes the node take chosen peers as idle until they send a load.
 func (x *exchange) connect(node int, to func(peer int) bool) {
 	for j := range x.senders {
-		if j != node && x.point.share.loads() && to(j) {
+		if j != node && x.point.share.loads() && !x.point.oracle.load && to(j) {
 			x.nodes[node].shared.PeerLoad(x.senders[j].name, nil, true)
 		}
 	}

@@ -64,7 +64,7 @@ func rehearse(t *testing.T, pt point, change func(*Config)) (*fleet, *watched) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pt.policy = "watched"
+	pt.strategy = "watched"
 	f, err := newFleet(&cfg, pt, c, src.Span())
 	if err != nil {
 		t.Fatal(err)

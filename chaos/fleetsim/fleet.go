@@ -47,6 +47,7 @@ type flight struct {
 	hashes    []prefixtree.Hash
 	session   []byte
 	predicted int
+	waiting   int // tokens to compute, until the engine admits it
 	rung      policy.Rung
 	backend   int
 	node      int
@@ -59,6 +60,9 @@ type fleet struct {
 	*exchange // nil if nodes share nothing
 	hot       *hotBoard
 	engines   *engines
+	backends  []policy.Backend // that have joined
+	changes   []change         // of engines, to come
+	truth     *truth           // nil without an oracle of contents
 	feed      feed
 	ingress   *rand.Rand
 	rec       report.Recorder
@@ -80,36 +84,30 @@ func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, er
 	f := &fleet{cfg: cfg, point: pt, span: span}
 	f.ingress = rand.New(rand.NewPCG(cfg.Options.Seed, 0x16e55))
 	var err error
-	if f.engines, err = newEngines(cfg.Backends, cfg.Engine); err != nil {
+	if f.engines, err = newEngines(cfg.Engines); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	kv := f.engines.models[0].Config().KVTokens
-	if cfg.HideCapacity {
-		kv = 0
-	}
-	f.hot = newHotBoard(cfg, pt, kv)
-	backends := make([]policy.Backend, cfg.Backends)
-	for i := range backends {
-		backends[i] = policy.Backend{ID: prefixtree.Backend(i), Generation: 1, Name: fmt.Sprintf("engine-%d", i), KVTokens: kv}
-	}
-	view, err := policy.NewView(backends, nil)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	f.hot = newHotBoard(cfg, pt)
+	if pt.oracle.contents {
+		f.truth = &truth{engines: f.engines, blockTokens: c.hasher.BlockBytes() / workload.BytesPerToken}
 	}
 	for i := range pt.nodes {
 		n, err := f.newNode(i, c)
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 		}
-		n.router.SetView(view)
 		n.router.SetFleet(pt.fleet())
-		for b := range backends {
-			n.tree.SetGeneration(prefixtree.Backend(b), 1, epoch)
-			if kv > 0 {
-				n.tree.SetCapacity(prefixtree.Backend(b), kv*workload.BytesPerToken/c.hasher.BlockBytes())
-			}
-		}
 		f.nodes = append(f.nodes, n)
+	}
+	var present []int
+	for i := range cfg.Engines {
+		if cfg.Engines[i].Joins == 0 {
+			present = append(present, i)
+		}
+	}
+	f.changes = changesOf(cfg.Engines)
+	if err := f.join(0, c.hasher.BlockBytes(), present...); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	if pt.shares() {
 		f.exchange = newExchange(cfg, pt, f.nodes, span)
@@ -130,7 +128,7 @@ func (f *fleet) newNode(number int, c *chainer) (n node, err error) {
 	treeCfg := f.cfg.Tree
 	treeCfg.MaxBackends = max(treeCfg.MaxBackends, f.cfg.Backends)
 	switch {
-	case blind[f.point.policy]:
+	case blind[f.point.strategy] || f.truth != nil:
 		treeCfg.Budget = emptyBudget
 	case treeCfg.Budget == 0:
 		treeCfg.Budget = min(max(treesBudget/int64(f.point.nodes), leastBudget), mostBudget)
@@ -143,11 +141,14 @@ func (f *fleet) newNode(number int, c *chainer) (n node, err error) {
 		return n, err
 	}
 	var index policy.Index = n.tree
-	if blind[f.point.policy] {
+	switch {
+	case f.truth != nil:
+		index = f.truth
+	case blind[f.point.strategy]:
 		index = blank{}
 	}
 	p := f.cfg.Policy
-	p.Strategy, p.BlockBytes, p.Extra = f.point.policy, c.hasher.BlockBytes(), f.cfg.Extra()
+	p.Strategy, p.BlockBytes, p.Extra = f.point.strategy, c.hasher.BlockBytes(), f.cfg.Extra()
 	p.Seed = f.cfg.Options.Seed*uint64(MaxNodes) + uint64(number)
 	p.Nodes, p.Staleness = f.point.nodes, 0
 	if n.router, err = policy.NewRouter(p, index); err != nil {
@@ -157,8 +158,8 @@ func (f *fleet) newNode(number int, c *chainer) (n node, err error) {
 	return n, nil
 }
 
-// run plays the feed to the end. Simultaneous events have a fixed order: engines by id, then
-// arrivals.
+// run plays the feed to the end. Simultaneous events have a fixed order: changes of engines, the
+// engines' own events by id, arrivals.
 func (f *fleet) run(ctx context.Context) error {
 	emit := f.event
 	for turn := 0; ; turn++ {
@@ -168,6 +169,10 @@ func (f *fleet) run(ctx context.Context) error {
 		arrival, more := f.feed.Peek()
 		id, due := f.engines.earliest()
 		switch {
+		case len(f.changes) > 0 && (due != never || more) && f.changes[0].before(due, arrival, more):
+			if err := f.change(); err != nil {
+				return err
+			}
 		case due != never && (!more || due <= arrival):
 			f.pass(due)
 			f.engines.models[id].Advance(due, emit)
@@ -220,34 +225,42 @@ func (f *fleet) arrive() {
 	f.open++
 	if f.started == f.cfg.Options.Requests {
 		f.span = min(f.span, r.At)
+		if w := f.cfg.Warmup; w > 0 && f.span <= w {
+			f.err = fmt.Errorf("%w: the last of %d requests arrives after %v, within the warm-up of %v", ErrConfig, f.started, f.span, w)
+			return
+		}
 	}
 	fl.node = f.enter(r)
 	n := &f.nodes[fl.node]
 	fl.request = r
-	fl.query = policy.Request{Hashes: fl.hashes, PromptBytes: r.PromptTokens * workload.BytesPerToken}
+	fl.query = policy.Request{Hashes: fl.hashes, PromptBytes: r.PromptTokens * workload.BytesPerToken,
+		Model: []byte(r.Model), NonStreaming: r.NonStreaming}
 	if r.Session >= 0 {
 		fl.session = strconv.AppendInt(fl.session[:0], int64(r.Session), 10)
 		fl.query.Session = fl.session
 	}
+	fl.job = engine.Job{
+		Keys: r.Keys, OutKeys: r.OutKeys, KeyTokens: r.KeyTokens,
+		PromptTokens: r.PromptTokens, OutputTokens: r.OutputTokens, User: fl,
+	}
 	now := clock(r.At)
 	f.deliver(fl.node, f.now)
+	f.reveal(fl, n.router)
 	if err := n.router.Pick(&fl.query, now, &fl.attempt); err != nil {
 		f.err = fmt.Errorf("fleetsim: request %d: %w", r.Index, err)
 		return
 	}
 	d := fl.attempt.Decision()
 	fl.predicted, fl.rung, fl.backend = d.PredictedTokens, d.Rung, int(d.Backend)
-	if blind[f.point.policy] {
+	if blind[f.point.strategy] {
 		fl.predicted = -1
 	}
 	fl.attempt.Dispatched(now)
-	f.acted(fl.node, f.now)
-	fl.job = engine.Job{
-		Keys: r.Keys, OutKeys: r.OutKeys, KeyTokens: r.KeyTokens,
-		PromptTokens: r.PromptTokens, OutputTokens: r.OutputTokens, User: fl,
+	if f.point.oracle.load {
+		fl.attempt.Answers(now) // the engines' queues, which reveal gives, include it
 	}
-	f.engines.models[fl.backend].Submit(&fl.job, r.At)
-	f.engines.update(fl.backend)
+	f.acted(fl.node, f.now)
+	f.engines.submit(fl, r.At)
 }
 
 func (f *fleet) enter(r *workload.Request) int {
@@ -263,9 +276,13 @@ func (f *fleet) enter(r *workload.Request) int {
 func (f *fleet) event(e engine.Event) {
 	fl := e.Job.User.(*flight)
 	switch e.Kind {
+	case engine.Admitted:
+		f.engines.admitted(fl)
 	case engine.FirstToken:
-		fl.attempt.FirstToken(clock(e.At))
-		f.acted(fl.node, f.now)
+		if !fl.request.NonStreaming {
+			fl.attempt.FirstToken(clock(e.At))
+			f.acted(fl.node, f.now)
+		}
 	case engine.Finished:
 		f.end(fl, e.At, policy.None)
 	case engine.Refused:
@@ -276,6 +293,7 @@ func (f *fleet) event(e engine.Event) {
 func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
 	f.deliver(fl.node, f.now)
 	r, j := fl.request, &fl.job
+	f.engines.admitted(fl) // a refused one never was
 	s := report.Sample{
 		At: r.At, End: at, Session: r.Session, Turn: r.Turn, Backend: fl.backend,
 		PromptTokens: r.PromptTokens, CachedTokens: j.Cached, OutputTokens: r.OutputTokens, Predicted: fl.predicted,

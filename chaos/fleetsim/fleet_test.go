@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -184,7 +185,7 @@ func TestEachSampleIsPossible(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := newFleet(&cfg, point{policy: "prefix", nodes: 1}, c, 0)
+	f, err := newFleet(&cfg, point{strategy: "prefix", nodes: 1}, c, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,6 +251,9 @@ func TestSettingsAreChecked(t *testing.T) {
 		"ingress":          func(c *Config) { c.Ingress = "left" },
 		"speed":            func(c *Config) { c.Options.Speed = -1 },
 		"warm-up":          func(c *Config) { c.Warmup = time.Hour },
+		"the last of 10":   func(*Config) {},
+		"engine 1 joins":   func(c *Config) { c.Engines = []Engine{{}, {Joins: -1}} },
+		"slows down by +I": func(c *Config) { c.Engines = []Engine{{SlowBy: math.Inf(1)}} },
 		"prefill rate":     func(c *Config) { c.Engine.PrefillRate = -1 },
 		"in parallel":      func(c *Config) { c.Parallel = -1 },
 	} {
@@ -281,7 +285,7 @@ func TestCancelEndsTheRuns(t *testing.T) {
 }
 
 func TestEarliestEngine(t *testing.T) {
-	e, err := newEngines(9, engine.Config{})
+	e, err := newEngines(make([]Engine, 9))
 	if err != nil {
 		t.Fatal(err)
 	}

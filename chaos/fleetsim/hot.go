@@ -14,7 +14,6 @@ import (
 // All nodes apply it at once, because it does not travel by gossip.
 type hotBoard struct {
 	sizer  hot.Sizer
-	pools  []policy.PoolSize
 	next   time.Duration
 	agreed []hot.Prefix
 	made   report.Hot
@@ -23,13 +22,12 @@ type hotBoard struct {
 const hotEvery = hot.Every * time.Millisecond
 
 // newHotBoard returns nil if hot prefixes are off, ignored, or not shared.
-func newHotBoard(cfg *Config, pt point, kvTokens int) *hotBoard {
-	if cfg.NoHot || pt.policy != policy.Prefix || pt.nodes > 1 && !pt.shares() {
+func newHotBoard(cfg *Config, pt point) *hotBoard {
+	if cfg.NoHot || pt.strategy != policy.Prefix || pt.nodes > 1 && !pt.shares() {
 		return nil
 	}
 	b := &hotBoard{next: hotEvery / 2}
 	b.sizer.Fixed = cfg.HotReplicas
-	b.pools = []policy.PoolSize{{Backends: cfg.Backends, KVTokens: int64(kvTokens) * int64(cfg.Backends)}}
 	return b
 }
 
@@ -43,7 +41,7 @@ func (b *hotBoard) pass(now time.Duration, nodes []node, x *exchange) {
 	sum.Add(leader.router.OwnWork(hot.MaxPools, clock(at)))
 	x.deliver(0, at)
 	leader.shared.PeerWork(sum.Add)
-	changes := b.sizer.Decide(clock(at), b.pools, sum, b.agreed)
+	changes := b.sizer.Decide(clock(at), leader.router.Pools(), sum, b.agreed)
 	if len(changes) == 0 {
 		return
 	}

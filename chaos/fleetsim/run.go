@@ -51,7 +51,12 @@ func (b *batch) prepare() error {
 		return fmt.Errorf("%w: warm-up of %v leaves nothing of a run of %v", ErrConfig, b.cfg.Warmup, b.span)
 	}
 	for _, p := range b.cfg.Policies {
-		if _, err := newFleet(b.cfg, point{policy: p, nodes: 1}, b.chainer, b.span); err != nil {
+		pt, err := newPoint(p)
+		if err != nil {
+			return err
+		}
+		pt.nodes = 1
+		if _, err := newFleet(b.cfg, pt, b.chainer, b.span); err != nil {
 			return err
 		}
 	}

@@ -79,8 +79,11 @@ var loners = map[string]bool{"sglang": true}
 
 var deaf = map[string]bool{policy.Session: true, policy.RoundRobin: true, policy.Random: true}
 
+// point is one run. Its policy is the strategy's name and what the routers know perfectly.
 type point struct {
 	policy    string
+	strategy  string
+	oracle    oracle
 	nodes     int
 	share     Share
 	staleness time.Duration
@@ -88,9 +91,9 @@ type point struct {
 
 // effective maps points that cannot differ to one.
 func (p point) effective() point {
-	hears := p.nodes > 1 && p.staleness != Never && !deaf[p.policy]
-	prefixes := hears && p.share.prefixes() && !blind[p.policy]
-	loads := hears && p.share.loads() && !loners[p.policy]
+	hears := p.nodes > 1 && p.staleness != Never && !deaf[p.strategy]
+	prefixes := hears && p.share.prefixes() && !blind[p.strategy]
+	loads := hears && p.share.loads() && !loners[p.strategy]
 	switch {
 	case prefixes && loads:
 	case prefixes:
@@ -105,10 +108,16 @@ func (p point) effective() point {
 
 func (p point) shares() bool { return p.nodes > 1 && p.staleness != Never && p.share != ShareNone }
 
+// with is the run with another number of nodes.
+func (p point) with(nodes int) point {
+	p.nodes = nodes
+	return p
+}
+
 // fleet returns the number of nodes and the staleness that routers start with.
 func (p point) fleet() (nodes int, staleness time.Duration) {
 	switch {
-	case p.nodes == 1:
+	case p.nodes == 1 || p.oracle.load:
 		return 1, 0
 	case !p.shares():
 		return p.nodes, MaxStaleness
@@ -119,10 +128,12 @@ func (p point) fleet() (nodes int, staleness time.Duration) {
 func (c *Config) points() []point {
 	var out []point
 	for _, policy := range c.Policies {
+		p, _ := newPoint(policy) // completed has checked it
 		for _, nodes := range c.Nodes {
 			for _, share := range c.Share {
 				for _, staleness := range c.Staleness {
-					out = append(out, point{policy, nodes, share, staleness})
+					p.nodes, p.share, p.staleness = nodes, share, staleness
+					out = append(out, p)
 				}
 			}
 		}

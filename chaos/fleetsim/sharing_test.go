@@ -51,7 +51,7 @@ func TestRunsThatCannotDiffer(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, share := range []Share{ShareBoth, SharePrefix, ShareLoad} {
-			p := point{name, 4, share, 300 * time.Millisecond}
+			p := point{policy: name, strategy: name, nodes: 4, share: share, staleness: 300 * time.Millisecond}
 			b.runs = []point{p, p.effective()}
 			var ttft [2]float64
 			for i := range b.runs {

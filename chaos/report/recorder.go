@@ -232,7 +232,7 @@ func (rep *Report) predictions(measured []Sample, warm time.Duration) {
 	}
 	slices.Sort(miss)
 	rep.Prediction = PredictionSummary{
-		Mean: round(sum / float64(len(miss))), P95: round(rank(miss, 0.95)),
+		Mean: round(sum / float64(len(miss))), P95: round(Rank(miss, 0.95)),
 		Share: ratio(sum, prompt), Bias: ratio(bias, prompt), Requests: len(miss),
 	}
 }
@@ -274,10 +274,11 @@ func Summarise(v []float64) Quantiles {
 	for _, x := range v {
 		sum += x
 	}
-	return Quantiles{Mean: round(sum / float64(len(v))), P50: round(rank(v, 0.5)), P90: round(rank(v, 0.9)), P99: round(rank(v, 0.99))}
+	return Quantiles{Mean: round(sum / float64(len(v))), P50: round(Rank(v, 0.5)), P90: round(Rank(v, 0.9)), P99: round(Rank(v, 0.99))}
 }
 
-func rank(v []float64, q float64) float64 {
+// Rank is the q-quantile of sorted values, of which there is at least one, by nearest rank.
+func Rank(v []float64, q float64) float64 {
 	return v[max(0, int(math.Ceil(q*float64(len(v))))-1)]
 }
 

@@ -84,8 +84,10 @@ func cells(runs []Report) [][]string {
 }
 
 // WriteTable writes the runs as aligned text.
-func WriteTable(w io.Writer, runs ...Report) error {
-	rows := cells(runs)
+func WriteTable(w io.Writer, runs ...Report) error { return WriteRows(w, cells(runs)) }
+
+// WriteRows writes rows of equal length as aligned text; the first has the headings.
+func WriteRows(w io.Writer, rows [][]string) error {
 	width := make([]int, len(rows[0]))
 	for _, row := range rows {
 		for c, cell := range row {

@@ -123,24 +123,25 @@ type session struct {
 	segments []Segment
 }
 
-type turn struct {
-	at  time.Duration
-	seq int
-	ses *session
+// timeline is a heap by time. Entries of one time come in the order of seq.
+type timeline[T any] []timed[T]
+
+type timed[T any] struct {
+	at   time.Duration
+	seq  int
+	what T
 }
 
-type turnHeap []turn
-
-func (h turnHeap) Len() int      { return len(h) }
-func (h turnHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
-func (h turnHeap) Less(i, j int) bool {
+func (h timeline[T]) Len() int      { return len(h) }
+func (h timeline[T]) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h timeline[T]) Less(i, j int) bool {
 	return h[i].at < h[j].at || h[i].at == h[j].at && h[i].seq < h[j].seq
 }
-func (h *turnHeap) Push(x any) { *h = append(*h, x.(turn)) }
-func (h *turnHeap) Pop() any {
+func (h *timeline[T]) Push(x any) { *h = append(*h, x.(timed[T])) }
+func (h *timeline[T]) Pop() any {
 	old := *h
 	t := old[len(old)-1]
-	old[len(old)-1] = turn{}
+	old[len(old)-1] = timed[T]{}
 	*h = old[:len(old)-1]
 	return t
 }
@@ -151,7 +152,7 @@ type sessionSource struct {
 	rate     float64
 	arrivals *rand.Rand
 	clock    time.Duration
-	due      turnHeap
+	due      timeline[*session]
 	live     map[int]*session
 	sessions int
 	seq      int
@@ -184,7 +185,7 @@ func (g *sessionSource) start() {
 }
 
 func (g *sessionSource) push(s *session, at time.Duration) {
-	heap.Push(&g.due, turn{at: at, seq: g.seq, ses: s})
+	heap.Push(&g.due, timed[*session]{at, g.seq, s})
 	g.seq++
 }
 
@@ -207,8 +208,8 @@ func (g *sessionSource) Next() *Request {
 	if _, ok := g.Peek(); !ok {
 		return nil
 	}
-	t := heap.Pop(&g.due).(turn)
-	s := t.ses
+	t := heap.Pop(&g.due).(timed[*session])
+	s := t.what
 	if s.turn == 1 {
 		g.start()
 	}

@@ -61,6 +61,9 @@ type Request struct {
 	PromptTokens int // at least len(Keys) * KeyTokens, and at least 1
 	OutputTokens int // at least 1
 
+	Model        string // "": any engine serves it; keys of two models never match
+	NonStreaming bool   // the client gets the whole answer at its end
+
 	segments []Segment
 	tail     uint64 // names the tokens after the last full block
 }

@@ -9,8 +9,11 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/alecthomas/kong"
+
 	"grapevine/chaos/engine"
 	"grapevine/chaos/fleetsim"
+	"grapevine/chaos/fleetsim/family"
 	"grapevine/chaos/report"
 	"grapevine/chaos/workload"
 )
@@ -33,6 +36,10 @@ type simulateCmd struct {
 	Parallel int            `name:"parallel" placeholder:"N" help:"Runs at the same time. Default: the number of processors."`
 	JSON     bool           `name:"json" help:"Print one JSON object."`
 	Plot     string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg)."`
+	Oracle   []string       `name:"oracle" enum:"contents,load,outputs" placeholder:"WHAT" help:"Play prefix also with perfect knowledge of caches (contents), of the present queues (load) or of answers' lengths (outputs): each alone, and together."`
+
+	Family int `name:"family" placeholder:"N" help:"Play all policies on N drawn fleets and workloads, and compare prefix with the best other policy. The draws replace all other flags but --seed, --requests (measured in each), --oracle, --parallel, --json and --plot."`
+	Draw   int `name:"family-draw" placeholder:"K" help:"Play draw K of --seed alone and print every policy."`
 }
 
 // Help is shown below the flags.
@@ -40,13 +47,16 @@ func (simulateCmd) Help() string {
 	return "A generated workload brings engines ten times as fast as a real one, as its load is; the flags below replace what they name. Every combination of --policy, --nodes, --share and --staleness is a run; several print {\"runs\":[...]}."
 }
 
-func (c *simulateCmd) Run(s *streams) error {
+func (c *simulateCmd) Run(s *streams, line *kong.Context) error {
+	if c.Family != 0 || c.Draw != 0 {
+		return c.family(s, line)
+	}
 	w, opt, err := c.open(c.Backends)
 	if err != nil {
 		return err
 	}
 	cfg := fleetsim.Config{
-		Workload: w, Options: opt, Policies: c.Policy, Nodes: c.Nodes, Backends: c.Backends, Engine: c.Engine,
+		Workload: w, Options: opt, Policies: append(c.Policy, family.OraclePolicies(c.Oracle)...), Nodes: c.Nodes, Backends: c.Backends, Engine: c.Engine,
 		NoHot: c.Hot == "off", HotReplicas: c.HotReps,
 		Ingress: fleetsim.Ingress(c.Ingress), Parallel: c.Parallel, Loss: c.Loss,
 	}
@@ -70,17 +80,12 @@ func (c *simulateCmd) Run(s *streams) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	line, all := newProgressLine(s.err), simulated(nil)
-	cfg.Progress = func(now fleetsim.Progress) { line.show("%s", all.update(now)) }
+	progress, all := newProgressLine(s.err), simulated(nil)
+	cfg.Progress = func(now fleetsim.Progress) { progress.show("%s", all.update(now)) }
 	runs, err := fleetsim.Run(ctx, cfg)
-	line.finish()
-	switch {
-	case errors.Is(err, fleetsim.ErrConfig), errors.Is(err, workload.ErrOptions), errors.Is(err, engine.ErrConfig):
-		return usageError{err}
-	case errors.Is(err, context.Canceled):
-		return errors.New("called off")
-	case err != nil:
-		return err
+	progress.finish()
+	if err != nil {
+		return simulationError(err)
 	}
 	if c.Plot != "" {
 		if err := report.WritePlot(c.Plot, runs...); err != nil {
@@ -91,6 +96,16 @@ func (c *simulateCmd) Run(s *streams) error {
 		return report.WriteJSON(s.out, runs...)
 	}
 	return report.WriteTable(s.out, runs...)
+}
+
+func simulationError(err error) error {
+	switch {
+	case errors.Is(err, fleetsim.ErrConfig), errors.Is(err, workload.ErrOptions), errors.Is(err, engine.ErrConfig):
+		return usageError{err}
+	case errors.Is(err, context.Canceled):
+		return errors.New("called off")
+	}
+	return err
 }
 
 type simulated []float64

@@ -1,0 +1,109 @@
+package fleetsim
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"grapevine/chaos/engine"
+	"grapevine/chaos/workload"
+)
+
+func TestOracleNames(t *testing.T) {
+	p, err := newPoint("prefix+load+contents")
+	if err != nil || p.strategy != "prefix" || p.oracle != (oracle{contents: true, load: true}) {
+		t.Errorf("%+v, %v", p, err)
+	}
+	for _, name := range []string{"prefix+", "prefix+luck", "session+load"} {
+		if p, err := newPoint(name); !errors.Is(err, ErrConfig) {
+			t.Errorf("%s: %+v, %v", name, p, err)
+		}
+	}
+}
+
+// Nodes that share nothing have the most to win.
+func TestOraclesHelpTheUninformed(t *testing.T) {
+	cfg := chat(t, "prefix", "prefix+contents", "prefix+load", "prefix+contents+load+outputs")
+	cfg.Nodes, cfg.Share, cfg.Options.Speed = []int{8}, []Share{ShareNone}, 5
+	reps := run(t, cfg)
+	if plain, contents := reps[0], reps[1]; contents.FollowupCached < plain.FollowupCached+0.01 || contents.Prediction.Share > plain.Prediction.Share/2 {
+		t.Errorf("knowing the contents: follow-up hits %v instead of %v, prediction error %v instead of %v",
+			contents.FollowupCached, plain.FollowupCached, contents.Prediction.Share, plain.Prediction.Share)
+	}
+	if plain, load := reps[0], reps[2]; load.TTFT.Mean > 0.8*plain.TTFT.Mean {
+		t.Errorf("knowing the load: mean first token %v ms instead of %v", load.TTFT.Mean, plain.TTFT.Mean)
+	}
+	if plain, all := reps[0], reps[3]; all.TTFT.Mean > plain.TTFT.Mean || all.HitRate < plain.HitRate {
+		t.Errorf("knowing all: mean first token %v ms instead of %v, hits %v instead of %v", all.TTFT.Mean, plain.TTFT.Mean, all.HitRate, plain.HitRate)
+	}
+}
+
+// scripted is a call every 100 ms, with answers of these lengths in turn.
+func scripted(n int, models []string, outputs ...int) *workload.Script {
+	s := &workload.Script{Label: "script", Length: time.Hour}
+	for i := range n {
+		c := workload.Call{After: -1, At: time.Duration(i) * 100 * time.Millisecond, Session: -1, Turn: 1}
+		c.Model = models[i%len(models)]
+		c.Prompt = workload.NewContent(uint64(i), 128)
+		c.Prompt.Add(1, 500)
+		c.Answered = c.Prompt
+		c.Answered.Add(2, outputs[i%len(outputs)])
+		s.Calls = append(s.Calls, c)
+	}
+	return s
+}
+
+// Long answers pin the engines' memory for a minute, and requests wait for it.
+func TestOracleOfOutputs(t *testing.T) {
+	reps := run(t, Config{
+		Workload: scripted(200, []string{""}, 3000, 10, 10, 10, 10), Policies: []string{"prefix", "prefix+outputs"}, Backends: 4,
+		Engine: engine.Config{KVTokens: 8000}, Tree: smallTree,
+	})
+	if plain, knowing := reps[0].TTFT.Mean, reps[1].TTFT.Mean; knowing >= plain {
+		t.Errorf("mean first token %v ms, and %v ms with the lengths of answers known", plain, knowing)
+	}
+}
+
+func TestEnginesDiffer(t *testing.T) {
+	models := []string{"a", "b"}
+	cfg := Config{
+		Workload: scripted(600, models, 20), Policies: []string{"prefix", "round-robin"}, Nodes: []int{1, 3}, Tree: smallTree,
+		Engines: []Engine{
+			{Model: "a"}, {Model: "a", Joins: 30 * time.Second}, {Model: "b", SlowAt: 30 * time.Second, SlowBy: 50}, {Model: "b"},
+		},
+	}
+	for _, r := range run(t, cfg) {
+		b := r.Backends
+		if r.Requests != 600 || r.Errors > 0 || b[0].Requests+b[1].Requests != 300 || b[2].Requests+b[3].Requests != 300 {
+			t.Errorf("%s on %d: %+v", r.Policy, r.Nodes, b)
+		}
+		// It joins in the middle and has a tenth of a fair share first.
+		if b[1].Requests < 10 || b[1].Requests > 75 {
+			t.Errorf("%s on %d: %d requests at the engine that joined late", r.Policy, r.Nodes, b[1].Requests)
+		}
+		if r.Policy == "prefix" && b[2].Requests > 130 {
+			t.Errorf("prefix on %d: %d of 300 requests at the engine that became slow", r.Nodes, b[2].Requests)
+		}
+	}
+	cfg.Engines = cfg.Engines[:2]
+	if _, err := Run(t.Context(), cfg); err == nil {
+		t.Error("requests for a model without an engine are answered")
+	}
+}
+
+func TestSameSeedSameBytesWithOracles(t *testing.T) {
+	cfg := chat(t, "prefix+contents+load+outputs", "argmin+load")
+	cfg.Nodes, cfg.Options.Requests = []int{3}, 100
+	print := func(parallel int) string {
+		cfg.Parallel = parallel
+		var out []string
+		for _, r := range run(t, cfg) {
+			out = append(out, fmt.Sprint(r.TTFT, r.HitRate, r.Policy))
+		}
+		return fmt.Sprint(out)
+	}
+	if a, b := print(1), print(2); a != b {
+		t.Errorf("%s, then %s", a, b)
+	}
+}

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"grapevine/chaos/fleetsim/family"
+	"grapevine/chaos/report"
+)
+
+// ofFamily are the flags of simulate that a family of draws leaves to the command line.
+var ofFamily = []string{"family", "family-draw", "seed", "requests", "oracle", "parallel", "json", "plot"}
+
+func (c *simulateCmd) family(s *streams, line *kong.Context) error {
+	for _, p := range line.Path {
+		if p.Flag != nil && !slices.Contains(ofFamily, p.Flag.Name) {
+			return usageError{fmt.Errorf("--%s: the draws of a family decide this", p.Flag.Name)}
+		}
+	}
+	o := family.Options{Seed: c.Options.Seed, Requests: c.Options.Requests, Oracles: c.Oracle, Parallel: c.Parallel}
+	switch {
+	case c.Family != 0 && c.Draw != 0:
+		return usageError{errors.New("--family plays many draws, --family-draw one: give one of them")}
+	case c.Family < 0 || c.Draw < 0 || max(c.Family, c.Draw) > family.MaxDraws:
+		return usageError{fmt.Errorf("draw %d: want 1 to %d", c.Family+c.Draw, family.MaxDraws)}
+	case c.Options.Requests < 0 || c.Options.Requests > family.MaxRequests:
+		return usageError{fmt.Errorf("%d requests in each draw: want 1 to %d, or 0 for as many as drawn", c.Options.Requests, family.MaxRequests)}
+	case c.Parallel < 0:
+		return usageError{fmt.Errorf("%d draws in parallel: want 1 or more, or 0 for as many as there are processors", c.Parallel)}
+	}
+	if o.Parallel == 0 {
+		o.Parallel = runtime.GOMAXPROCS(0)
+	}
+	for k := range c.Family {
+		o.Draws = append(o.Draws, k+1)
+	}
+	if c.Draw > 0 {
+		o.Draws = []int{c.Draw}
+	}
+	progress := newProgressLine(s.err)
+	o.Progress = func(ended int, took time.Duration, d *family.Draw) {
+		progress.show("%d of %d draws; number %d took %.1f s", ended, len(o.Draws), d.Number, took.Seconds())
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	results, err := family.Play(ctx, o)
+	progress.finish()
+	if err != nil {
+		return simulationError(err)
+	}
+	if c.Plot != "" {
+		var picture bytes.Buffer
+		if err := family.Picture(&picture, results, c.Oracle); err != nil {
+			return err
+		}
+		if err := report.WriteFile(c.Plot, picture.Bytes()); err != nil {
+			return err
+		}
+	}
+	switch {
+	case c.JSON:
+		return json.NewEncoder(s.out).Encode(struct {
+			Draws []family.Result `json:"draws"`
+		}{results})
+	case c.Draw > 0:
+		fmt.Fprintf(s.out, "%s\n\n", &results[0].Draw)
+		return report.WriteTable(s.out, results[0].Runs...)
+	}
+	return family.Write(s.out, results, c.Oracle)
+}
