@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -20,13 +21,15 @@ import (
 )
 
 // ofFamily are the flags of simulate that a family of draws leaves to the command line.
-var ofFamily = []string{"family", "family-draw", "seed", "requests", "oracle", "parallel", "json", "plot"}
+var ofFamily = []string{"family", "family-draw", "policy", "seed", "requests", "oracle", "parallel", "json", "plot"}
 
 func (c *simulateCmd) family(s *streams, line *kong.Context) error {
+	named := false // --policy has a default for other simulations
 	for _, p := range line.Path {
 		if p.Flag != nil && !slices.Contains(ofFamily, p.Flag.Name) {
 			return usageError{fmt.Errorf("--%s: the draws of a family decide this", p.Flag.Name)}
 		}
+		named = named || p.Flag != nil && p.Flag.Name == "policy"
 	}
 	o := family.Options{Seed: c.Options.Seed, Requests: c.Options.Requests, Oracles: c.Oracle, Parallel: c.Parallel}
 	switch {
@@ -38,6 +41,12 @@ func (c *simulateCmd) family(s *streams, line *kong.Context) error {
 		return usageError{fmt.Errorf("%d requests in each draw: want 1 to %d, or 0 for as many as drawn", c.Options.Requests, family.MaxRequests)}
 	case c.Parallel < 0:
 		return usageError{fmt.Errorf("%d draws in parallel: want 1 or more, or 0 for as many as there are processors", c.Parallel)}
+	}
+	if named {
+		if !slices.Contains(c.Policy, family.Judged) {
+			return usageError{fmt.Errorf("--policy %s: add %s, which a family judges", strings.Join(c.Policy, ","), family.Judged)}
+		}
+		o.Policies = c.Policy
 	}
 	if o.Parallel == 0 {
 		o.Parallel = runtime.GOMAXPROCS(0)

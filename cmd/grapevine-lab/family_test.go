@@ -70,6 +70,40 @@ func TestFamily(t *testing.T) {
 	}
 }
 
+// A named policy's runs are those of a family of all policies, with the judged one first.
+func TestFamilyOfNamedPolicies(t *testing.T) {
+	for policies, want := range map[string][]string{"prefix": {"prefix"}, "session,prefix": {"prefix", "session"}} {
+		line := []string{"simulate", "--family", "2", "--seed", "3", "--requests", "60", "--policy", policies}
+		var got struct {
+			Draws []struct {
+				Draw struct{ Nodes int }
+				Runs []struct{ Policy string }
+			}
+		}
+		if err := json.Unmarshal([]byte(lab(append(line, "--json")...).out), &got); err != nil || len(got.Draws) != 2 {
+			t.Fatalf("%s: %d draws, %v", policies, len(got.Draws), err)
+		}
+		for _, d := range got.Draws {
+			if d.Draw.Nodes > 1 {
+				d.Runs = d.Runs[:len(d.Runs)-1] // prefix on one node
+			}
+			var played []string
+			for _, r := range d.Runs {
+				played = append(played, r.Policy)
+			}
+			if !slices.Equal(played, want) {
+				t.Errorf("--policy %s plays %v", policies, played)
+			}
+		}
+		table := lab(append(line, "--plot", filepath.Join(t.TempDir(), "family.svg"))...)
+		_, row, _ := strings.Cut(table.out, "\nthe best other policy   first token p99 ")
+		row, _, _ = strings.Cut(row, "\n")
+		if none := strings.Join(strings.Fields(row), " ") == "0 - - - - - -"; table.code != 0 || none != (policies == "prefix") {
+			t.Errorf("--policy %s: exit %d, %s\n%s", policies, table.code, table.err, table.out)
+		}
+	}
+}
+
 func TestOraclesOfAWorkload(t *testing.T) {
 	got := lab("simulate", "--requests", "50", "--warmup", "0", "--policy", "prefix", "--oracle", "contents,load")
 	for _, want := range []string{"prefix ", "prefix+contents ", "prefix+load ", "prefix+contents+load "} {

@@ -79,6 +79,7 @@ func TestExitCodes(t *testing.T) {
 		{"an oracle for a blind policy", []string{"simulate", "--policy", "session+load"}, commandline.ExitUsage, "", "session uses no knowledge"},
 		{"a family and its draw", []string{"simulate", "--family", "3", "--family-draw", "3"}, commandline.ExitUsage, "", "give one of them"},
 		{"a family of nodes", []string{"simulate", "--family", "3", "--nodes", "1"}, commandline.ExitUsage, "", "--nodes: the draws of a family decide this"},
+		{"a family without the judged policy", []string{"simulate", "--family", "3", "--policy", "random"}, commandline.ExitUsage, "", "add prefix"},
 		{"too large a family", []string{"simulate", "--family", "1000000"}, commandline.ExitUsage, "", "want 1 to 10000"},
 		{"too large draws", []string{"simulate", "--family", "3", "--requests", "1000000"}, commandline.ExitUsage, "", "want 1 to 50000"},
 		{"no such scenario", []string{"chaos", "run", "router-los"}, commandline.ExitUsage, "", `no scenario "router-los": grapevine-lab chaos list shows them`},

@@ -38,7 +38,7 @@ type simulateCmd struct {
 	Plot     string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg)."`
 	Oracle   []string       `name:"oracle" enum:"contents,load,outputs" placeholder:"WHAT" help:"Play prefix also with perfect knowledge of caches (contents), of the present queues (load) or of answers' lengths (outputs): each alone, and together."`
 
-	Family int `name:"family" placeholder:"N" help:"Play all policies on N drawn fleets and workloads, and compare prefix with the best other policy. The draws replace all other flags but --seed, --requests (measured in each), --oracle, --parallel, --json and --plot."`
+	Family int `name:"family" placeholder:"N" help:"Play all policies, or those of --policy, on N drawn fleets and workloads, and compare prefix with the best other policy. The draws replace all other flags but --policy, --seed, --requests (measured in each), --oracle, --parallel, --json and --plot."`
 	Draw   int `name:"family-draw" placeholder:"K" help:"Play draw K of --seed alone and print every policy."`
 }
 

@@ -35,6 +35,8 @@ type Options struct {
 	Seed     uint64
 	Draws    []int // numbers, from 1
 	Requests int   // measured in each draw, at most MaxRequests; 0: as drawn
+	// Policies to play, the judged one among them; nil: all.
+	Policies []string
 	// Oracles are of fleetsim.Oracles, each played alone and, if several, all together.
 	Oracles  []string
 	Parallel int // draws at once, at least 1
@@ -45,7 +47,14 @@ type Options struct {
 // Play plays the draws and returns their results in the order of o.Draws, or else the first error, or
 // ctx's.
 func Play(ctx context.Context, o Options) ([]Result, error) {
-	policies := append(fleetsim.Policies(), OraclePolicies(o.Oracles)...) // the judged one is first
+	policies := fleetsim.Policies()
+	if o.Policies != nil {
+		policies = slices.Clone(o.Policies)
+	}
+	if i := slices.Index(policies, Judged); i > 0 {
+		policies[0], policies[i] = policies[i], policies[0]
+	}
+	policies = append(policies, OraclePolicies(o.Oracles)...)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	out := make([]Result, len(o.Draws))

@@ -47,9 +47,13 @@ func (m *measure) ratio(r *Result, other *report.Report) float64 {
 	return m.of(r.judged()) / m.of(other)
 }
 
-// best returns the other policy's run that is best in the measure.
+// best returns the other policy's run that is best in the measure; nil if there is no other policy.
 func (m *measure) best(r *Result) *report.Report {
-	return slices.MinFunc(r.others(), func(a, b *report.Report) int {
+	others := r.others()
+	if len(others) == 0 {
+		return nil
+	}
+	return slices.MinFunc(others, func(a, b *report.Report) int {
 		if m.more {
 			a, b = b, a
 		}
@@ -99,7 +103,7 @@ func Write(w io.Writer, results []Result, oracles []string) error {
 			m := &measures[i]
 			v := m.ratios(results, against)
 			row := append([]string{against.name, m.name, fmt.Sprint(len(v))}, quantiles(v)...)
-			rows = append(rows, append(row, fmt.Sprintf("%.0f", 100*m.share(v))))
+			rows = append(rows, append(row, m.percent(v)))
 		}
 	}
 	if err := report.WriteRows(w, rows); err != nil {
@@ -129,7 +133,7 @@ func fixed(results []Result) [][]string {
 			}
 		}
 		v := p99.ratios(results, rival{o.Policy, func(_ *measure, r *Result) *report.Report { return r.run(o.Policy) }})
-		rows = append(rows, append(append([]string{o.Policy, fmt.Sprint(best)}, quantiles(v)...), fmt.Sprintf("%.0f", 100*p99.share(v))))
+		rows = append(rows, append(append([]string{o.Policy, fmt.Sprint(best)}, quantiles(v)...), p99.percent(v)))
 	}
 	return rows
 }
@@ -146,6 +150,13 @@ func quantile(v []float64, q float64) string {
 		return "-"
 	}
 	return number(report.Rank(v, q))
+}
+
+func (m *measure) percent(v []float64) string {
+	if len(v) == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f", 100*m.share(v))
 }
 
 func (m *measure) share(v []float64) float64 {
@@ -250,8 +261,12 @@ func sorted(groups map[string][]Result) (names []string) {
 	return names
 }
 
+// worst is empty if there is no other policy.
 func worst(results []Result) string {
 	p99 := &measures[0]
+	if len(results[0].others()) == 0 {
+		return ""
+	}
 	ordered := slices.Clone(results)
 	slices.SortStableFunc(ordered, func(a, b Result) int { return -cmp.Compare(p99.ratio(&a, p99.best(&a)), p99.ratio(&b, p99.best(&b))) })
 	var b strings.Builder
