@@ -4,6 +4,7 @@
 package hot
 
 import (
+	"cmp"
 	"slices"
 
 	"grapevine/prefixtree"
@@ -74,4 +75,29 @@ func (s Sum) Add(works []policy.Work) {
 func part(claim, of float64) (got, left float64) {
 	got = min(claim, of)
 	return got, of - got
+}
+
+// owner returns the pool with most of a prefix's requests: nodes may count a model in different pools
+// while backends change.
+func (s Sum) owner(anchor prefixtree.Hash, pools []policy.PoolSize) (pool uint64) {
+	most := -1.0
+	for _, p := range pools {
+		if w, told := s[Key{p.Pool, anchor}]; told && p.Backends > 1 && w.Requests > most {
+			pool, most = p.Pool, w.Requests
+		}
+	}
+	return pool
+}
+
+// ofPool returns the work of a pool's prefixes, largest first.
+func (s Sum) ofPool(pool uint64) (list []policy.Work) {
+	for k, w := range s {
+		if k.Pool == pool && k.Anchor != 0 {
+			list = append(list, w.Work)
+		}
+	}
+	slices.SortFunc(list, func(a, b policy.Work) int {
+		return cmp.Or(cmp.Compare(b.Prefill, a.Prefill), cmp.Compare(a.Anchor, b.Anchor))
+	})
+	return list
 }

@@ -123,37 +123,32 @@ func (f *fleet) step(active, all float64) {
 	}
 }
 
-// A set grows within 20 s, shrinks after a calm minute, ends when cold and is renewed meanwhile.
-func TestSetHasItsSizeInTime(t *testing.T) {
-	f := newFleet(t)
-	until := func(what string, seconds int, active float64, want int) {
-		t.Helper()
-		from := f.now
-		for f.replicas() != want {
-			if f.step(active, 160); f.now-from > prefixtree.Time(seconds)*1000 {
-				t.Fatalf("%s: after %d s %d replicas, want %d", what, seconds, f.replicas(), want)
-			}
+// until makes decisions until the set has a size.
+func (f *fleet) until(what string, seconds int, active float64, want int) {
+	f.t.Helper()
+	from := f.now
+	for f.replicas() != want {
+		if f.step(active, 160); f.now-from > prefixtree.Time(seconds)*1000 {
+			f.t.Fatalf("%s: after %d s %d replicas, want %d", what, seconds, f.replicas(), want)
 		}
 	}
-	until("hot", 15, 20, 4)
-	until("twice as hot", 10, 40, 8)
+}
+
+func TestSetHasItsSizeInTime(t *testing.T) {
+	f := newFleet(t)
+	f.until("hot", 15, 20, 4)
+	f.until("twice as hot", 30, 40, 8)
 	for range 200 {
 		f.step(40, 160)
 	}
 	if len(f.changes) != 2 {
 		t.Fatalf("changed at %v", f.changes)
 	}
-	from := f.now
-	until("less hot", 70, 20, 4)
-	if f.now-from < dwell {
-		t.Errorf("less after %d ms", f.now-from)
-	}
-	until("cold", 70, 0, 0)
-	for range 200 {
-		f.step(0, 160)
-	}
+	f.until("a quarter as hot", 120, 10, 3)
+	f.until("without requests", 125, 0, 0)
+	f.step(0, 160)
 	if len(f.agreed) != 0 {
-		t.Errorf("cold, and agreed on: %+v", f.agreed)
+		t.Errorf("without requests, and agreed on: %+v", f.agreed)
 	}
 }
 
@@ -166,12 +161,7 @@ func TestSetDoesNotFlap(t *testing.T) {
 			for range 720 {
 				f.step(mean*(1+scatter*(2*rnd.Float64()-1)), 160)
 			}
-			for i := 1; i < len(f.changes); i++ {
-				if gap := f.changes[i] - f.changes[i-1]; gap < dwell {
-					t.Errorf("around %.1f: changed again after %d ms", mean, gap)
-				}
-			}
-			if len(f.changes) > 30 {
+			if len(f.changes) > 6 {
 				t.Errorf("around %.1f: %d changes in an hour", mean, len(f.changes))
 			}
 		}
@@ -191,24 +181,20 @@ func TestFewRequestsMoveLittle(t *testing.T) {
 		}
 		changes += len(f.changes)
 	}
-	if changes < 20 || changes > 20*9 {
-		t.Errorf("%d changes in 20 hours, want at least one and at most 9 in each", changes)
+	if changes < 20 || changes > 20*3 {
+		t.Errorf("%d changes in 20 hours, want at least one and at most 3 in each", changes)
 	}
 }
 
-// A new leader waits a minute before it shrinks a set, and lets unreported ones expire.
+// A new leader looks for a minute before it shrinks a set, and lets unreported ones expire.
 func TestNewLeader(t *testing.T) {
 	f := newFleet(t)
-	for range 20 {
-		f.step(40, 160)
-	}
-	f.now += 120_000
+	f.until("hot", 15, 40, 8)
+	f.now += 30_000
 	f.sizer = new(Sizer)
 	from := f.now
-	for f.replicas() == 8 {
-		f.step(20, 160)
-	}
-	if f.now-from < dwell || f.replicas() != 4 {
+	f.until("cooler, with a new leader", 70, 12, 4)
+	if f.now-from < looksLoose*Every {
 		t.Errorf("%d replicas after %d ms", f.replicas(), f.now-from)
 	}
 	z := new(Sizer)
@@ -222,21 +208,23 @@ func TestNewLeader(t *testing.T) {
 }
 
 func TestClocksDiffer(t *testing.T) {
-	for _, sameLeader := range []bool{false, true} {
-		f := newFleet(t)
-		for range 20 {
-			f.step(40, 160)
-		}
-		f.now -= 3_600_000
-		if !sameLeader {
-			f.sizer = new(Sizer)
-		}
-		from := f.now
-		for f.replicas() == 8 && f.now-from < 10*dwell {
-			f.step(20, 160)
-		}
-		if f.replicas() != 4 || f.now-from < dwell || f.now-from > 2*dwell {
-			t.Errorf("the same leader: %v: %d replicas after %d ms", sameLeader, f.replicas(), f.now-from)
+	for _, ahead := range []prefixtree.Time{-3_600_000, 3_600_000} {
+		for _, sameLeader := range []bool{false, true} {
+			f := newFleet(t)
+			for range 20 {
+				f.step(40, 160)
+			}
+			f.now += ahead
+			if !sameLeader {
+				f.sizer = new(Sizer)
+			}
+			for range 24 {
+				f.step(12, 160)
+			}
+			if r := f.replicas(); r < 3 || r > 5 || f.agreed[0].Expires > f.now+lifetime {
+				t.Errorf("clock ahead by %d ms, the same leader: %v: %+v", ahead, sameLeader, f.agreed)
+			}
+			f.until("without requests", 125, 0, 0)
 		}
 	}
 }
@@ -351,7 +339,7 @@ func (c *crowd) find(a prefixtree.Hash) int {
 }
 
 func TestHotterPrefixTakesAPlace(t *testing.T) {
-	for lead := range renewal/Every + 1 { // whatever else is due in that round
+	for lead := range lifetime/2/Every + 1 { // whatever else is due in that round
 		c := &crowd{t: t, now: t0}
 		active := make([]float64, MaxPrefixes, MaxPrefixes+2)
 		for i := range active {
@@ -368,7 +356,7 @@ func TestHotterPrefixTakesAPlace(t *testing.T) {
 				t.Fatalf("lead %d: after a minute and a half it has no place", lead)
 			}
 		}
-		if c.now-from < dwell {
+		if c.now-from < looksKnown*Every {
 			t.Errorf("lead %d: displaced after %d ms", lead, c.now-from)
 		}
 		if c.find(21) >= 0 || len(c.agreed) != MaxPrefixes || c.moved != MaxPrefixes+2 {
@@ -395,30 +383,6 @@ func TestPlacesDoNotFlap(t *testing.T) {
 	}
 	if c.moved != MaxPrefixes {
 		t.Errorf("%d moved to fill %d places", c.moved, MaxPrefixes)
-	}
-}
-
-func TestRenewalsLeaveRoom(t *testing.T) {
-	c := &crowd{t: t, now: t0}
-	active := make([]float64, MaxPrefixes-4)
-	for i := range active {
-		active[i] = 6
-	}
-	for len(c.agreed) < len(active) {
-		c.step(active)
-	}
-	first := c.agreed[0].Expires
-	for c.now+2*Every <= first-lifetime+renewal {
-		c.step(active)
-	}
-	active = append(active, 6, 6, 6, 6)
-	c.step(active)
-	if c.agreed[0].Expires != first {
-		t.Fatal("renewed too early to show anything")
-	}
-	c.step(active)
-	if c.agreed[0].Expires == first || len(c.agreed) != MaxPrefixes {
-		t.Errorf("%d of %d agreed on, renewed: %v", len(c.agreed), MaxPrefixes, c.agreed[0].Expires != first)
 	}
 }
 

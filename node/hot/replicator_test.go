@@ -156,9 +156,9 @@ func TestHotPrefixComesAndGoes(t *testing.T) {
 	if f := r.h.inForce; len(f) != 1 || f[0].Replicas != 4 || r.h.failed.Load() != 0 {
 		t.Errorf("in force: %+v, %d failures", f, r.h.failed.Load())
 	}
-	r.run(120, 0)
+	r.run(150, 0)
 	if now := r.store.State().Hot; len(now) != 0 {
-		t.Errorf("two minutes after the last request: %+v", now)
+		t.Errorf("two and a half minutes after the last request: %+v", now)
 	}
 	if d := r.decision(); d.Replicas != 0 {
 		t.Errorf("given up, and on %d", d.Replicas)

@@ -33,7 +33,8 @@ type Need struct {
 	Work     float64 // backends that its work keeps busy
 	Other    float64 // utilisation of the mean backend by all other work
 	Share    float64 // the larger of its shares of active and of arriving requests
-	Fresh    float64 // new conversations, requests/s
+	Requests float64 // requests/s
+	Fresh    float64 // of these, new conversations
 	Capped   bool    // limited by KV memory
 }
 
@@ -52,7 +53,7 @@ func Size(w, all policy.Work, backends int, free float64) Need {
 	b := float64(backends)
 	busy := max(all.Prefill, w.Prefill) / b
 	real := min(1, 1/max(busy, 1e-9)) // utilisation above 1 means that the rates are too low
-	n := Need{Fresh: w.Fresh, Work: w.Prefill * real, Other: max(all.Prefill-w.Prefill, 0) * real / b}
+	n := Need{Requests: w.Requests, Fresh: w.Fresh, Work: w.Prefill * real, Other: max(all.Prefill-w.Prefill, 0) * real / b}
 	for _, part := range [2][2]float64{{w.Active, all.Active}, {w.Requests, all.Requests}} {
 		if part[1] > 0 {
 			n.Share = max(n.Share, min(part[0]/part[1], 1))

@@ -9,75 +9,87 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// Times are in milliseconds.
 const (
-	// Every is the interval of decisions and of the nodes' reports.
+	// Every is the interval of decisions and of the nodes' reports, in ms.
 	Every = 5_000
-	// dwell is the least time between two changes of a set, unless it must double.
-	dwell = 60_000
-	// A change also waits for evidence requests, because the share of few is chance, but at most
-	// longest; a set's end at most longestCold, less than the lifetime left at renewal.
-	evidence             = 100
-	longest, longestCold = 600_000, 150_000
-	lifetime, renewal    = 300_000, 120_000
-	// smooth is the number of decisions over which a prefix's rate is averaged.
-	smooth = 20
-	// again is how long an ended set is not created again.
-	again = 60_000
-	// Decisions in a row that must find a prefix hot, or needing more.
-	looksNew, looksMore = 2, 2
-	MaxPrefixes         = 64
+	// lifetime, in ms: a set that is not hot enough to be renewed halfway ends with it.
+	lifetime = 120_000
+	// evidence, in requests, is the greatest weight of the past against the requests of one interval,
+	// because the share of few is chance.
+	evidence = 100
+	// Decisions in a row that must find a prefix hot, or its set too large; and decisions that must have
+	// seen a prefix before it takes the place of another or yields its own.
+	looksNew, looksLoose, looksKnown = 2, 12, 12
+	// A new set has the size of its need. One that is too small gets room times its need, and one of
+	// more than loose times its need shrinks to that.
+	room, loose = 1.25, 2
+	MaxPrefixes = 64
 	// displaceBy is how many times hotter than the coolest set a prefix must be to replace it.
-	displaceBy = 2
+	displaceBy  = 2
+	forgetAfter = 120 // decisions without a report
 )
 
-// Sizer decides which prefixes get sets. A new leader waits before it shrinks one, to learn recent
-// needs. Not safe for concurrent use.
+// Sizer decides which prefixes get sets. Not safe for concurrent use.
 type Sizer struct {
 	// Fixed, if positive, is the size of every set, for experiments.
 	Fixed int
 
 	seen map[Key]*past
-	gone map[Key]prefixtree.Time
+	look int // number of decisions
 }
 
-// past is a prefix at recent decisions, oldest first.
+// past is a prefix at recent decisions.
 type past struct {
-	needs []int
-	heats []float64 // see Need.heat
-	at    []prefixtree.Time
-	since prefixtree.Time
-	cold  prefixtree.Time // since when it is not warm; 0: it is
-	rate  float64
+	need, heat float64 // means over requests; see Need
+	requests   float64 // behind the means, at most evidence
+	hot, large int     // decisions in a row that found it hot, and its set too large
+	looks      int     // decisions with a report
+	last       int     // the latest of them
+}
+
+func (h *past) add(n *Need, backends int, warm bool, look int) {
+	if requests := n.Requests * Every / 1000; requests > 0 {
+		weight := requests / (h.requests + requests)
+		h.need += weight * (float64(n.Replicas) - h.need)
+		h.heat += weight * (n.heat(backends) - h.heat)
+		h.requests = min(h.requests+requests, evidence)
+	}
+	if h.hot++; !warm {
+		h.hot = 0
+	}
+	h.looks++
+	h.last = look
 }
 
 // Decide returns at most one change per prefix. Call it at interval Every.
 func (z *Sizer) Decide(now prefixtree.Time, pools []policy.PoolSize, sum Sum, agreed []Prefix) []Change {
 	if z.seen == nil {
-		z.seen, z.gone = map[Key]*past{}, map[Key]prefixtree.Time{}
+		z.seen = map[Key]*past{}
 	}
+	z.look++
 	r := round{
-		Sizer: z, now: now, sum: sum, owner: owners(pools, sum), covered: map[prefixtree.Hash]bool{},
-		held: make(map[prefixtree.Hash]Prefix, len(agreed)), used: len(agreed),
+		Sizer: z, now: now, sum: sum, held: make(map[prefixtree.Hash]Prefix, len(agreed)), used: len(agreed), waiting: map[Key]Change{},
 	}
 	for _, p := range agreed {
 		r.held[p.Anchor] = p
+		if now >= p.Expires {
+			r.changes = append(r.changes, Change{HotPrefix: p.HotPrefix, Remove: true, Why: "no longer hot"})
+			r.used--
+		}
 	}
 	for _, pool := range pools {
 		if pool.Backends >= 2 {
-			r.decide(pool)
-		}
-	}
-	for _, p := range agreed {
-		if !r.covered[p.Anchor] && now >= p.Expires {
-			r.changes = append(r.changes, Change{HotPrefix: p.HotPrefix, Remove: true, Why: "expired"})
-			r.used--
+			r.decide(pool, pools)
 		}
 	}
 	if r.used >= MaxPrefixes {
 		r.displace()
 	}
-	z.forget(now)
+	for k, h := range z.seen {
+		if z.look-h.last > forgetAfter {
+			delete(z.seen, k)
+		}
+	}
 	return r.changes
 }
 
@@ -86,233 +98,102 @@ type round struct {
 	now     prefixtree.Time
 	sum     Sum
 	held    map[prefixtree.Hash]Prefix
-	owner   map[prefixtree.Hash]uint64 // see owners
-	covered map[prefixtree.Hash]bool
 	used    int
 	changes []Change
-	waiting []Change // hot prefixes without a place
+	waiting map[Key]Change // hot prefixes without a place
 }
 
-func (r *round) decide(pool policy.PoolSize) {
+func (r *round) decide(pool policy.PoolSize, pools []policy.PoolSize) {
 	all := r.sum[Key{pool.Pool, 0}].Work
 	free := memoryShare * float64(pool.KVTokens)
 	if pool.KVTokens <= 0 {
 		free = -1
 	}
-	for _, w := range r.ofPool(pool.Pool, r.sum, r.held) {
-		if by, told := r.owner[w.Anchor]; r.covered[w.Anchor] || told && by != pool.Pool {
-			continue
-		}
+	for _, w := range r.sum.ofPool(pool.Pool) {
 		p, is := r.held[w.Anchor]
-		n := Size(w, all, pool.Backends, free)
-		heat := n.heat(pool.Backends)
-		if !n.warm(w.Tokens, pool.Backends, is) {
-			n.Replicas = 0
-		} else if r.Fixed > 0 {
-			n.Replicas = min(r.Fixed, pool.Backends)
-		}
-		c, ok := r.look(Key{pool.Pool, w.Anchor}, r.now, w, n, heat, p, is)
-		switch {
-		case ok && !is && r.used >= MaxPrefixes:
-			r.waiting = append(r.waiting, c)
+		if is && r.now >= p.Expires || r.sum.owner(w.Anchor, pools) != pool.Pool {
 			continue
-		case ok && !is:
-			r.used++
-		case ok && c.Remove:
-			r.used--
 		}
-		r.covered[w.Anchor] = is || ok
-		if ok {
+		n, k := Size(w, all, pool.Backends, free), Key{pool.Pool, w.Anchor}
+		warm := n.warm(w.Tokens, pool.Backends, is)
+		h := r.seen[k]
+		if h == nil {
+			if !warm && !is {
+				continue
+			}
+			h = new(past)
+			r.seen[k] = h
+		}
+		h.add(&n, pool.Backends, warm, r.look)
+		c := Change{HotPrefix: policy.HotPrefix{Anchor: w.Anchor, Tokens: int(w.Tokens), Replicas: p.Replicas}, Expires: r.now + lifetime, Why: n.Why()}
+		switch {
+		case is:
+			c.Tokens = p.Tokens
+			if r.keep(&c, h, p, pool.Backends) {
+				r.changes = append(r.changes, c)
+			}
+		case h.hot < looksNew:
+			continue
+		default:
+			c.Replicas = r.size(h.need, pool.Backends)
+			if r.used >= MaxPrefixes {
+				r.waiting[k] = c
+				continue
+			}
+			r.used++
 			r.changes = append(r.changes, c)
 		}
-		if free < 0 {
-			continue
-		}
-		switch {
-		case ok && !c.Remove:
+		if free >= 0 {
 			free = max(free-float64(c.Replicas)*w.Tokens, 0)
-		case is && !ok:
-			free = max(free-float64(p.Replicas)*w.Tokens, 0)
 		}
 	}
 }
 
-// displace replaces the coolest set if, over a pause, a waiting prefix was always displaceBy times
-// as hot as the set at its peak, so similar prefixes do not take turns.
-func (r *round) displace() {
-	var hottest Change
-	most := 0.0
-	for _, c := range r.waiting {
-		if h := r.seen[Key{r.owner[c.Anchor], c.Anchor}]; h.known(r.now) && slices.Min(h.heats) > most {
-			hottest, most = c, slices.Min(h.heats)
-		}
+// keep resizes and renews a set, and reports whether anything changes.
+func (r *round) keep(c *Change, h *past, p Prefix, backends int) bool {
+	if h.hot == 0 {
+		return false // it ends with its lifetime
 	}
-	var coolest Prefix
-	least := math.Inf(1)
+	if h.large++; h.need*loose >= float64(p.Replicas) {
+		h.large = 0
+	}
+	if h.need > float64(p.Replicas) || h.large >= looksLoose {
+		c.Replicas = r.size(room*h.need, backends)
+	}
+	// A former leader's clock may have been ahead.
+	left := p.Expires - r.now
+	return c.Replicas != p.Replicas || left < lifetime/2 || left > lifetime
+}
+
+func (r *round) size(need float64, backends int) int {
+	if r.Fixed > 0 {
+		need = float64(r.Fixed)
+	}
+	return int(max(min(math.Ceil(need), float64(backends)), 1))
+}
+
+// displace replaces the coolest set by the hottest waiting prefix if that is displaceBy times as hot,
+// so that similar prefixes do not take turns.
+func (r *round) displace() {
+	var coolest, hottest Key
+	cooler := func(a, b Key) bool {
+		return cmp.Or(cmp.Compare(r.seen[a].heat, r.seen[b].heat), cmp.Compare(a.Anchor, b.Anchor)) < 0
+	}
 	for k, h := range r.seen {
-		p, is := r.held[k.Anchor]
-		if by, told := r.owner[k.Anchor]; !is || told && by != k.Pool || !h.known(r.now) {
+		if h.looks < looksKnown || h.last != r.look {
 			continue
 		}
-		if v := slices.Max(h.heats); v < least || v == least && k.Anchor < coolest.Anchor {
-			coolest, least = p, v
+		if _, is := r.held[k.Anchor]; is && (coolest == Key{} || cooler(k, coolest)) {
+			coolest = k
+		}
+		if _, waits := r.waiting[k]; waits && (hottest == Key{} || cooler(hottest, k)) {
+			hottest = k
 		}
 	}
-	if most == 0 || most < displaceBy*least {
+	if coolest == (Key{}) || hottest == (Key{}) || r.seen[hottest].heat < displaceBy*r.seen[coolest].heat {
 		return
 	}
-	for k := range r.seen {
-		if k.Anchor == coolest.Anchor {
-			r.gone[k] = r.now
-			delete(r.seen, k)
-		}
-	}
+	gone := Change{HotPrefix: r.held[coolest.Anchor].HotPrefix, Remove: true, Why: "a hotter one has its place"}
 	r.changes = slices.DeleteFunc(r.changes, func(c Change) bool { return c.Anchor == coolest.Anchor })
-	r.changes = append(r.changes, Change{HotPrefix: coolest.HotPrefix, Remove: true, Why: "a hotter one has its place"}, hottest)
+	r.changes = append(r.changes, gone, r.waiting[hottest])
 }
-
-func (h *past) known(now prefixtree.Time) bool { return h != nil && now-h.since >= h.pause() }
-
-// owners returns the pool with most of each prefix's requests: nodes may count a model in different
-// pools while backends change.
-func owners(pools []policy.PoolSize, sum Sum) map[prefixtree.Hash]uint64 {
-	owner := make(map[prefixtree.Hash]uint64)
-	for k, w := range sum {
-		if k.Anchor == 0 || !slices.ContainsFunc(pools, func(p policy.PoolSize) bool { return p.Pool == k.Pool && p.Backends > 1 }) {
-			continue
-		}
-		by, ok := owner[k.Anchor]
-		if most := sum[Key{by, k.Anchor}].Requests; !ok || w.Requests > most || w.Requests == most && k.Pool < by {
-			owner[k.Anchor] = k.Pool
-		}
-	}
-	return owner
-}
-
-// ofPool returns the work of a pool's prefixes, largest first, and zero for unreported agreed ones.
-func (z *Sizer) ofPool(pool uint64, sum Sum, held map[prefixtree.Hash]Prefix) []policy.Work {
-	var list []policy.Work
-	for k, w := range sum {
-		if k.Pool == pool && k.Anchor != 0 {
-			list = append(list, w.Work)
-		}
-	}
-	for k := range z.seen {
-		if _, told := sum[k]; k.Pool == pool && !told {
-			if p, is := held[k.Anchor]; is {
-				list = append(list, policy.Work{Pool: pool, Anchor: k.Anchor, Tokens: float64(p.Tokens)})
-			}
-		}
-	}
-	slices.SortFunc(list, func(a, b policy.Work) int {
-		return cmp.Or(cmp.Compare(b.Prefill, a.Prefill), cmp.Compare(a.Anchor, b.Anchor))
-	})
-	return list
-}
-
-func (z *Sizer) look(k Key, now prefixtree.Time, w policy.Work, n Need, heat float64, p Prefix, is bool) (Change, bool) {
-	h := z.seen[k]
-	warm := n.Replicas > 0
-	if h == nil {
-		if !warm && !is {
-			return Change{}, false
-		}
-		h = &past{since: now}
-		z.seen[k] = h
-	}
-	if h.last() > now {
-		*h = past{since: now} // the clock was set back
-	}
-	h.see(w.Requests, warm)
-	pause := h.pause()
-	h.add(n.Replicas, heat, now, pause)
-	c := Change{HotPrefix: policy.HotPrefix{Anchor: k.Anchor, Tokens: int(w.Tokens), Replicas: p.Replicas}, Expires: now + lifetime, Why: n.Why()}
-	if !is {
-		if at, ok := z.gone[k]; ok && now-at < again {
-			return c, false
-		}
-		c.Replicas = h.most()
-		return c, h.least(looksNew) > 0
-	}
-	c.Tokens = p.Tokens
-	if h.cold > 0 && now-h.cold >= min(pause, longestCold) {
-		z.gone[k] = now
-		delete(z.seen, k)
-		c.Remove = true
-		return c, true
-	}
-	up, down := h.least(looksMore), h.most()
-	changed := p.Changed
-	if changed > now {
-		changed = h.since // set by a former leader whose clock was ahead
-	}
-	switch rested := now-changed >= pause; {
-	case up > p.Replicas && (rested || up >= max(2*p.Replicas, p.Replicas+2)):
-		c.Replicas = up
-		return c, true
-	case warm && rested && now-h.since >= pause && (down < p.Replicas*17/20 || down < p.Replicas && p.Replicas <= 4):
-		c.Replicas = down
-		return c, true
-	case warm && p.Expires-now < lifetime-renewal:
-		return c, true
-	}
-	return c, false
-}
-
-func (z *Sizer) forget(now prefixtree.Time) {
-	for k, h := range z.seen {
-		if now-h.last() > longest {
-			delete(z.seen, k)
-		}
-	}
-	for k, at := range z.gone {
-		if now-at >= again || at > now {
-			delete(z.gone, k)
-		}
-	}
-}
-
-func (h *past) add(need int, heat float64, now, pause prefixtree.Time) {
-	keep := 0
-	for keep < len(h.at) && now-h.at[keep] > pause {
-		keep++
-	}
-	h.at, h.needs, h.heats = append(h.at[:0], h.at[keep:]...), append(h.needs[:0], h.needs[keep:]...), append(h.heats[:0], h.heats[keep:]...)
-	h.at, h.needs, h.heats = append(h.at, now), append(h.needs, need), append(h.heats, heat)
-	switch {
-	case need > 0:
-		h.cold = 0
-	case h.cold == 0:
-		h.cold = now
-	}
-}
-
-func (h *past) see(rate float64, warm bool) {
-	switch {
-	case h.rate == 0:
-		h.rate = rate
-	case warm:
-		h.rate += (rate - h.rate) / smooth
-	}
-}
-
-// pause is how long a set stays as it is, and the time over which less must have sufficed.
-func (h *past) pause() prefixtree.Time {
-	return prefixtree.Time(min(max(evidence*1000/max(h.rate, 1e-3), dwell), longest))
-}
-
-func (h *past) last() prefixtree.Time {
-	if len(h.at) == 0 {
-		return 0
-	}
-	return h.at[len(h.at)-1]
-}
-
-func (h *past) least(n int) int {
-	if len(h.needs) < n {
-		return 0
-	}
-	return slices.Min(h.needs[len(h.needs)-n:])
-}
-
-func (h *past) most() int { return slices.Max(h.needs) }
