@@ -207,11 +207,12 @@ func TestNewsBeforeTheBackend(t *testing.T) {
 	peer := unstarted(t, "a")
 	peer.tree.SetGeneration(0, 1, now())
 	var last string
-	for i := range 8 {
-		last = peer.serve(t, chain(i, 40), now()+prefixtree.Time(200*i))
+	const prompts = 120 // of 100 ms: as evidence of a faster rate they must exceed the prior's 10 s
+	for i := range prompts {
+		last = peer.serve(t, chain(i, 40), now()-prefixtree.Time(200*(prompts-i)))
 	}
 	want, news := tell(t, peer, n)
-	if want < 8 || news != want {
+	if want < prompts || news != want {
 		t.Fatalf("%d records, %d of them are news", want, news)
 	}
 	digest := func() uint64 {

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/engine"
 	"grapevine/chaos/workload"
+	"grapevine/proxy/policy"
 )
 
 func TestOracleNames(t *testing.T) {
@@ -54,14 +54,21 @@ func scripted(n int, models []string, outputs ...int) *workload.Script {
 	return s
 }
 
-// Long answers pin the engines' memory for a minute, and requests wait for it.
+type hints map[int]int
+
+func (h hints) Choose(s *policy.Scene) (int, policy.Rung) {
+	h[s.Request.OutputHint]++
+	return 0, policy.Rotate
+}
+
 func TestOracleOfOutputs(t *testing.T) {
-	reps := run(t, Config{
-		Workload: scripted(200, []string{""}, 3000, 10, 10, 10, 10), Policies: []string{"prefix", "prefix+outputs"}, Backends: 4,
-		Engine: engine.Config{KVTokens: 8000}, Tree: smallTree,
+	h := hints{}
+	run(t, Config{
+		Workload: scripted(200, []string{""}, 3000, 10, 10, 10, 10), Policies: []string{"hints", "hints+outputs"}, Backends: 4, Parallel: 1, Tree: smallTree,
+		Extra: func() map[string]policy.Strategy { return map[string]policy.Strategy{"hints": h} },
 	})
-	if plain, knowing := reps[0].TTFT.Mean, reps[1].TTFT.Mean; knowing >= plain {
-		t.Errorf("mean first token %v ms, and %v ms with the lengths of answers known", plain, knowing)
+	if h[0] != 200 || h[3000] != 40 || h[10] != 160 {
+		t.Errorf("requests by the hint of their output tokens, without and with the oracle: %v", h)
 	}
 }
 

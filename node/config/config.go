@@ -44,8 +44,6 @@ type Config struct {
 
 	Strategy   string             `yaml:"strategy" name:"strategy" env:"GRAPEVINE_STRATEGY" default:"prefix" placeholder:"NAME" group:"routing" help:"Strategy of requests that no rule matches: prefix, prefix-hash, least-request, session, round-robin, random or weighted."`
 	Rules      []Rule             `yaml:"rules" name:"rule" env:"GRAPEVINE_RULES" sep:" " placeholder:"RULE" group:"routing" help:"Strategy for some requests: strategy=NAME[,model=M][,path=PREFIX][,header=NAME[:VALUE]]. The first match wins. Repeatable."`
-	WorkWeight float64            `yaml:"work_weight" name:"work-weight" env:"GRAPEVINE_WORK_WEIGHT" default:"100" placeholder:"W" group:"routing" help:"Cost of computing a prompt token against waiting for one. 1: never wait for a cache."`
-	Epsilon    float64            `yaml:"epsilon" name:"epsilon" env:"GRAPEVINE_EPSILON" default:"0.25" placeholder:"E" group:"routing" help:"A backend is a hash candidate while its queue is at most (1+E) times the mean."`
 	Weights    map[string]float64 `yaml:"weights" name:"weight" env:"GRAPEVINE_WEIGHTS" mapsep:"," placeholder:"SCORER=W" group:"routing" help:"Weight of a scorer of the weighted strategy."`
 	HashBlocks int                `yaml:"hash_blocks" name:"hash-blocks" env:"GRAPEVINE_HASH_BLOCKS" default:"16" placeholder:"N" group:"routing" help:"Leading blocks that the prefix-hash strategy hashes."`
 	BlockBytes int                `yaml:"block_bytes" name:"block-bytes" env:"GRAPEVINE_BLOCK_BYTES" default:"512" placeholder:"BYTES" group:"routing" help:"Prompt bytes per block. Equal on every node."`

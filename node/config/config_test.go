@@ -17,7 +17,7 @@ func TestDefaultIsValid(t *testing.T) {
 	if err := c.Validate("", nil); err != nil {
 		t.Fatal(err)
 	}
-	if c.Listen != ":8080" || c.UpstreamIdle != 4*time.Second || c.MaxBody != 32<<20 || c.WorkWeight != policy.DefaultWorkWeight {
+	if c.Listen != ":8080" || c.UpstreamIdle != 4*time.Second || c.MaxBody != 32<<20 || c.Strategy != policy.Prefix {
 		t.Fatalf("defaults were not read from the table: %+v", c)
 	}
 }
@@ -53,7 +53,6 @@ first_byte_timeout: 90s
 models_interval: 0
 max_body: 1GiB
 pprof: true
-work_weight: 2.5
 weights: {prefix: 2, load: 1}
 backends:
   - http://a:8000/v1/
@@ -72,7 +71,7 @@ rules:
 		t.Fatal(err)
 	}
 	want := Default()
-	want.Listen, want.FirstByteTimeout, want.MaxBody, want.Pprof, want.WorkWeight = ":9000", 90*time.Second, 1<<30, true, 2.5
+	want.Listen, want.FirstByteTimeout, want.MaxBody, want.Pprof = ":9000", 90*time.Second, 1<<30, true
 	want.ModelsInterval = 0
 	want.Weights = map[string]float64{"prefix": 2, "load": 1}
 	want.Backends = []Backend{
@@ -111,8 +110,6 @@ func TestParseErrors(t *testing.T) {
 		{"long name", "backends: [{url: 'http://a:1', name: " + strings.Repeat("n", 129) + "}]\n", "f.yaml:1: backends: name: 129 bytes"},
 		{"short secret", "secret: hunter2\n", "f.yaml:1: secret: is shorter than 16 bytes: generate one with: openssl rand -hex 32"},
 		{"half of TLS", "tls_cert: x\n", "f.yaml:1: tls_cert: tls_cert and tls_key belong together: give both or neither"},
-		{"not a number", "epsilon: .nan\n", "f.yaml:1: epsilon: NaN is not a number from 0 up: 0.25 is the default"},
-		{"infinite", "work_weight: .inf\n", "f.yaml:1: work_weight: +Inf is not a number above 0"},
 		{"zero timeout", "idle_timeout: 0s\n", "f.yaml:1: idle_timeout: 0s is too short"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -8,7 +8,7 @@ func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		"", "listen: ':1'", "backends: [http://a, {url: https://b, models: [x], weight: 2}]", "rules: [{path: /x, strategy: random}]",
 		"weights: {prefix: 1}", "a: &a [*a]", "backends: &b [*b]", "? [x]\n: y", "<<: {listen: x}", "backends:\n- &x {url: http://a}\n- *x",
-		"max_body: 1e9GiB", "listen: !!binary aGk=", "- \n-", "---\n---\n", "\xff", "models_interval: -1s", "work_weight: .nan", "horizon: !!int 3",
+		"max_body: 1e9GiB", "listen: !!binary aGk=", "- \n-", "---\n---\n", "\xff", "models_interval: -1s", "weights: {load: .nan}", "horizon: !!int 3",
 	} {
 		f.Add([]byte(seed))
 	}

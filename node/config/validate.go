@@ -113,8 +113,6 @@ func (c *Config) checkRouting(bad complain) {
 	for i, r := range c.Rules {
 		bad.when(!slices.Contains(policy.Strategies(), r.Strategy), "rules", knownStrategies(), "rule %d: strategy %q is unknown", i, r.Strategy)
 	}
-	bad.when(!Finite(c.WorkWeight) || c.WorkWeight <= 0, "work_weight", "100 is the default", "%v is not a number above 0", c.WorkWeight)
-	bad.when(!Finite(c.Epsilon) || c.Epsilon < 0, "epsilon", "0.25 is the default", "%v is not a number from 0 up", c.Epsilon)
 	bad.when(c.HashBlocks <= 0, "hash_blocks", "16 is the default", "%d is not positive", c.HashBlocks)
 	bad.when(c.BlockBytes < 64 || c.BlockBytes > 1<<16, "block_bytes", "512 is the default", "%d is not between 64 and 65536", c.BlockBytes)
 	bad.when(c.Secret != "" && c.SecretFile != "", "secret", "keep one", "secret and secret_file are both given")

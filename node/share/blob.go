@@ -33,7 +33,7 @@ type layout struct {
 
 var layouts = [...]layout{
 	sectionClaims:  {0, 12, 16_384},
-	sectionTraffic: {16, 3, policy.TrafficBuckets},
+	sectionTraffic: {16, 3, 0}, // once a histogram followed
 	sectionWork:    {0, 26, 1024},
 }
 
@@ -133,7 +133,7 @@ func (s *State) read(kind byte, section []byte) error {
 			})
 		}
 	case sectionTraffic:
-		return s.readTraffic(head, entries, size)
+		s.readTraffic(head)
 	case sectionWork:
 		s.readWork(entries, size)
 	}
@@ -144,22 +144,12 @@ func measure(b []byte, most float64) Measure {
 	return Measure{Mean: value(b, 0, most), Weight: value(b, 1, maxWeight)}
 }
 
-func (s *State) readTraffic(head, entries []byte, size int) error {
+func (s *State) readTraffic(head []byte) {
 	p := policy.PoolTraffic{
-		Pool: binary.LittleEndian.Uint64(head), Rate: value(head[8:], 0, maxTraffic), Demand: value(head[8:], 1, maxTraffic), Requests: value(head[8:], 2, maxTrafficSeen),
+		Pool: binary.LittleEndian.Uint64(head), Rate: value(head[8:], 0, maxTraffic), Prefill: value(head[8:], 1, maxTraffic), Requests: value(head[8:], 2, maxTrafficSeen),
 	}
 	p.Work = value(head[8:], 3, p.Requests*maxTrafficWhole)
-	rest := p.Requests
-	for e := range slices.Chunk(entries, size) {
-		if int(e[0]) >= policy.TrafficBuckets {
-			return fmt.Errorf("%w: bucket %d of a pool", ErrState, e[0])
-		}
-		n := value(e[1:], 0, rest)
-		p.Soonest[e[0]] += n
-		rest -= n
-	}
 	s.Popularity.Traffic = append(s.Popularity.Traffic, p)
-	return nil
 }
 
 func (s *State) readWork(entries []byte, size int) {
@@ -199,13 +189,7 @@ func appendPopularity(blob []byte, h *policy.Popularity) []byte {
 	for i := range h.Traffic {
 		p := &h.Traffic[i]
 		section := binary.LittleEndian.AppendUint64([]byte{byte(layouts[sectionTraffic].entry)}, p.Pool)
-		section = appendValues(section, p.Rate, p.Demand, p.Requests, p.Work)
-		for bucket, n := range p.Soonest {
-			if n > 0 {
-				section = appendValues(append(section, byte(bucket)), n)
-			}
-		}
-		blob = AppendSection(blob, sectionTraffic, section)
+		blob = AppendSection(blob, sectionTraffic, appendValues(section, p.Rate, p.Prefill, p.Requests, p.Work))
 	}
 	if len(h.Works) == 0 {
 		return blob

@@ -227,7 +227,7 @@ func TestLoadTravels(t *testing.T) {
 
 func TestStateTravels(t *testing.T) {
 	one, two := newKnower(t, "a", "b"), newKnower(t, "b", "a")
-	for seed := range 40 {
+	for seed := range 300 { // 15 s of prefills at each engine: as evidence of a faster rate it must exceed the prior's 10
 		one.serve(t, new(policy.Attempt), chain(seed, 60), 0)
 	}
 	before := []float64{two.router.Rate(0), two.router.Rate(1)}

@@ -25,7 +25,10 @@ func (s *sentPopularity) append(blob []byte, r *policy.Router, now prefixtree.Ti
 	picks := r.Stats().Picks
 	if s.at == 0 || float64(picks-s.picks) > s.requests/16 || now-s.at >= popularityKept || now < s.at {
 		h := r.OwnPopularity(maxSentPools, now)
-		s.blob, s.picks, s.requests, s.at = appendPopularity(s.blob[:0], &h), picks, h.Requests, now
+		s.blob, s.picks, s.at, s.requests = appendPopularity(s.blob[:0], &h), picks, now, 0
+		for i := range h.Traffic {
+			s.requests += h.Traffic[i].Requests
+		}
 	}
 	return append(blob, s.blob...)
 }

@@ -86,7 +86,6 @@ func (a *Attempt) FirstToken(now prefixtree.Time) {
 	a.stage = answering
 	a.at.first = now
 	a.slot.prefilled(a, now, true)
-	a.router.streamed.Store(true)
 	a.slot.mu.Lock()
 	// Engines prefill in order of arrival.
 	since := max(a.at.dispatched, a.slot.lastFirst)
@@ -144,9 +143,6 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	if o.PromptTokens > 0 {
 		a.model.learn(a.bytes, o.PromptTokens)
 	}
-	if a.at.first > 0 {
-		a.router.hold.add(float64(now-a.at.first) / 1000)
-	}
 	if a.followed && o.PromptTokens > 0 && o.CachedTokens >= 0 {
 		a.model.learnAnswers(a.held, float64(o.CachedTokens), float64(o.PromptTokens))
 	}
@@ -154,7 +150,13 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	if o.PromptTokens > 0 && o.CachedTokens >= 0 {
 		uncached = float64(max(o.PromptTokens-o.CachedTokens, 0))
 	}
-	a.learnRate(uncached, o, now)
+	if a.nonStreaming && a.at.first == 0 && o.Failed == None && o.OutputTokens > 0 {
+		a.slot.learnPace(a.router.rate, uncached, float64(now-a.at.dispatched)/1000, float64(o.OutputTokens))
+	}
+	// Prefills of other nodes' requests or of non-streamed ones in front may have taken a part.
+	if a.interval > 0 && a.ahead == 0 && a.front == 0 {
+		a.slot.learnRate(a.router.rate, uncached, a.interval)
+	}
 	if len(a.hashes) == 0 || o.CachedTokens < 0 && o.Failed != None && a.at.first == 0 {
 		return
 	}
@@ -171,33 +173,6 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	if lesson.CacheLost && a.router.cfg.Forgot != nil {
 		a.router.cfg.Forgot(a.slot.id)
 	}
-}
-
-// learnRate records the prefill, unless its interval is distorted.
-func (a *Attempt) learnRate(tokens float64, o Outcome, now prefixtree.Time) {
-	interval, doubt := a.interval, a.doubt()
-	if a.nonStreaming && a.at.first == 0 && o.Failed == None {
-		interval, doubt = seconds(a.at.dispatched, now), a.router.nonStreamingDoubt()
-	}
-	if interval <= 0 || a.ahead > 0 {
-		return
-	}
-	// The interval includes part of the non-streamed requests in front: it counts only if long for
-	// all or short for this one.
-	if present := a.slot.rateOr(a.router.rate.load()); a.front > 0 && tokens < present*interval {
-		if tokens += float64(a.front); tokens >= present*interval {
-			return
-		}
-		doubt = min(doubt, rateDoubt)
-	}
-	a.slot.learnRate(a.router.rate, tokens, interval, doubt, now)
-}
-
-func (a *Attempt) doubt() float64 {
-	if a.router.fleet.Load().nodes > 1 {
-		return rateDoubt
-	}
-	return 1
 }
 
 func (a *Attempt) misused() {

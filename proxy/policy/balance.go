@@ -43,7 +43,7 @@ func (random) Choose(s *Scene) (int, Rung) {
 	if !s.pool.weighted {
 		return int(s.Rand() % uint64(len(s.Candidates))), Rotate
 	}
-	return byWeight(s, float64(s.Rand()>>11)/(1<<53)), Rotate
+	return byWeight(s, unit(s.Rand())), Rotate
 }
 
 func byWeight(s *Scene, fraction float64) int {

@@ -31,7 +31,7 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	}
 	r.charge(s, &s.Candidates[chosen], att)
 	r.rungs[att.decision.Rung].Add(1)
-	if s.Nodes > 1 && s.Staleness >= maxStaleness {
+	if s.blind() {
 		r.blind.Add(1)
 	}
 	return nil
@@ -64,7 +64,7 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 }
 
 func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
-	s.Request, s.pool, s.Now, s.stats = q, p, now, nil
+	s.Request, s.pool, s.Now = q, p, now
 	f := r.fleet.Load()
 	s.Nodes, s.Staleness = f.nodes, min(f.staleness, maxStaleness)
 	if s.Nodes > 1 && r.peers.heard.Load() == 0 {
@@ -75,15 +75,14 @@ func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 	} else {
 		s.rand = mix(r.cfg.Seed) + mix(r.seq.Add(1))
 	}
-	s.Branch, s.CommonTokens, s.nameless, s.judged = 0, 0, false, false
-	s.hot, s.common = HotPrefix{}, 0
+	s.Branch, s.CommonTokens, s.known, s.hot = 0, 0, 0, HotPrefix{}
 	if cap(s.where) < len(p.entries) {
 		s.where = make([]int32, len(p.entries))
 		s.Candidates = make([]Candidate, 0, len(p.entries))
 	}
 	s.where = s.where[:len(p.entries)]
 	s.Candidates = s.Candidates[:0]
-	s.FleetRate, s.hold = r.rate.load(), r.hold.load()
+	s.FleetRate = r.rate.load()
 	perToken := s.model.bytesPerToken()
 	s.TokensPerBlock = float64(r.cfg.BlockBytes) / perToken
 	s.PromptTokens = max(int(float64(s.promptBytes(r.cfg.BlockBytes))/perToken+0.5), 1)
@@ -92,8 +91,9 @@ func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 // stage adds candidates with what each holds. It reports whether all are being avoided.
 func (r *Router) stage(s *Scene, strategy *named) (lastResort bool) {
 	r.match(s)
-	if _, ok := strategy.Strategy.(*prefix); !ok || s.pool.order == nil || !r.shortlist(s) {
+	if _, ok := strategy.Strategy.(prefix); !ok || len(s.pool.entries) <= weighAll || !s.stageSome() {
 		lastResort = s.stage()
+		s.size = len(s.Candidates)
 	}
 	r.assign(s)
 	return lastResort
@@ -111,7 +111,9 @@ func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
 			c.half = false // the only candidate takes a second request rather than refuse it
 			return i, rung
 		}
-		s.Candidates = append(s.Candidates[:i], s.Candidates[i+1:]...)
+		last := len(s.Candidates) - 1
+		s.swap(i, last)
+		s.Candidates = s.Candidates[:last]
 	}
 }
 
@@ -130,12 +132,6 @@ func (r *Router) charge(s *Scene, c *Candidate, att *Attempt) {
 	att.at.picked, att.at.dispatched, att.at.first = now, 0, 0
 	att.stage = picked
 	c.slot.charge(att, now)
-	if c.charged {
-		c.slot.credit.Add(-oneRequest)
-	}
-	if n := uint64(len(s.pool.entries)); n > 0 { // one entry per request bounds the cost
-		s.pool.entries[r.seq.Load()%n].slot.freshen(r.rate, now)
-	}
 }
 
 // Explain fills d with the decision of the next Pick and changes nothing. Errors as Pick.

@@ -46,6 +46,11 @@ type Considered struct {
 	Rate          float64            `json:"rate"` // prefill tokens/s
 	Age           time.Duration      `json:"age_ns"`
 	Cost          float64            `json:"cost"` // in the strategy's unit
+	// The parts of Cost in seconds, if prefix chose: until the engine begins, with the price of its
+	// active requests; to compute what its cache lacks; and what that costs others.
+	Wait    float64 `json:"wait_s"`
+	Compute float64 `json:"compute_s"`
+	Later   float64 `json:"later_s"`
 }
 
 // Clone returns a copy that shares no memory with the attempt.
@@ -82,7 +87,7 @@ func (d *Decision) fill(s *Scene, chosen int, rung Rung, strategy *named, lastRe
 		Backend: c.Backend, Generation: c.slot.gen.Load(), Name: b.Name, Handle: b.Handle, Strategy: strategy.name, Rung: rung,
 		PromptTokens: s.PromptTokens, MatchedBlocks: int(c.HeldBlocks), PredictedTokens: int(c.Held),
 		UncachedTokens: int(math.Ceil(c.Uncached)), Age: time.Duration(c.Age) * time.Millisecond, Branch: s.Branch,
-		Hot: s.hot.Anchor, Replicas: s.hot.Replicas, Eligible: s.size(), Trial: c.half, LastResort: lastResort,
+		Hot: s.hot.Anchor, Replicas: s.hot.Replicas, Eligible: s.size, Trial: c.half, LastResort: lastResort,
 		Candidates: d.Candidates[:0],
 	}
 	if cap(d.Candidates) < MaxConsidered {
@@ -116,6 +121,7 @@ func (s *Scene) considered(i int) Considered {
 	}
 	return Considered{
 		Backend: c.Backend, Name: s.pool.name(c.Backend), MatchedBlocks: int(c.HeldBlocks), HeldTokens: c.Held,
-		QueuedTokens: c.Queued, Active: c.Active, Rate: c.Rate, Age: time.Duration(c.Age) * time.Millisecond, Cost: cost,
+		QueuedTokens: c.Queued, Active: c.Active, Rate: c.Rate, Age: time.Duration(c.Age) * time.Millisecond,
+		Cost: cost, Wait: c.start, Compute: c.compute, Later: c.later,
 	}
 }

@@ -15,12 +15,15 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
+// unit returns a number in [0, 1).
+func unit(x uint64) float64 { return float64(x>>11) / (1 << 53) }
+
 // rendezvous returns the rank of a backend for a key; the highest wins. With unequal weights
 // -w/ln(u) gives each its share (Schindelhauer and Schomaker, SPAA 2005); both forms are monotone
 // in one hash.
 func rendezvous(key, backend uint64, weight float64, weighted bool) float64 {
 	h := mix(key ^ backend)
-	u := (float64(h>>11) + 0.5) / (1 << 53)
+	u := unit(h) + 1.0/(1<<54)
 	if !weighted {
 		return u
 	}

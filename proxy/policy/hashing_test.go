@@ -95,57 +95,20 @@ func TestPrefixHashKeysOnTheStart(t *testing.T) {
 	}
 }
 
-func TestBoundedLoadAmongNodes(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		n := rapid.IntRange(2, 24).Draw(t, "backends")
-		s := &Scene{
-			Request: &Request{}, Nodes: 4, judged: true, Branch: prefixtree.Hash(rapid.Uint64Min(1).Draw(t, "branch")), Now: t0,
-			Staleness:    rapid.Int64Range(0, maxStaleness).Draw(t, "staleness"),
-			PromptTokens: rapid.IntRange(1, 10_000).Draw(t, "prompt"), FleetRate: 10_000, pool: &pool{history: new(history)},
-		}
-		for i := range n {
-			own, others := rapid.Float64Range(0, 50_000).Draw(t, "own"), rapid.Float64Range(0, 50_000).Draw(t, "others")
-			s.Candidates = append(s.Candidates, Candidate{OwnQueued: own, Queued: own + others, Uncached: float64(s.PromptTokens), Rate: 10_000, entry: entryOf(i)})
-		}
-		p := &prefix{work: DefaultWorkWeight, epsilon: DefaultEpsilon}
-		o := s.pool.load.now(float64(s.PromptTokens)/s.FleetRate, s.Nodes, s.Now)
-		out := s.look(&o)
-		i, rung := p.Choose(s)
-		if out.all {
-			return
-		}
-		var sum float64
-		for j := range s.Candidates {
-			sum += s.Candidates[j].queue
-		}
-		limit := (1 + DefaultEpsilon) * sum / float64(n)
-		if s.Candidates[i].queue > limit || rung != Hash {
-			t.Fatalf("chose %v queued, limit %v, rung %v", s.Candidates[i].queue, limit, rung)
-		}
-		before := 0
-		for j := range s.Candidates {
-			if s.Candidates[j].queue <= limit && s.Rendezvous(uint64(s.Branch), j) > s.Rendezvous(uint64(s.Branch), i) {
-				before++
-			}
-		}
-		if before >= out.k {
-			t.Fatalf("%d fitting candidates come before the chosen one of %d", before, out.k)
-		}
-	})
-}
-
 func entryOf(i int) *entry { return &entry{slot: new(slot), weight: 1, key: mix(uint64(i + 1))} }
 
 func TestMoreMatchNeverHurts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(2, 12).Draw(t, "backends")
 		tokens := rapid.IntRange(100, 50_000).Draw(t, "prompt")
-		scene := &Scene{Request: &Request{}, judged: true, Nodes: rapid.IntRange(1, 3).Draw(t, "nodes"), Branch: prefixtree.Hash(rapid.Uint64Min(1).Draw(t, "branch")),
-			PromptTokens: tokens, FleetRate: 10_000, pool: &pool{history: new(history)}, peek: true, Now: t0}
+		scene := &Scene{Request: &Request{}, Nodes: rapid.IntRange(1, 3).Draw(t, "nodes"), Branch: prefixtree.Hash(rapid.Uint64Min(1).Draw(t, "branch")),
+			PromptTokens: tokens, FleetRate: 10_000, pool: &pool{history: new(history)}, peek: true, Now: t0,
+			size: n, Staleness: rapid.Int64Range(0, maxStaleness).Draw(t, "staleness"), rand: rapid.Uint64().Draw(t, "rand")}
+		rand := scene.rand
 		scene.CommonTokens = rapid.Float64Range(0, float64(tokens)).Draw(t, "common")
 		for range rapid.IntRange(0, 100).Draw(t, "seen") {
 			whole := rapid.Float64Range(0.01, 5).Draw(t, "whole")
-			scene.pool.load.count(whole, rapid.Float64Range(0.01, 5).Draw(t, "soonest"), scene.Now)
+			scene.pool.load.count(work{whole: whole, uncached: rapid.Float64Range(0.01, 5).Draw(t, "uncached")}, 0, scene.Now)
 		}
 		for i := range n {
 			held := rapid.Float64Range(0, float64(tokens)).Draw(t, "held")
@@ -153,11 +116,12 @@ func TestMoreMatchNeverHurts(t *testing.T) {
 			scene.Candidates = append(scene.Candidates, Candidate{OwnQueued: queued, Queued: queued,
 				Held: held, Uncached: max(float64(tokens)-held, 1), Rate: 10_000, entry: entryOf(i)})
 		}
-		p := &prefix{work: DefaultWorkWeight, epsilon: DefaultEpsilon}
+		p := prefix{}
 		i, _ := p.Choose(scene)
 		c := &scene.Candidates[i]
 		c.Held = rapid.Float64Range(c.Held, float64(tokens)).Draw(t, "deeper")
 		c.Uncached = max(float64(tokens)-c.Held, 1)
+		scene.rand = rand
 		if j, _ := p.Choose(scene); j != i {
 			t.Fatalf("backend %d was chosen; with a deeper match %d is", i, j)
 		}

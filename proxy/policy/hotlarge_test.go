@@ -32,7 +32,7 @@ func TestLargePoolReplacesTheHotSet(t *testing.T) {
 			order := r.HotSet(poolAll, theHotPrefix(n))
 			goes := func(what string, set []string) {
 				t.Helper()
-				now += 2 * statsAge
+				now += 200
 				used := map[string]bool{}
 				for i := range 10 * len(set) {
 					now++

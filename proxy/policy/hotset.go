@@ -89,84 +89,61 @@ func (p *pool) ranked(anchor prefixtree.Hash) []int32 {
 	return list
 }
 
-// gather marks the candidates outside the hot prefix's set and returns its size. The next in order
-// replaces a candidate whose queue exceeds limit.
+// gather marks the candidates outside the hot prefix's set and returns how many are inside. The next
+// in order replaces a candidate whose queue exceeds limit; if all exceed it, all are inside.
 func (s *Scene) gather(limit float64) int {
-	if s.hot.Replicas == 0 || s.hot.Replicas >= s.size() {
-		return s.size()
+	if s.hot.Replicas == 0 || s.hot.Replicas >= s.size {
+		return s.size
 	}
-	if s.stats != nil {
-		return s.gatherSelected(limit)
-	}
-	if cap(s.ranks) < len(s.Candidates) {
-		s.ranks = make([]float64, 0, len(s.Candidates))
-	}
-	s.ranks = s.ranks[:0]
 	for i := range s.Candidates {
-		c := &s.Candidates[i]
-		if c.outside = c.queue > limit; !c.outside {
-			s.ranks = append(s.ranks, s.Rendezvous(uint64(s.hot.Anchor), i))
-		}
+		s.Candidates[i].outside = true
 	}
-	if len(s.ranks) <= s.hot.Replicas {
-		return len(s.ranks)
+	set := s.pool.replicas(s.hot.Anchor, s.hot.Replicas)
+	if s.hot.Replicas > selectReplicas && len(s.pool.entries) > weighAll {
+		set = set[:s.hot.Replicas] // of which a decision weighs a part: no other is missing
 	}
-	least := nthLargest(s.ranks, s.hot.Replicas-1)
 	n := 0
-	for i := range s.Candidates {
-		c := &s.Candidates[i]
-		if c.outside = c.outside || s.Rendezvous(uint64(s.hot.Anchor), i) < least; !c.outside {
-			n++
-		}
-	}
-	return n
-}
-
-// gatherSelected is gather for a selection. If all exceed the limit, all are inside.
-func (s *Scene) gatherSelected(limit float64) int {
-	n := 0
-	for i := range s.Candidates {
-		c := &s.Candidates[i]
-		if c.outside = n == s.hot.Replicas || c.rank == unranked || c.queue > limit; !c.outside {
-			n++
+	for _, at := range set {
+		if c := s.candidate(int(at)); c != nil && c.Queued <= limit {
+			c.outside = false
+			if n++; n == s.hot.Replicas {
+				break
+			}
 		}
 	}
 	if n > 0 {
-		return s.hot.Replicas
+		return n
 	}
 	for i := range s.Candidates {
 		s.Candidates[i].outside = false
 	}
-	return s.size()
+	return s.size
 }
 
-// nthLargest takes linear time and reorders the list.
-func nthLargest(list []float64, n int) float64 {
-	low, high := 0, len(list)-1
-	for low < high {
-		pivot := list[(low+high)/2]
-		i, j := low, high
-		for i <= j {
-			for list[i] > pivot {
-				i++
-			}
-			for list[j] < pivot {
-				j--
-			}
-			if i <= j {
-				list[i], list[j] = list[j], list[i]
-				i++
-				j--
-			}
-		}
-		switch {
-		case n <= j:
-			high = j
-		case n >= i:
-			low = i
-		default:
-			return list[n]
-		}
+const (
+	knownSets  = 256 // bounds the sets remembered per pool
+	setReserve = 16  // replace those with long queues, and an eighth of the set does too
+)
+
+// replicas returns the first entries in the anchor's order, with a reserve.
+func (p *pool) replicas(anchor prefixtree.Hash, n int) []int32 {
+	want := min(n+n/8+setReserve, len(p.entries))
+	p.setsMu.RLock()
+	set := p.sets[anchor]
+	p.setsMu.RUnlock()
+	if len(set) < want {
+		set = p.findReplicas(anchor, want)
 	}
-	return list[n]
+	return set[:want] // an earlier set may be larger
+}
+
+func (p *pool) findReplicas(anchor prefixtree.Hash, n int) []int32 {
+	set := slices.Clone(p.ranked(anchor)[:n])
+	p.setsMu.Lock()
+	defer p.setsMu.Unlock()
+	if p.sets == nil || len(p.sets) >= knownSets {
+		p.sets = map[prefixtree.Hash][]int32{}
+	}
+	p.sets[anchor] = set
+	return set
 }

@@ -52,6 +52,25 @@ func TestHotPromptsGoToTheSet(t *testing.T) {
 	}
 }
 
+// A prefix that is measured is found again, wherever it ends.
+func TestHotPrefixMayEndAnywhere(t *testing.T) {
+	for _, ends := range []int{1, 9, 16, 21, 22, 23, 24, 400, anchorDepth} {
+		r, _ := newRouter(t, Config{PrefillRate: 1000}, fleetOf(16))
+		next := func(i int) []prefixtree.Hash { return prompt(7, uint64(i), ends, ends+8) }
+		for i := range 40 {
+			serve(t, r, ask(next(i)), t0+prefixtree.Time(100*i))
+		}
+		works := r.OwnWork(1, t0+4000)
+		if len(works) != 2 {
+			t.Fatalf("prompts diverge behind block %d: measured %+v", ends, works)
+		}
+		r.SetHotPrefixes([]HotPrefix{{Anchor: works[1].Anchor, Tokens: int(works[1].Tokens), Replicas: 3}})
+		if d := serve(t, r, ask(next(99)), t0+4000); d.Hot != next(0)[ends-1] || d.Replicas != 3 || d.Rung != Hot {
+			t.Errorf("prompts diverge behind block %d: %v, anchor %x on %d", ends, d.Rung, d.Hot, d.Replicas)
+		}
+	}
+}
+
 func TestHotSetChangesByOne(t *testing.T) {
 	backends := fleetOf(12)
 	r, _ := newRouter(t, Config{}, backends)
@@ -144,22 +163,6 @@ func TestOtherPromptsAreAsBefore(t *testing.T) {
 				}
 				open = slices.Delete(open, at, at+1)
 			}
-		}
-	}
-}
-
-func TestNthLargest(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(virtual.Seed(t), 9))
-	for range 2000 {
-		list := make([]float64, 1+rnd.IntN(40))
-		for i := range list {
-			list[i] = float64(rnd.IntN(20))
-		}
-		sorted := slices.Clone(list)
-		slices.Sort(sorted)
-		n := rnd.IntN(len(list))
-		if got, want := nthLargest(slices.Clone(list), n), sorted[len(sorted)-1-n]; got != want {
-			t.Fatalf("number %d of %v is %v, want %v", n, list, got, want)
 		}
 	}
 }

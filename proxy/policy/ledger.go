@@ -17,7 +17,7 @@ type slot struct {
 	active     atomic.Int64
 	headTokens atomic.Int64  // charge of the prefill that runs; 0: none
 	headSince  atomic.Int64  // ms; estimated start of that prefill
-	rate       atomic.Uint64 // learned prefill rate, tokens/s as float64 bits; 0: none
+	measured   atomic.Uint64 // rates and peerRates: tokens and seconds as float32
 	retryAt    atomic.Int64  // ms; 0: healthy, else avoided until then; see health
 	peerTokens atomic.Int64  // outstanding prefill tokens that peers report
 	peerActive atomic.Int64  // active requests that peers report
@@ -30,12 +30,10 @@ type slot struct {
 	byRequests       atomic.Bool
 	struck           atomic.Bool
 	headNonStreaming atomic.Bool // the head's first token is not observable
-	scant            atomic.Bool // the rate rests on less evidence than its prior's weight
 	telemetry        atomic.Pointer[Telemetry]
 	id               prefixtree.Backend
 	gen              atomic.Uint32
 	began            atomic.Int64 // ms; start of slow start; 0: none
-	credit           atomic.Int64 // millionths of a request, for slow start
 	answerAt         atomic.Int64
 
 	mu           sync.Mutex
@@ -44,16 +42,13 @@ type slot struct {
 	lastFirst    prefixtree.Time
 	rates        rateSums
 	peerRates    rateSums // measured by other nodes
-	measured     prefixtree.Time
 	strikes      strikes
 	reportedAt   prefixtree.Time // since when other nodes report failures; 0: none
 	busyAt       prefixtree.Time // last answer of 429
 	busyUntil    int64           // ms; 0: none
 	adapters     adapterSet
-	_            [8]byte // pads to a cache line
+	_            [24]byte // pads to a cache line
 }
-
-const overdueGrace = 1.0 // seconds: engine steps take tenths, and rates are averages
 
 // queued returns the own prefill tokens in front of a new request, less the progress of the running
 // prefill, which is overdue by so many seconds. A non-streamed one never is: it leaves the line
@@ -74,7 +69,7 @@ func (s *slot) queued(now prefixtree.Time, rate float64) (tokens, overdue float6
 		tokens -= min(head, ran*rate)
 	}
 	if head > 0 && !hidden {
-		overdue = max(ran-head/rate-overdueGrace, 0)
+		overdue = max(ran-head/rate, 0)
 	}
 	return max(tokens, 0), overdue
 }
@@ -169,16 +164,33 @@ func (s *slot) leave(a *Attempt, done, now prefixtree.Time) {
 	s.headed(s.first, max(s.first.ahead-a.ahead, 0), min(max(done, s.first.since), now))
 }
 
+// settle removes non-streamed requests from the head of the line once their prefill must be done:
+// they end long after it, and counted until then, their engine would look stuck.
+func (s *slot) settle(now prefixtree.Time, rate float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for a := s.first; a != nil && a.nonStreaming; a = s.first {
+		took := float64(s.headAhead.Load()+a.charged) / rate
+		done := s.headSince.Load() + int64(math.Ceil(min(took*1000, math.MaxInt32)))
+		if done > int64(now) {
+			return
+		}
+		s.leave(a, prefixtree.Time(done), now)
+	}
+}
+
 func (s *slot) release(a *Attempt) {
 	s.active.Add(-1)
 	s.resident.Add(-a.resident)
 }
 
-// rateOr returns the learned rate, else the prior. With little evidence only a slower one counts:
-// else the first measured backend of an idle fleet would attract all requests.
+// rateOr returns the learned rate, or the prior without measurements. With little evidence only a
+// slower one counts: else the first measured backend of an idle fleet would attract all requests.
 func (s *slot) rateOr(prior float64) float64 {
-	r := math.Float64frombits(s.rate.Load())
-	if r <= 0 || r > prior && s.scant.Load() {
+	bits := s.measured.Load()
+	sums := rateSums{tokens: float64(math.Float32frombits(uint32(bits >> 32))), seconds: float64(math.Float32frombits(uint32(bits)))}
+	r := sums.estimate(prior, ratePrior)
+	if r > prior && sums.seconds < ratePrior || sums.seconds <= 0 {
 		return prior
 	}
 	return r

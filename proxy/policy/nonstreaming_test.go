@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine/chaos/virtual"
 	"grapevine/prefixtree"
 )
 
@@ -29,7 +30,7 @@ func wholeAnswers(t *testing.T, nodes int) {
 		every             = 25
 		long              = 3_000
 	)
-	r, _ := newRouter(t, Config{}, fleetOf(engines))
+	r, _ := newRouter(t, Config{PrefillRate: 640_000}, fleetOf(engines)) // as the answers show it
 	if nodes > 1 {
 		r.SetFleet(nodes, 5*time.Millisecond)
 		r.SetPeerLoad("north", nil)
@@ -92,7 +93,7 @@ func TestWholePrefillsLeaveTheLine(t *testing.T) {
 		queued, overdue float64
 	}{
 		{1, 12_278, 0}, {1_000, 2_288, 0}, {1_024, 2_048, 0}, {1_100, 1_288, 0},
-		{1_127, 1_024, 0}, {1_177, 524, 0}, {5_000, 0, 5 - 1.127 - .1024 - overdueGrace},
+		{1_127, 1_024, 0}, {1_177, 524, 0}, {5_000, 0, 5 - 1.127 - .1024},
 	} {
 		queued, overdue := a.slot.queued(t0+k.ms, rate)
 		if math.Abs(queued-k.queued) > 1 || math.Abs(overdue-k.overdue) > 1e-9 {
@@ -143,11 +144,50 @@ func TestAnswersEndThePrefill(t *testing.T) {
 	}
 }
 
-// Whole answers show that an engine is at least that fast, and slower only if nothing is streamed.
-func TestWholeAnswersAndRates(t *testing.T) {
-	var now prefixtree.Time
-	next := uint64(0)
-	send := func(r *Router, wholly bool, took prefixtree.Time) {
+// playWhole plays a fleet that answers one request after another, each as a whole: half of a second of prefill and
+// up to 500 tokens of 10 ms, times the engine's slowness. It returns the last requests of each engine.
+func playWhole(t *testing.T, r *Router, rnd *rand.Rand, slowness []float64) (got []int) {
+	t.Helper()
+	const prompts, last = 600, 400
+	now := t0
+	got = make([]int, len(slowness))
+	for i := range uint64(prompts) {
+		a := pick(t, r, whole(prompt(i+1, 0, 99, 40)), now)
+		a.Dispatched(now)
+		at, outputs := a.Decision().Backend, 1+rnd.IntN(500)
+		if i >= prompts-last {
+			got[at]++
+		}
+		now += prefixtree.Time((500 + 10*float64(outputs)) * slowness[at] * (0.8 + 0.4*rnd.Float64()))
+		a.End(Outcome{PromptTokens: 40 * 128, CachedTokens: 0, OutputTokens: outputs}, now)
+	}
+	return got
+}
+
+func TestSlowWholeAnswersCostTheirEngine(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(virtual.Seed(t), 1))
+	r, _ := newRouter(t, Config{}, fleetOf(4))
+	if got := playWhole(t, r, rnd, []float64{1, 1, 1, 5}); got[3] > 25 || min(got[0], got[1], got[2]) < 90 {
+		t.Errorf("answers of the last engine take five times as long, and the requests are %v", got)
+	}
+}
+
+func TestEqualWholeAnswersKeepRatesEqual(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(virtual.Seed(t), 1))
+	r, _ := newRouter(t, Config{}, fleetOf(4))
+	got := playWhole(t, r, rnd, []float64{1, 1, 1, 1})
+	for b, n := range got {
+		if rate := r.Rate(prefixtree.Backend(b)); n < 60 || n > 140 || math.Abs(rate/defaultPrefillRate-1) > 0.2 {
+			t.Errorf("backend %d of four equal ones has %d of 400 requests and %.0f tokens/s, the fleet %.0f: %v", b, n, rate, r.rate.load(), got)
+		}
+	}
+}
+
+// The prefill of whole answers is not observable: alone they tell the engines' speed relative to each other.
+func TestWholeAnswersDoNotChangeTheFleetsRate(t *testing.T) {
+	now, next := t0, uint64(0)
+	r, _ := newRouter(t, Config{}, fleetOf(1))
+	send := func(wholly bool, took prefixtree.Time) {
 		next++
 		q := ask(prompt(next, 0, 99, 80))
 		q.NonStreaming = wholly
@@ -159,38 +199,21 @@ func TestWholeAnswersAndRates(t *testing.T) {
 		}
 		a.End(Outcome{PromptTokens: 10_240, CachedTokens: 0, OutputTokens: 100}, now)
 	}
-
-	now = t0
-	r, _ := newRouter(t, Config{}, fleetOf(1))
 	for range 50 {
-		send(r, false, 512) // 20,000/s
+		send(false, 512) // 20,000/s
 	}
-	streamed := r.Rate(0)
+	engine, fleet := r.Rate(0), r.rate.load()
 	for range 50 {
-		send(r, true, 30_000)
+		send(true, 30_000)
 	}
-	if got := r.Rate(0); math.Abs(got/streamed-1) > 0.01 || math.Abs(got/20_000-1) > 0.1 {
-		t.Errorf("long whole answers changed the rate from %.0f to %.0f", streamed, got)
-	}
-	for range 50 {
-		send(r, true, 256)
-	}
-	if got := r.Rate(0); got < 25_000 {
-		t.Errorf("whole answers at 40,000 tokens/s leave the rate at %.0f", got)
-	}
-
-	now = t0
-	r, _ = newRouter(t, Config{}, fleetOf(1))
-	for range 200 {
-		send(r, true, 51_200) // 200/s, if generation takes no time
-	}
-	if got := r.Rate(0); got > 250 {
-		t.Errorf("a fleet whose answers are all whole believes in %.0f tokens/s, shown are 200", got)
+	if got := r.Rate(0); math.Abs(got/engine-1) > 0.01 || math.Abs(got/20_000-1) > 0.1 || r.rate.load() != fleet {
+		t.Errorf("long whole answers changed the rate from %.0f to %.0f, the fleet's from %.0f to %.0f", engine, got, fleet, r.rate.load())
 	}
 }
 
+// A first token behind whole requests tells nothing of its own prefill.
 func TestBehindWholeRequests(t *testing.T) {
-	for _, c := range []struct{ engine, least, most float64 }{{10_000, 9_900, 10_100}, {4_000, 3_900, 5_000}, {40_000, 19_000, 40_100}} {
+	for _, engine := range []float64{10_000, 4_000, 40_000} {
 		r, _ := newRouter(t, Config{}, fleetOf(1))
 		now := t0
 		for i := range uint64(80) {
@@ -199,14 +222,14 @@ func TestBehindWholeRequests(t *testing.T) {
 			a.Dispatched(now)
 			b := pick(t, r, ask(prompt(2*i+1, 0, 99, 80)), now)
 			b.Dispatched(now)
-			now += prefixtree.Time(20_480 / c.engine * 1000)
+			now += prefixtree.Time(20_480 / engine * 1000)
 			b.FirstToken(now)
 			b.End(Outcome{PromptTokens: 10_240, CachedTokens: 0, OutputTokens: 1}, now)
 			now += 60_000
 			a.End(Outcome{PromptTokens: 10_240, CachedTokens: 0, OutputTokens: 1}, now)
 		}
-		if got := r.Rate(0); got < c.least || got > c.most {
-			t.Errorf("%.0f tokens/s learned of %.0f, want %.0f to %.0f", got, c.engine, c.least, c.most)
+		if got := r.Rate(0); math.Abs(got/defaultPrefillRate-1) > 0.01 {
+			t.Errorf("an engine of %.0f tokens/s is taken for %.0f", engine, got)
 		}
 	}
 }

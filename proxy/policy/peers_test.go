@@ -112,25 +112,25 @@ func TestRatesOfPeersCountByTheirWeight(t *testing.T) {
 		t.Fatalf("nothing measured, yet %v of weight %v", rate, weight)
 	}
 	own := r.table.Load().slots[0]
-	for range 10 {
-		own.learnRate(r.rate, 4000, 0.1, 1, t0) // 40k tokens/s over one second
+	for range 100 {
+		own.learnRate(r.rate, 4000, 0.1) // 40k tokens/s over ten seconds
 	}
-	if rate, weight := r.OwnRate(0); math.Abs(rate-40_000) > 1 || math.Abs(weight-1) > 1e-9 {
+	if rate, weight := r.OwnRate(0); math.Abs(rate-40_000) > 1 || math.Abs(weight-10) > 1e-9 {
 		t.Fatalf("measured %v of weight %v", rate, weight)
 	}
-	before := r.Rate(0)
-	r.SetPeerRate(0, 5000, 20)
-	if got := r.Rate(0); got > 8000 || got < 5000 {
-		t.Errorf("20 s of peers' measurements of 5,000 against one own second of 40,000: %v", got)
+	before, fleet := r.Rate(0), r.Rate(1)
+	r.SetPeerRate(0, 5000, 200)
+	if got := r.Rate(0); got > 8500 || got < 5000 {
+		t.Errorf("200 s of peers' measurements of 5,000 against ten own seconds of 40,000: %v", got)
 	}
-	if rate, weight := r.OwnRate(0); math.Abs(rate-40_000) > 1 || math.Abs(weight-1) > 1e-9 {
+	if rate, weight := r.OwnRate(0); math.Abs(rate-40_000) > 1 || math.Abs(weight-10) > 1e-9 {
 		t.Errorf("what peers measured is told as own: %v of weight %v", rate, weight)
 	}
-	if got := r.Rate(1); got > 10_000 {
-		t.Errorf("a backend nobody measured is taken for %v, though the fleet has 5,000", got)
+	if got := r.Rate(1); got != fleet || fleet < 30_000 {
+		t.Errorf("an engine without measurements is taken for %v, before the peers' for %v, and 40,000 was measured here", got, fleet)
 	}
 	r.SetPeerRate(0, 0, 0)
-	own.learnRate(r.rate, 4000, 0.1, 1, t0)
+	own.learnRate(r.rate, 4000, 0.1)
 	if got := r.Rate(0); math.Abs(got-before)/before > 0.3 {
 		t.Errorf("without the peers: %v, before them %v", got, before)
 	}

@@ -1,6 +1,8 @@
 package policy
 
 import (
+	"iter"
+	"sync"
 	"sync/atomic"
 
 	"github.com/zeebo/xxh3"
@@ -25,7 +27,9 @@ type pool struct {
 	byID    []int32 // backend id -> entry, -1: none
 	*history
 	weighted bool
-	large    // zero up to weighAll entries
+
+	setsMu sync.RWMutex
+	sets   map[prefixtree.Hash][]int32 // entries in the order of a hot prefix's anchor
 }
 
 const (
@@ -88,6 +92,21 @@ func (t *table) pools() []*pool {
 	return list
 }
 
+// named returns the pools with their models, "" and "*" for requests without one and of models that
+// no backend lists.
+func (t *table) named() iter.Seq2[string, *pool] {
+	return func(yield func(string, *pool) bool) {
+		if !yield("", t.all) || t.general != nil && !yield("*", t.general) {
+			return
+		}
+		for model, p := range t.byModel {
+			if !yield(model, p) {
+				return
+			}
+		}
+	}
+}
+
 func (r *Router) View() *View { return r.table.Load().view }
 
 // SetView replaces the view; requests and remaining backends keep their state. It panics if a rule
@@ -125,7 +144,6 @@ func (r *Router) SetView(v *View) {
 	for m, at := range v.byModel {
 		t.byModel[m] = t.newPool(max(xxh3.HashString(m), poolGeneral+1), at, known)
 	}
-	r.heavyHitters.resize(len(v.Backends))
 	for _, p := range t.pools() {
 		p.load.setPeers(r.peerPopularity.traffic[p.key]) // pools of new models have none yet
 	}
@@ -149,9 +167,6 @@ func (t *table) newPool(key uint64, positions []int32, known map[uint64]*history
 		p.byID[b.ID] = int32(len(p.entries))
 		p.entries = append(p.entries, entry{slot: t.slots[at], key: keyOf(b), weight: b.Weight, kv: b.KVTokens, id: b.ID, at: p.byID[b.ID]})
 		p.weighted = p.weighted || b.Weight != p.entries[0].weight
-	}
-	if len(p.entries) > weighAll {
-		p.enlarge(positions)
 	}
 	return p
 }

@@ -8,14 +8,13 @@ import (
 )
 
 type Popularity struct {
-	Requests float64 // decayed number of requests
-	Traffic  []PoolTraffic
-	Works    []Work
+	Traffic []PoolTraffic
+	Works   []Work
 }
 
 // OwnPopularity returns this node's popularity of the busiest pools.
 func (r *Router) OwnPopularity(pools int, now prefixtree.Time) Popularity {
-	own := Popularity{Requests: r.heavyHitters.requests(now), Works: r.OwnWork(pools, now)}
+	own := Popularity{Works: r.OwnWork(pools, now)}
 	for _, p := range r.table.Load().pools() {
 		if traffic := p.load.own(p.key, now); traffic.Rate >= leastRate {
 			own.Traffic = append(own.Traffic, traffic)

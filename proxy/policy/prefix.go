@@ -2,162 +2,88 @@ package policy
 
 import "math"
 
-// Parameters of the cost; see DESIGN.md, "Cost".
+// Parameters of the price; see DESIGN.md, "Price".
 const (
-	// DefaultWorkWeight is W for requests with a worthwhile match: recomputing it also evicts
-	// another prefix.
-	DefaultWorkWeight = 100.0
-	plainWork         = 4.0 // W for other requests
-	// worthwhile is the least share of a prompt that a match must cover; common system prompts stay
-	// below.
-	worthwhile  = 0.2
-	patience    = 20.0 // scales the quadratic price of waiting, in mean whole prefills
-	tightDemand = 2.0  // above this, late work weighs more, quadratically
-	easyWork    = 8.0  // weight of late work without demand; 1 at a demand of 1
-	crowding    = 0.03 // the price of an active request, in mean whole prefills
+	// eviction prices a token's computation beyond its time: it evicts about as much that another
+	// request would have found.
+	eviction = 2.0
+	// crowding is the price of an active request, in mean whole prefills.
+	crowding = 0.1
+	// leastIdle bounds the price of work in a pool that never rests.
+	leastIdle = 0.3
+	// hotSlack is how far a queue of a hot prefix's set may exceed the mean.
+	hotSlack = 0.25
 )
 
-type prefix struct {
-	work    float64
-	epsilon float64
-}
+// prefix weighs the engines that hold more of the prompt than is common, and one place for a prompt
+// that none holds, and takes the cheaper.
+type prefix struct{}
 
-func (p *prefix) Choose(s *Scene) (int, Rung) {
-	n := float64(s.PromptTokens)
-	if s.stats == nil {
-		s.foresee()
-	}
-	o, out := &s.traffic, &s.unseen
-	out.weigh(s)
-	deepest := 0.0
+func (p prefix) Choose(s *Scene) (int, Rung) {
+	s.foresee()
+	s.await()
+	gathered := s.hot.Replicas > 0 && s.gather(s.meanQueue()*(1+hotSlack)+float64(s.PromptTokens)) < s.size
+	s.price()
+	key := s.orderKey()
+	place, tied := s.pour(key)
+	chosen := place
 	for i := range s.Candidates {
-		c := &s.Candidates[i]
-		c.Cost = 0
-		deepest = max(deepest, c.Held)
-	}
-	// All backends soon hold common prefixes.
-	follow := deepest-s.CommonTokens >= worthwhile*n
-	key, leads := s.orderKey()
-	gathered := s.hot.Replicas > 0 && p.gather(s, deepest)
-	if !out.all {
-		if key == 0 {
-			key = s.Rand()
+		if c := &s.Candidates[i]; c.Held > s.CommonTokens && c.Cost < s.Candidates[chosen].Cost {
+			chosen = i
 		}
-		p.preselect(s, out, key)
 	}
-	best, soonest := p.price(s, o, out, follow)
 	if !s.peek {
-		s.pool.load.count(n/s.FleetRate, soonest, s.Now)
+		s.pool.load.count(s.work(chosen, place), s.later, s.Now)
 	}
-	i, tied := s.firstAmong(best, key)
-	if gathered && s.Candidates[i].Held <= s.CommonTokens {
-		return i, Hot
+	if gathered && chosen == place && s.Candidates[chosen].Held <= s.CommonTokens {
+		return chosen, Hot
 	}
-	return i, p.rung(s, i, leads && (tied || !out.all))
+	return chosen, s.rung(chosen, key != 0 && tied && chosen == place)
 }
 
-// foresee sets what the pool's requests and the other nodes are expected to do.
-func (s *Scene) foresee() {
-	s.traffic = s.pool.load.now(float64(s.PromptTokens)/s.FleetRate, s.Nodes, s.Now)
-	s.unseen = s.look(&s.traffic)
+// work returns what the choice costs the pool, and gains over the place without a cache.
+func (s *Scene) work(chosen, place int) work {
+	c, p := &s.Candidates[chosen], &s.Candidates[place]
+	return work{
+		whole: float64(s.PromptTokens) / s.FleetRate, uncached: c.Uncached / s.FleetRate,
+		saved: max(p.Uncached-c.Uncached, 0) / s.FleetRate, waited: max(c.wait-p.wait, 0),
+	}
 }
 
-// gather rules out candidates outside the hot prefix's set, except the deepest holders of an
-// uncommon prefix, and reports whether any were.
-func (p *prefix) gather(s *Scene, deepest float64) bool {
-	sum, all := s.queues()
-	within := s.gather((1+p.epsilon)*sum/float64(all) + float64(s.PromptTokens))
-	if within == all {
-		return false
-	}
+// uncommon returns the tokens to compute without a cache of the prompt's own.
+func (s *Scene) uncommon() float64 { return max(float64(s.PromptTokens)-s.CommonTokens, 1) }
+
+func (s *Scene) meanQueue() float64 {
+	sum := 0.0
 	for i := range s.Candidates {
-		if c := &s.Candidates[i]; c.outside && (c.Held < deepest || deepest <= s.CommonTokens) {
-			c.Cost = math.Inf(1)
-		}
+		sum += s.Candidates[i].Queued
 	}
-	return true
+	return sum / float64(len(s.Candidates))
 }
 
-func (s *Scene) queues() (sum float64, n int) {
-	if s.stats != nil {
-		return s.stats.mean * float64(s.stats.eligible), s.stats.eligible
-	}
+// price sets the cost of every candidate, in seconds: until its first token, and for the requests
+// that its work delays. A second of work delays those that arrive while the engine is busy with it
+// and with what waits there, which is counted for the place where new work lands, so that one long
+// queue does not make all caches dear. Common prefixes count as held, or a new engine would always
+// look expensive.
+func (s *Scene) price() {
+	o, engines := &s.traffic, float64(max(len(s.pool.entries), 1))
+	least := math.Inf(1)
 	for i := range s.Candidates {
-		sum += s.Candidates[i].queue
+		least = min(least, s.Candidates[i].wait)
 	}
-	return sum, len(s.Candidates)
-}
-
-// price sets the cost of candidates not ruled out, in seconds, and returns the least and the
-// soonest first token; DESIGN.md, "Cost". Those below the slow mark are timely: waiting for a cache
-// does not lengthen the tail.
-func (p *prefix) price(s *Scene, o *traffic, out *unseenWork, follow bool) (least, soonest float64) {
-	n := float64(s.PromptTokens)
-	free := 0.0
-	if !follow {
-		// Common prefixes count as held, or a new backend would always look expensive.
-		free = s.CommonTokens
-	}
-	soonest = math.Inf(1)
-	for i := range s.Candidates {
-		if c := &s.Candidates[i]; !math.IsInf(c.Cost, 1) {
-			// Overdue work takes as long again.
-			c.Cost = (c.queue+c.uncached(n, free))/out.rateSeen(s, c) + s.memoryWait(c) + c.Overdue
-			soonest = min(soonest, c.Cost)
-		}
-	}
-	mark := max(o.slow, soonest)
-	timely, late := p.weights(follow, o.fleetDemand/float64(max(len(s.pool.entries), 1)))
-
-	best, reference := math.Inf(1), 0.0
+	backlog := least + s.unseen*o.uncached/engines
+	s.later = eviction + (o.rate+o.others)/engines*backlog/max(1-o.prefill/engines, leastIdle)
+	uncommon := s.uncommon()
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		if t := c.Cost; t <= mark {
-			u, a := c.uncached(n, free)/s.FleetRate, crowding*o.mean*c.crowd/c.weight
-			if cost := t + (timely-1)*u + t*t/(patience*o.mean) + a; cost < best {
-				best, reference = cost, t+(late-1)*u+a
-			}
-		}
+		u := min(c.Uncached, uncommon)
+		c.compute, c.later = u/c.Rate, s.later*u/s.FleetRate
+		c.Cost = c.start + c.compute + c.later
 	}
-	least = best
-	for i := range s.Candidates {
-		c := &s.Candidates[i]
-		t := c.Cost
-		if math.IsInf(t, 1) {
-			continue
-		}
-		u, a := c.uncached(n, free)/s.FleetRate, crowding*o.mean*c.crowd/c.weight
-		if t <= mark {
-			c.Cost = t + (timely-1)*u + t*t/(patience*o.mean) + a
-		} else {
-			c.Cost = best + t + (late-1)*u + a - reference
-		}
-		least = min(least, c.Cost)
-	}
-	return least, soonest
 }
 
-func (p *prefix) weights(follow bool, demand float64) (timely, late float64) {
-	if timely = p.work; !follow {
-		timely = min(plainWork, p.work)
-	}
-	tight := demand / tightDemand
-	return timely, min(max(tight*tight, easyWork-(easyWork-1)*demand, 1), timely)
-}
-
-func (c *Candidate) uncached(n, free float64) float64 { return min(c.Uncached, max(n-free, 1)) }
-
-// memoryWait estimates the seconds until the engine admits the request: in order, only what fits,
-// and a full one turns over its memory once per hold.
-func (s *Scene) memoryWait(c *Candidate) float64 {
-	if c.kv == 0 {
-		return 0
-	}
-	missing := c.slot.resident.Load() + int64(s.PromptTokens-c.kv)
-	return float64(max(missing, 0)) / float64(c.kv) * s.hold
-}
-
-func (p *prefix) rung(s *Scene, chosen int, ordered bool) Rung {
+func (s *Scene) rung(chosen int, ordered bool) Rung {
 	even := true
 	for i := range s.Candidates {
 		c := &s.Candidates[i]

@@ -12,16 +12,14 @@ import (
 const (
 	// defaultPrefillRate, tokens/s, is about one GPU; only ratios between backends matter.
 	defaultPrefillRate = 10_000
-	rateWindow         = 30 // a rate's memory in seconds of prefill
-	ratePrior          = 1  // the weight of the fleet's rate in a backend's, in seconds of prefill
-	// A rate from less evidence, in seconds of prefill, idle for so many ms, is dropped.
-	scantEvidence, scantAfter = 3.0, 10_000
-	rateMinTokens             = 256 // smaller prefills take one engine step whatever their length
+	rateWindow         = 30      // a rate's memory in seconds of prefill
+	ratePrior          = 10      // the weight of the fleet's rate in a backend's, in seconds of prefill
+	fleetPrior         = 1       // the weight of the configured rate in the fleet's
+	paceWindow         = 1 << 16 // output tokens: hundreds of answers
+	rateMinTokens      = 256     // smaller prefills take one engine step whatever their length
 	// rateOutlier bounds how far a sample counts below the estimate: one hang must not condemn a
 	// backend.
 	rateOutlier = 16
-	rateDoubt   = 0.1  // weighs a slow prefill among several nodes, which may have waited for another's
-	rateGuess   = 0.01 // weighs a slow non-streamed answer at a node without streams
 )
 
 // rateSums estimates tokens/s as a ratio of decayed sums.
@@ -29,12 +27,9 @@ type rateSums struct {
 	tokens, seconds float64
 }
 
-func (r *rateSums) add(tokens, seconds, present, doubt float64) {
+func (r *rateSums) add(tokens, seconds, present float64) {
 	if present > 0 {
 		seconds = min(seconds, rateOutlier*tokens/present)
-		if tokens < seconds*present {
-			tokens, seconds = tokens*doubt, seconds*doubt
-		}
 	}
 	r.tokens += tokens
 	r.seconds += seconds
@@ -48,39 +43,31 @@ func (r rateSums) plus(o rateSums) rateSums {
 	return rateSums{r.tokens + o.tokens, r.seconds + o.seconds}
 }
 
-func (r rateSums) estimate(prior float64) float64 {
-	return (r.tokens + prior*ratePrior) / (r.seconds + ratePrior)
+func (r rateSums) estimate(prior, weight float64) float64 {
+	return (r.tokens + prior*weight) / (r.seconds + weight)
 }
 
 type fleetRate struct {
-	mu    sync.Mutex
-	sums  rateSums
-	peers rateSums
-	bits  atomic.Uint64
+	mu      sync.Mutex
+	sums    rateSums
+	initial float64
+	whole   struct{ prefill, seconds, outputs float64 } // sums over answers that were not streamed
+	bits    atomic.Uint64
 }
 
 func newFleetRate(initial float64) *fleetRate {
-	f := &fleetRate{}
+	f := &fleetRate{initial: initial}
 	f.bits.Store(math.Float64bits(initial))
 	return f
 }
 
 func (f *fleetRate) load() float64 { return math.Float64frombits(f.bits.Load()) }
 
-func (f *fleetRate) add(tokens, seconds, doubt float64) {
+func (f *fleetRate) add(tokens, seconds float64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.sums.add(tokens, seconds, f.load(), doubt)
-	f.bits.Store(math.Float64bits(f.sums.plus(f.peers).estimate(f.load())))
-}
-
-func (f *fleetRate) replace(before, now rateSums) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.peers = rateSums{tokens: max(f.peers.tokens-before.tokens, 0) + now.tokens, seconds: max(f.peers.seconds-before.seconds, 0) + now.seconds}
-	if f.peers.seconds > 0 {
-		f.bits.Store(math.Float64bits(f.sums.plus(f.peers).estimate(f.load())))
-	}
+	f.sums.add(tokens, seconds, f.load())
+	f.bits.Store(math.Float64bits(f.sums.estimate(f.initial, fleetPrior)))
 }
 
 // OwnRate returns the rate measured by this node, in tokens/s, and its weight in seconds of
@@ -107,50 +94,54 @@ func (r *Router) SetPeerRate(b prefixtree.Backend, tokensPerSecond, weight float
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r.rate.replace(s.peerRates, peers)
 	s.peerRates = peers
-	s.combine(r.rate.load())
+	s.combine()
 }
 
-// combine needs mu.
-func (s *slot) combine(prior float64) {
-	all, rate := s.rates.plus(s.peerRates), 0.0
-	if all.seconds > 0 {
-		rate = all.estimate(prior)
-	}
-	s.scant.Store(all.seconds < ratePrior)
-	s.rate.Store(math.Float64bits(rate))
-}
-
-// learnRate records a prefill; doubt is its weight if slower than the present rate.
-func (s *slot) learnRate(f *fleetRate, tokens, seconds, doubt float64, now prefixtree.Time) {
+// learnPace records an answer that was not streamed, the prefill of which is hidden in its duration.
+// Compared with what the fleet takes for as many output tokens, the duration shows the engine's speed.
+func (s *slot) learnPace(f *fleetRate, tokens, seconds, outputs float64) {
 	if tokens < rateMinTokens || seconds <= 0 {
 		return
 	}
-	f.add(tokens, seconds, doubt)
+	rate := f.load()
+	usual, prefill := f.pace(tokens/rate, seconds, outputs)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	present := math.Float64frombits(s.rate.Load())
-	if doubt < 1 {
-		present = s.rateOr(f.load())
-	}
-	s.rates.add(tokens, seconds, present, doubt)
-	s.measured = now
-	s.combine(f.load())
+	// Long answers count more than short ones, which are mostly prefill and seem slow.
+	s.rates.add(rate*usual*prefill, seconds*prefill, rate)
+	s.combine()
 }
 
-// freshen drops a rate with little evidence, or a backend that only seemed slow would stay unused.
-func (s *slot) freshen(f *fleetRate, now prefixtree.Time) {
-	if s.active.Load() > 0 {
+// pace returns the fleet's mean duration of an answer of so many output tokens, and the part of
+// durations that is prefill, both including this answer.
+func (f *fleetRate) pace(prefill, seconds, outputs float64) (usual, share float64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	w := &f.whole
+	w.prefill, w.seconds, w.outputs = w.prefill+prefill, w.seconds+seconds, w.outputs+outputs
+	if w.outputs > paceWindow {
+		w.prefill, w.seconds, w.outputs = w.prefill/2, w.seconds/2, w.outputs/2
+	}
+	return w.seconds / w.outputs * outputs, w.prefill / w.seconds
+}
+
+// combine needs mu.
+func (s *slot) combine() {
+	all := s.rates.plus(s.peerRates)
+	s.measured.Store(uint64(math.Float32bits(float32(all.tokens)))<<32 | uint64(math.Float32bits(float32(all.seconds))))
+}
+
+// learnRate records a prefill.
+func (s *slot) learnRate(f *fleetRate, tokens, seconds float64) {
+	if tokens < rateMinTokens {
 		return
 	}
+	f.add(tokens, seconds)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now-s.measured < scantAfter || s.rates.plus(s.peerRates).seconds >= scantEvidence {
-		return
-	}
-	s.rates = rateSums{}
-	s.combine(f.load())
+	s.rates.add(tokens, seconds, s.rateOr(f.load()))
+	s.combine()
 }
 
 const (

@@ -32,11 +32,9 @@ const (
 
 // Config configures a Router. The zero value of every field selects its default.
 type Config struct {
-	Strategy    string  // default strategy; "" means prefix
-	WorkWeight  float64 // W: cost of an uncached token relative to a queued one
-	Epsilon     float64 // bounded-load slack of prefix with several nodes
-	BlockBytes  int     // bytes of one block of Request.Hashes
-	Nodes       int     // routers in the fleet; 0 and 1 mean a single node
+	Strategy    string // default strategy; "" means prefix
+	BlockBytes  int    // bytes of one block of Request.Hashes
+	Nodes       int    // routers in the fleet; 0 and 1 mean a single node
 	Staleness   time.Duration
 	Weights     map[string]float64
 	HashBlocks  int           // blocks that prefix-hash keys on; 0 means about 2k tokens
@@ -87,10 +85,8 @@ type Router struct {
 	strategies     map[string]*named
 	fallback       *named
 	rate           *fleetRate
-	hold           holdTime
 	peers          peerLoads
 	models         *modelStats
-	heavyHitters   *heavyHitters
 	ledger         ledger
 	ejecting       sync.Mutex // serialises failures to bound ejections; taken before slot.mu
 	table          atomic.Pointer[table]
@@ -102,7 +98,6 @@ type Router struct {
 	fleet          atomic.Pointer[fleetState]
 	peerPopularity *PopularitySum // guarded by viewMu
 	hot            atomic.Pointer[hotPrefixes]
-	streamed       atomic.Bool
 
 	rungs      [rungs]atomic.Uint64
 	blind      atomic.Uint64
@@ -123,12 +118,12 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	r := &Router{
-		cfg: cfg, tree: tree, rate: newFleetRate(cfg.PrefillRate), models: newModelStats(), heavyHitters: newHeavyHitters(),
+		cfg: cfg, tree: tree, rate: newFleetRate(cfg.PrefillRate), models: newModelStats(),
 		ledger: ledger{slots: map[prefixtree.Backend]*slot{}}, slowStart: slowStartOf(cfg.SlowStart),
 	}
 	r.strategies = map[string]*named{}
 	for name, s := range map[string]Strategy{
-		Prefix:       &prefix{work: cfg.WorkWeight, epsilon: cfg.Epsilon},
+		Prefix:       prefix{},
 		PrefixHash:   &prefixHash{blocks: cfg.HashBlocks, bound: cfg.HashBound},
 		LeastRequest: leastRequest{},
 		Session:      session{},
@@ -165,8 +160,6 @@ func (c *Config) complete() error {
 		def   float64
 		least float64
 	}{
-		{"work weight", &c.WorkWeight, DefaultWorkWeight, 0},
-		{"epsilon", &c.Epsilon, DefaultEpsilon, 0},
 		{"hash bound", &c.HashBound, DefaultHashBound, 1},
 		{"prefill rate", &c.PrefillRate, defaultPrefillRate, 0},
 	} {

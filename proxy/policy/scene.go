@@ -13,28 +13,24 @@ type Scene struct {
 	Candidates     []Candidate // eligible backends in view order, or a selection of a large pool
 	PromptTokens   int         // estimated; at least 1
 	TokensPerBlock float64
-	Branch         prefixtree.Hash // branch key; 0 without hashes
+	Branch         prefixtree.Hash // the first block behind the common ones; 0: none
 	CommonTokens   float64         // leading tokens that are common in the fleet, at most PromptTokens
 	FleetRate      float64         // prefill tokens/s over all backends; above 0
 	Nodes          int             // routers in the fleet, at least 1
 	Staleness      int64           // ms; age of the other nodes' reports, at most maxStaleness
 
-	matches  prefixtree.Matches
-	where    []int32 // pool entry -> candidate index, -1: none; see candidate
-	ranks    []float64
-	common   int // leading blocks that are common
-	pool     *pool
-	model    *modelStat
-	nameless bool       // the whole prompt is common
-	judged   bool       // enough requests were seen to judge what is common
-	turn     uint64     // decision number in the pool
-	hot      HotPrefix  // deepest agreed hot prefix of the prompt; no replicas: none
-	hold     float64    // mean seconds that a request keeps its memory after the first token
-	stats    *poolStats // the candidates are a selection of a large pool; nil: they are all
-	traffic  traffic
-	unseen   unseenWork
-	rand     uint64
-	peek     bool // Explain: change nothing
+	matches prefixtree.Matches
+	where   []int32 // pool entry -> candidate index, -1: none; see candidate
+	known   int     // leading blocks that any engine holds
+	pool    *pool
+	model   *modelStat
+	hot     HotPrefix // deepest agreed hot prefix of the prompt; no replicas: none
+	size    int       // the engines that Candidates stand for: more than these in a large pool
+	traffic traffic
+	later   float64 // seconds of other requests that a second of prefill costs
+	unseen  float64 // requests that other nodes have placed since their reports
+	rand    uint64
+	peek    bool // Explain: change nothing
 }
 
 // Rand returns the next number of this decision's sequence.
@@ -56,18 +52,6 @@ func (s *Scene) Rendezvous(key uint64, i int) float64 {
 	return rendezvous(key, c.key, c.weight, s.pool.weighted)
 }
 
-// place is Rendezvous for the order key. In a selection, candidates selected by that order come
-// first.
-func (s *Scene) place(key uint64, i int) float64 {
-	switch c := &s.Candidates[i]; {
-	case s.stats == nil:
-		return s.Rendezvous(key, i)
-	case c.rank != unranked:
-		return float64(c.rank)
-	}
-	return -1 / (1 + s.Rendezvous(key, i))
-}
-
 // firstAmong returns the first candidate of that cost in the key's order, in turn if key is 0, and
 // whether others tie.
 func (s *Scene) firstAmong(cost float64, key uint64) (int, bool) {
@@ -84,9 +68,9 @@ func (s *Scene) firstAmong(cost float64, key uint64) (int, bool) {
 			continue
 		}
 		if n == 2 {
-			rank = s.place(key, best)
+			rank = s.Rendezvous(key, best)
 		}
-		if r := s.place(key, i); r > rank {
+		if r := s.Rendezvous(key, i); r > rank {
 			best, rank = i, r
 		}
 	}
@@ -105,19 +89,19 @@ func (s *Scene) firstAmong(cost float64, key uint64) (int, bool) {
 	return best, true
 }
 
+func (s *Scene) swap(i, j int) {
+	if i != j {
+		s.Candidates[i], s.Candidates[j] = s.Candidates[j], s.Candidates[i]
+		s.where[s.Candidates[i].at], s.where[s.Candidates[j].at] = int32(i), int32(j)
+	}
+}
+
 func (s *Scene) candidate(at int) *Candidate {
 	// A large pool does not clear where.
 	if i := s.where[at]; i >= 0 && int(i) < len(s.Candidates) && s.Candidates[i].at == int32(at) {
 		return &s.Candidates[i]
 	}
 	return nil
-}
-
-func (s *Scene) size() int {
-	if s.stats != nil {
-		return s.stats.eligible
-	}
-	return len(s.Candidates)
 }
 
 // holders includes backends outside the pool.
@@ -149,12 +133,13 @@ type Candidate struct {
 	Age         int64   // ms since the deepest held block was touched
 	Cost        float64 // set by the strategy; +Inf if ruled out
 
-	queue   float64 // expected queue; set by unseenWork.weigh
-	crowd   float64 // expected active requests; likewise
-	rank    float32 // rank in the order that selected it, or unranked
-	warmth  float32 // during slow start; see easeIn
+	wait    float64 // seconds until its queue is done
+	start   float64 // wait, with the price of active requests
+	place   float64 // start and the computation of what is not common
+	compute float64 // seconds to compute what its cache lacks
+	later   float64 // seconds that this costs other requests
+	warmth  float64 // during slow start; see easeIn
 	half    bool    // half-open
-	charged bool    // the request costs slow-start credit
 	outside bool    // outside the hot prefix's replica set; see gather
 }
 

@@ -65,7 +65,7 @@ func newBench(t *testing.T, seed uint64) *bench {
 	}
 	cfg := Config{
 		Strategy: builtin[r.IntN(len(builtin))], BlockBytes: testBlock, Seed: seed,
-		WorkWeight: []float64{0, 1, 4}[r.IntN(3)], SlowStart: []time.Duration{0, -1, 3 * time.Second}[r.IntN(3)],
+		SlowStart: []time.Duration{0, -1, 3 * time.Second}[r.IntN(3)],
 	}
 	if r.IntN(2) == 0 {
 		cfg.Strategy = Prefix
@@ -416,12 +416,11 @@ func (w *bench) books() {
 		w.t.Fatalf("%d backends with load too many; %+v after %d picks and %d ends", own, st, w.picks, w.ends)
 	}
 	popular := w.a.OwnPopularity(8, w.now)
-	w.sane(popular.Requests)
 	for _, k := range popular.Works {
 		w.sane(k.Requests, k.Fresh, k.Prefill, k.Active)
 	}
 	for _, p := range popular.Traffic {
-		w.sane(p.Rate)
+		w.sane(p.Rate, p.Prefill, p.Requests, p.Work)
 	}
 }
 

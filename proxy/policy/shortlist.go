@@ -1,106 +1,45 @@
 package policy
 
 import (
-	"math"
 	"slices"
-	"sync"
-	"sync/atomic"
 
 	"grapevine/prefixtree"
 )
 
+// Weighing thousands of engines would cost more than the rest of a request. In a large pool a
+// decision weighs the deepest holders, the hot prefix's set and a sample, the best of which is
+// about as good as the best of all.
 const (
-	weighAll                 = 256 // the largest pool that is weighed as a whole
-	selectHolders            = 32
-	selectOrder              = 16     // some entries have long queues
-	selectLows, selectRandom = 64, 16 // least loaded and random entries
-	selectReplicas           = 96     // each prompt gets its own part of a larger hot set
-	knownSets                = 256
+	weighAll       = 256 // the largest pool that is weighed as a whole
+	sampleSize     = 64
+	selectHolders  = 32
+	selectReplicas = 96 // each prompt gets its own part of a larger hot set
 )
 
-var unranked = float32(math.Inf(-1)) // rank of candidates outside the order
-
-type large struct {
-	order    *order
-	stats    statsOf
-	credited []atomic.Uint64 // by entry: last decision that credited it during slow start
-
-	setsMu sync.RWMutex
-	sets   map[prefixtree.Hash][]int32 // entries in the order of a hot prefix's anchor
-}
-
-func (p *pool) enlarge(positions []int32) {
-	keys := make([]orderKey, len(positions))
-	for i, at := range positions {
-		b := &p.view.Backends[at]
-		keys[i] = orderKey{mix(keyOf(b)), p.byID[b.ID]}
-	}
-	p.order = newOrder(keys, p.entries, p.weighted)
-	p.credited = make([]atomic.Uint64, len(p.entries))
-}
-
-func (r *Router) shortlist(s *Scene) bool {
-	if s.stats = s.pool.stats.look(r, s); s.stats.eligible == 0 {
-		s.stats = nil
-		return false
-	}
-	s.foresee()
-	key, _ := s.orderKey()
+// stageSome adds a part of a large pool: false if none of it is eligible.
+func (s *Scene) stageSome() bool {
+	// Blind nodes take the same sample for the same conversation.
+	key := s.orderKey()
 	if key == 0 {
 		key = s.Rand()
 	}
-	hot := s.hot.Replicas > 0 && s.hot.Replicas < s.size()
-	switch {
-	case hot:
+	if s.hot.Replicas > 0 && s.hot.Replicas < len(s.pool.entries) {
 		s.putSet(key)
-	case s.unseen.all:
-		s.putFirst(key, selectOrder)
-	default:
-		s.putFirst(key, 2*s.unseen.k+selectOrder)
 	}
 	s.putHolders()
-	if s.unseen.all || hot {
-		best, next := s.stats.left(s.turn)
-		for _, list := range [2][]int32{best, next} {
-			for _, at := range list {
-				s.putMore(int(at))
-			}
-		}
+	for i := range uint64(sampleSize) {
+		s.putMore(int(nth(key, i) % uint64(len(s.pool.entries))))
 	}
-	for range selectRandom {
-		s.putMore(int(s.Rand() % uint64(len(s.pool.entries))))
-	}
-	if len(s.Candidates) == 0 {
-		s.stats = nil
-	}
-	return s.stats != nil
+	s.size = len(s.pool.entries)
+	return len(s.Candidates) > 0
 }
 
-func (s *Scene) may(at int) bool {
-	e := &s.pool.entries[at]
-	return e.slot.health(s.Now) != avoided && !slices.Contains(s.Request.Exclude, e.id)
-}
+// nth returns the number i of a random sequence.
+func nth(key, i uint64) uint64 { return mix(key + i*0x9e3779b97f4a7c15) }
 
-func (s *Scene) putMore(at int) *Candidate {
-	if c := s.candidate(at); c != nil {
-		return c
-	}
-	if !s.put(at, &s.pool.entries[at]) {
-		return nil
-	}
-	return &s.Candidates[len(s.Candidates)-1]
-}
-
-func (s *Scene) putFirst(key uint64, n int) {
-	w := s.pool.order.begin(key, n)
-	for len(s.Candidates) < n {
-		at, ok := w.next()
-		if !ok {
-			return
-		}
-		if c := s.putMore(at); c != nil && c.rank == unranked {
-			c.rank = 1 / float32(len(s.Candidates))
-		}
+func (s *Scene) putMore(at int) {
+	if s.candidate(at) == nil {
+		s.put(at, &s.pool.entries[at])
 	}
 }
 
@@ -127,6 +66,11 @@ func (s *Scene) putHolders() {
 	}
 }
 
+func (s *Scene) may(at int) bool {
+	e := &s.pool.entries[at]
+	return e.slot.health(s.Now) != avoided && !slices.Contains(s.Request.Exclude, e.id)
+}
+
 func deeper(a, b *prefixtree.Holder) bool {
 	if a.Expected != b.Expected {
 		return a.Expected > b.Expected
@@ -140,44 +84,13 @@ func deeper(a, b *prefixtree.Holder) bool {
 // putSet adds the hot set and its reserve, or a part of a large one by key.
 func (s *Scene) putSet(key uint64) {
 	set := s.pool.replicas(s.hot.Anchor, s.hot.Replicas)
-	n, partly := 0, s.hot.Replicas > selectReplicas
-	for i := range set {
-		if partly && n == selectReplicas {
-			return
+	if s.hot.Replicas <= selectReplicas {
+		for _, at := range set {
+			s.putMore(int(at))
 		}
-		at := i
-		if partly {
-			at = int(mix(key+uint64(i)*0x9e3779b97f4a7c15) % uint64(s.hot.Replicas))
-		}
-		c := s.putMore(int(set[at]))
-		if c == nil || c.rank != unranked {
-			continue
-		}
-		n++
-		e := &s.pool.entries[set[at]]
-		c.rank = float32(rendezvous(key, e.key, e.weight, s.pool.weighted))
+		return
 	}
-}
-
-// replicas returns the first entries in the anchor's order, with a reserve.
-func (p *pool) replicas(anchor prefixtree.Hash, n int) []int32 {
-	want := min(n+n/8+selectOrder, len(p.entries))
-	p.setsMu.RLock()
-	set := p.sets[anchor]
-	p.setsMu.RUnlock()
-	if len(set) < want {
-		set = p.findReplicas(anchor, want)
+	for i := range uint64(selectReplicas) {
+		s.putMore(int(set[nth(^key, i)%uint64(s.hot.Replicas)]))
 	}
-	return set[:want] // an earlier set may be larger
-}
-
-func (p *pool) findReplicas(anchor prefixtree.Hash, n int) []int32 {
-	set := slices.Clone(p.ranked(anchor)[:n])
-	p.setsMu.Lock()
-	defer p.setsMu.Unlock()
-	if p.sets == nil || len(p.sets) >= knownSets {
-		p.sets = map[prefixtree.Hash][]int32{}
-	}
-	p.sets[anchor] = set
-	return set
 }

@@ -15,8 +15,11 @@ import (
 func TestPoolsAreLargeFromABoundOn(t *testing.T) {
 	for _, n := range []int{weighAll, weighAll + 1} {
 		r, _ := newRouter(t, Config{}, fleetOf(n))
-		if got, want := r.table.Load().all.order != nil, n > weighAll; got != want {
-			t.Errorf("%d backends: large %v", n, got)
+		s := &Scene{model: r.models.of(nil)}
+		r.open(s, ask(prompt(1, 1, 0, 8)), r.table.Load().all, t0)
+		r.stage(s, r.fallback)
+		if got, want := len(s.Candidates) < n, n > weighAll; got != want || s.size != n {
+			t.Errorf("%d backends: %d candidates stand for %d", n, len(s.Candidates), s.size)
 		}
 	}
 }
@@ -58,20 +61,49 @@ func TestLargePoolFindsTheIdle(t *testing.T) {
 		loads = append(loads, PeerLoad{b, 50_000, 4})
 	}
 	r.SetPeerLoad("other", loads)
-	taken := map[prefixtree.Backend]int{}
+	taken, waits := map[prefixtree.Backend]int{}, 0
 	for i := range 3 * free {
 		a := pick(t, r, ask(prompt(uint64(i), 0, 8, 8)), t0+prefixtree.Time(i))
 		defer a.End(unknown(), t0+1000)
-		b := a.Decision().Backend
-		if !idle[b] {
-			t.Fatalf("prompt %d went to %d, which has a queue; %d of %d others have some", i, b, len(taken), free)
+		if b := a.Decision().Backend; idle[b] {
+			taken[b]++
+		} else {
+			waits++
 		}
-		taken[b]++
+	}
+	// One sample in eighty holds none that is idle.
+	if waits > 8 {
+		t.Errorf("%d of %d prompts wait, and %d of %d backends without a queue have some", waits, 3*free, len(taken), free)
 	}
 	for b, n := range taken {
 		if n > 6 {
 			t.Errorf("%d of %d prompts are on %d", n, 3*free, b)
 		}
+	}
+}
+
+// Most places are worse than the best tenth, and one sample in 850 has none of these.
+func TestLargePoolChoosesNearlyTheBest(t *testing.T) {
+	const n, requests = 600, 400
+	rng := rand.New(rand.NewPCG(virtual.Seed(t), 0))
+	r, _ := newRouter(t, Config{}, fleetOf(n))
+	var loads []PeerLoad
+	queues := make([]int64, n)
+	for i := range queues {
+		queues[i] = 20_000 + int64(rng.ExpFloat64()*20_000)
+		loads = append(loads, PeerLoad{prefixtree.Backend(i), queues[i], 1})
+	}
+	r.SetPeerLoad("others", loads)
+	sorted := slices.Sorted(slices.Values(queues))
+	sum, far := 0, 0
+	for i := range requests {
+		rank, _ := slices.BinarySearch(sorted, queues[serve(t, r, ask(prompt(uint64(i), 0, 8, 8)), t0+prefixtree.Time(i)).Backend])
+		if sum += rank; rank >= n/10 {
+			far++
+		}
+	}
+	if mean := sum / requests; mean > n/40 || far > 6 {
+		t.Errorf("the chosen is number %d of %d on average, and %d of %d are not of the best tenth", mean, n, far, requests)
 	}
 }
 
@@ -99,10 +131,10 @@ func TestLargePoolExplains(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(300))
 	rng := rand.New(rand.NewPCG(virtual.Seed(t), 0))
 	now := t0
-	for i := range 4 * statsPicks {
+	for i := range 256 {
 		now += prefixtree.Time(rng.IntN(5))
 		if i%50 == 49 {
-			now += 2 * statsAge
+			now += 200
 		}
 		q := ask(prompt(1, rng.Uint64N(60), 4, 4+rng.IntN(30)))
 		var d, again Decision
@@ -129,13 +161,13 @@ func TestLargePoolAvoids(t *testing.T) {
 	const n = 400
 	r, _ := newRouter(t, Config{}, fleetOf(n))
 	well := []prefixtree.Backend{7, 123, 399}
-	serve(t, r, ask(prompt(1, 1, 4, 4)), t0) // takes the survey before the change
+	serve(t, r, ask(prompt(1, 1, 4, 4)), t0)
 	for i := range n {
 		if b := prefixtree.Backend(i); !slices.Contains(well, b) {
 			r.SetReported(b, true, t0)
 		}
 	}
-	for i := range 2 * statsPicks {
+	for i := range 128 {
 		d := serve(t, r, ask(prompt(uint64(i), 0, 4, 4)), t0+prefixtree.Time(i))
 		if !slices.Contains(well, d.Backend) || d.LastResort {
 			t.Fatalf("request %d went to %d, last resort %v", i, d.Backend, d.LastResort)
@@ -176,7 +208,7 @@ func TestLargePoolKeepsToTheHotSet(t *testing.T) {
 }
 
 func TestLargePoolEasesIn(t *testing.T) {
-	const n, perSecond = 300, 300
+	const n, perSecond, perEngine = 300, 1500, 5
 	list := fleetOf(n)
 	list[n-1].Since = t0
 	r, _ := newRouter(t, Config{}, list)
@@ -190,7 +222,7 @@ func TestLargePoolEasesIn(t *testing.T) {
 		}
 		a.Dispatched(now)
 		a.FirstToken(now)
-		if open = append(open, a); len(open) > n {
+		if open = append(open, a); len(open) > perEngine*n {
 			open[0].End(unknown(), now)
 			open = open[1:]
 		}
@@ -198,9 +230,9 @@ func TestLargePoolEasesIn(t *testing.T) {
 	for _, a := range open {
 		a.End(unknown(), t0+10_001)
 	}
-	// Its share is a quarter of 10, plus saved credit.
-	if got < 1 || got > 4+coldCredit {
-		t.Errorf("%d requests in the first ten seconds", got)
+	// Its warmth is a quarter on average.
+	if share := 10 * perSecond / n / 4; got < share/3 || got > 2*share {
+		t.Errorf("%d requests in the first ten seconds, its share is %d", got, share)
 	}
 }
 

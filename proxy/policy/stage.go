@@ -64,12 +64,11 @@ func (s *Scene) add(at int, e *entry, half bool) {
 	s.Candidates = s.Candidates[:len(s.Candidates)+1]
 	c := &s.Candidates[len(s.Candidates)-1]
 	c.entry, c.Backend, c.Rate = e, e.id, rate
-	c.half, c.charged, c.outside = half, false, false
+	c.half, c.outside = half, false
 	c.OwnQueued, c.Overdue = e.slot.queued(s.Now, rate)
 	c.Queued = c.OwnQueued + float64(e.slot.peerTokens.Load())
 	c.Outstanding = e.slot.charged.Load() + e.slot.peerTokens.Load()
 	c.Active, c.OwnActive = own+e.slot.peerActive.Load(), own
 	c.HeldBlocks, c.Held, c.Age = 0, 0, 0
-	c.Cost = math.Inf(1)
-	c.rank = unranked
+	c.Cost, c.start, c.compute, c.later = math.Inf(1), 0, 0, 0
 }

@@ -235,8 +235,8 @@ func TestWeightedScorers(t *testing.T) {
 func TestLadder(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(4))
 	known, fresh := ask(prompt(1, 1, 0, 16)), ask(prompt(2, 2, 0, 16))
-	if d := serve(t, r, known, t0); d.Rung != Hash {
-		t.Errorf("idle fleet, nothing known: %v, want hash", d.Rung)
+	if d := serve(t, r, known, t0); d.Rung != Rotate {
+		t.Errorf("idle fleet, nothing known: %v, want rotate", d.Rung)
 	}
 	if d := serve(t, r, known, t0+1); d.Rung != Cache {
 		t.Errorf("known prompt: %v, want cache", d.Rung)

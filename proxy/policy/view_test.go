@@ -140,7 +140,6 @@ func TestNewRouterRefusesNonsense(t *testing.T) {
 		"strategy": {Strategy: "best"},
 		"scorer":   {Weights: map[string]float64{"prefixes": 1}},
 		"weight":   {Weights: map[string]float64{"prefix": -1}},
-		"W":        {WorkWeight: -1},
 		"bound":    {HashBound: 0.5},
 		"nodes":    {Nodes: -1},
 		"shadow":   {Extra: map[string]Strategy{Prefix: leastRequest{}}},

@@ -27,15 +27,8 @@ var (
 	scorerDefault = [scorers]float64{scorePrefix: 2, scoreLoad: 1}
 )
 
-// weighted takes the highest weighted sum of scores between 0 and 1. Ties go to the first in the
-// branch key's order, else in turn.
-//
-//	prefix    share of the prompt expected in the cache
-//	load      (max - x) / (max - min) over active requests per weight
-//	queue     the same over queued prefill tokens
-//	kv-usage  1 - KVUsage
-//	session   1 for the session's pin
-//	lora      1 where the adapter was sent lately
+// weighted takes the highest weighted sum of scores between 0 and 1; docs/weighted.md has them. Ties
+// go to the first in the branch key's order, else in turn.
 type weighted struct {
 	w [scorers]float64
 }

@@ -23,34 +23,47 @@ type Work struct {
 }
 
 const (
-	workWindow  = 10.0 // seconds: a prefix that turns hot gets its replicas soon
-	workStart   = 1.0  // the least time averaged over, in seconds
-	workAnchors = 128  // per pool; only a few are worth a replica set
-	workTold    = 64
+	workWindow = 10.0 // seconds: a prefix that turns hot gets its replicas soon
+	workStart  = 1.0  // the least time averaged over, in seconds
+	workSets   = 128  // per pool; an anchor belongs to one of them
+	workPlaces = 8    // per set
+	workTold   = 64
 	// Prefixes below both, in prefill seconds per second and active requests, are not reported.
 	leastWork, leastWorkActive = 0.005, 1
 )
 
-// workMeter measures a pool's work by prefix: SpaceSaving with decay, counted since the prefix took
-// its place. Safe for concurrent use.
+// A prefix is popular if popularLeast prompts left others at its end, as the follow-ups of one
+// conversation do not, and it has popularShare of an engine's fair share of requests. Counts of
+// requests decay to a half at popularWindow requests.
+const (
+	popularLeast, popularShare = 4, 0.5
+	popularWindow              = 2048
+	anchorDepth                = 1024 // blocks of a prompt that are looked at: 128k tokens
+)
+
+// workMeter counts a pool's requests by prefix, and measures the work behind the popular ones since
+// they took their place. Safe for concurrent use.
 type workMeter struct {
-	mu    sync.Mutex
-	index map[prefixtree.Hash]*prefixWork
-	list  []prefixWork // never reallocated: requests hold pointers into it
-	all   decayedWork
-	alike beginnings
+	mu      sync.Mutex
+	anchors [][workPlaces]prefixtree.Hash // by set; 0: free. Apart from the places: most blocks of a prompt have none
+	places  [][workPlaces]prefixWork
+	all     decayedWork
+	total   float64 // requests; halved with all counts at popularWindow
+	number  uint64  // of the latest request
 }
 
 // prefixWork is guarded by the meter's lock. Another prefix takes its place only when no request
 // runs.
 type prefixWork struct {
-	anchor prefixtree.Hash
 	tokens float64
-	rank   float64 // requests, including those of the place's former prefixes
-	apart  bool    // prompts diverge here
-	latest promptEnd
+	seen   float64 // requests, decayed with the meter's total
+	left   int     // prompts of which engines held just this prefix, since it took its place
+	latest uint64  // number of the latest request that left here, or passed after several had left
 	decayedWork
 }
+
+// anchorStride is the tree's: of other nodes' placements only every fourth block is known.
+const anchorStride = 4
 
 // decayedWork: the first request only starts the clock, since it shows no frequency.
 type decayedWork struct {
@@ -113,38 +126,14 @@ func (s *Scene) count(c *Candidate) *prefixWork {
 	if len(s.Request.Hashes) == 0 {
 		return nil
 	}
-	p, blocks := m.deepest(s.Request.Hashes, s.common, s.Now)
+	p, blocks := m.add(s.Request.Hashes, s.known, s.fairShare())
 	if p == nil {
 		return nil
 	}
-	tokens := min(float64(blocks)*s.TokensPerBlock, float64(s.PromptTokens))
-	p.tokens = tokens
-	p.rank = p.rank*p.fade(s.Now) + 1
-	goesOn := p.latest.next(s.Request.Hashes)
-	if blocks < anchorDepth {
-		goesOn = s.known() >= blocks+anchorStride // popular prefixes end up to a stride before prompts diverge
-	}
-	p.begin(max(min(c.Uncached, float64(s.PromptTokens)-tokens), 1)/s.FleetRate, !goesOn, s.Now)
+	p.tokens = min(float64(blocks)*s.TokensPerBlock, float64(s.PromptTokens))
+	goesOn := s.known >= blocks+anchorStride
+	p.begin(max(min(c.Uncached, float64(s.PromptTokens)-p.tokens), 1)/s.FleetRate, !goesOn, s.Now)
 	return p
-}
-
-func (s *Scene) known() (blocks int) {
-	for _, h := range s.holders() {
-		blocks = max(blocks, int(h.Blocks))
-	}
-	return blocks
-}
-
-// promptEnd distinguishes follow-ups from new questions about the same text beyond anchorDepth.
-type promptEnd struct {
-	hash   prefixtree.Hash
-	blocks int
-}
-
-func (e *promptEnd) next(hashes []prefixtree.Hash) (goesOn bool) {
-	goesOn = e.blocks > 0 && e.blocks < len(hashes) && hashes[e.blocks-1] == e.hash
-	*e = promptEnd{hashes[len(hashes)-1], len(hashes)}
-	return goesOn
 }
 
 func (m *workMeter) end(p *prefixWork, now prefixtree.Time) {
@@ -156,66 +145,86 @@ func (m *workMeter) end(p *prefixWork, now prefixtree.Time) {
 	}
 }
 
-// deepest returns the prompt's deepest popular prefix, or nil; common blocks are known to be
-// common.
-func (m *workMeter) deepest(hashes []prefixtree.Hash, common int, now prefixtree.Time) (p *prefixWork, blocks int) {
-	from := max(common, 1)
-	f := m.alike.behind(hashes[from-1])
-	blocks = f.add(hashes, from)
-	seen := f.seen // the next call may overwrite f
-	if from > 1 {
-		blocks = max(blocks, m.alike.behind(hashes[0]).add(hashes, 1))
+// common returns the leading blocks of the deepest popular prefix, of the part that engines hold.
+func (m *workMeter) common(hashes []prefixtree.Hash, known int, fair float64) (blocks int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i, h := range hashes[:min(known, anchorDepth)] {
+		if p := m.find(h); p != nil && m.popular(p, fair) {
+			blocks = i + 1
+		}
 	}
-	if seen < extentLeast {
-		// While the heavy hitters descend, each anchor is new here; an earlier descent may know the
-		// end.
-		last := min(len(hashes), anchorDepth) - 1
-		for i := from - 1; i < last; {
-			i = nextAnchor(i, last)
-			if q := m.index[hashes[i]]; q != nil && q.apart {
-				blocks = max(blocks, i+1)
+	return blocks
+}
+
+// add counts a request for every prefix of its prompt that has a place, gives one to the longest that
+// engines hold, since there the prompt leaves an earlier one, and returns the deepest popular one.
+func (m *workMeter) add(hashes []prefixtree.Hash, known int, fair float64) (deepest *prefixWork, blocks int) {
+	if m.total++; m.total > popularWindow {
+		m.total /= 2
+		for i := range m.places {
+			for j := range m.places[i] {
+				m.places[i][j].seen /= 2
 			}
 		}
 	}
-	if common == 0 && blocks == 1 {
-		return nil, 0
-	}
-	if p = m.place(hashes[blocks-1], now); p != nil && blocks > common {
-		p.apart = true
-	}
-	return p, blocks
-}
-
-// place gives a new anchor the least used place, or nil if requests run on all.
-func (m *workMeter) place(anchor prefixtree.Hash, now prefixtree.Time) *prefixWork {
-	if p := m.index[anchor]; p != nil {
-		return p
-	}
-	if m.index == nil {
-		m.index, m.list = make(map[prefixtree.Hash]*prefixWork, workAnchors), make([]prefixWork, 0, workAnchors)
-	}
-	if len(m.list) < workAnchors {
-		m.list = append(m.list, prefixWork{anchor: anchor})
-		p := &m.list[len(m.list)-1]
-		m.index[anchor] = p
-		return p
-	}
-	var least *prefixWork
-	rank := math.Inf(1)
-	for i := range m.list {
-		p := &m.list[i]
-		if v := p.rank * p.fade(now); v < rank && p.active == 0 {
-			least, rank = p, v
+	m.number++
+	for i, h := range hashes[:min(known, anchorDepth)] {
+		p, leaves := m.find(h), i == known-1
+		if leaves && p == nil {
+			p = m.place(h)
+		}
+		if p == nil {
+			continue
+		}
+		p.seen++
+		if leaves {
+			p.left++
+		}
+		if leaves || p.left > 1 {
+			p.latest = m.number
+		}
+		if m.popular(p, fair) {
+			deepest, blocks = p, i+1
 		}
 	}
-	if least == nil {
+	return deepest, blocks
+}
+
+func (m *workMeter) popular(p *prefixWork, fair float64) bool {
+	return p.left >= popularLeast && p.seen >= popularShare*fair*m.total
+}
+
+func (m *workMeter) find(anchor prefixtree.Hash) *prefixWork {
+	if m.anchors == nil {
 		return nil
 	}
-	delete(m.index, least.anchor)
-	least.anchor, least.rank, least.apart = anchor, rank, false
-	least.decayedWork, least.latest = decayedWork{}, promptEnd{}
-	m.index[anchor] = least
-	return least
+	set := anchor % workSets
+	for i, a := range &m.anchors[set] {
+		if a == anchor {
+			return &m.places[set][i]
+		}
+	}
+	return nil
+}
+
+// place gives a new anchor a place of its set: of those on which no request runs, the one that has
+// been of no use for longest; nil if there is none.
+func (m *workMeter) place(anchor prefixtree.Hash) *prefixWork {
+	if m.anchors == nil {
+		m.anchors, m.places = make([][workPlaces]prefixtree.Hash, workSets), make([][workPlaces]prefixWork, workSets)
+	}
+	set, at := anchor%workSets, -1
+	for i := range m.places[set] {
+		if p := &m.places[set][i]; p.active == 0 && (at < 0 || p.latest < m.places[set][at].latest) {
+			at = i
+		}
+	}
+	if at < 0 {
+		return nil
+	}
+	m.anchors[set][at], m.places[set][at] = anchor, prefixWork{}
+	return &m.places[set][at]
 }
 
 func (m *workMeter) tell(dst []Work, pool uint64, now prefixtree.Time) []Work {
@@ -227,11 +236,13 @@ func (m *workMeter) tell(dst []Work, pool uint64, now prefixtree.Time) []Work {
 	}
 	dst = append(dst, all)
 	from := len(dst)
-	for i := range m.list {
-		p := &m.list[i]
-		w := p.work(now)
-		if w.Pool, w.Anchor, w.Tokens = pool, p.anchor, p.tokens; w.Prefill >= leastWork || w.Active >= leastWorkActive {
-			dst = append(dst, w)
+	for i := range m.places {
+		for j := range m.places[i] {
+			p := &m.places[i][j]
+			w := p.work(now)
+			if w.Pool, w.Anchor, w.Tokens = pool, m.anchors[i][j], p.tokens; w.Prefill >= leastWork || w.Active >= leastWorkActive {
+				dst = append(dst, w)
+			}
 		}
 	}
 	slices.SortFunc(dst[from:], func(a, b Work) int {

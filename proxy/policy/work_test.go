@@ -2,6 +2,7 @@ package policy
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"grapevine/prefixtree"
@@ -58,81 +59,98 @@ func TestWorkIsWhatRemains(t *testing.T) {
 	}
 }
 
-func TestExtentOfPrefix(t *testing.T) {
-	var f extent
-	next := uint64(0)
-	see := func(common, n int) (blocks int) {
-		for range n {
-			next++
-			blocks = f.add(prompt(7, next, common, 60), 2)
+// diverges returns the number of leading blocks of a prompt that are common.
+func diverges(t *testing.T, r *Router, hashes []prefixtree.Hash, now prefixtree.Time) (blocks int) {
+	t.Helper()
+	var d Decision
+	if err := r.Explain(ask(hashes), now, &d); err != nil {
+		t.Fatal(err)
+	}
+	return slices.Index(hashes, d.Branch)
+}
+
+// A system prompt is common within a few requests; what only the turns of one conversation share never is.
+func TestSystemPromptIsCommonAndConversationsAreNot(t *testing.T) {
+	const system, grows, few = 22, 3, 6
+	for _, c := range []struct{ engines, conversations, turns int }{{2, 1, 40}, {8, 1, 400}, {8, 6, 40}, {8, 300, 8}, {200, 40, 40}} {
+		r, _ := newRouter(t, Config{}, fleetOf(c.engines))
+		now, asked := t0, 0
+		for turn := range c.turns {
+			for talk := range c.conversations {
+				now += 100
+				hashes := prompt(1, uint64(talk), system, 30+grows*turn)
+				want := system
+				if c.conversations == 1 || asked < few {
+					want = 0
+				}
+				if got := diverges(t, r, hashes, now); got != want && (got != system || asked >= few) {
+					t.Fatalf("%+v, turn %d of conversation %d: %d blocks are common, want %d", c, turn, talk, got, want)
+				}
+				serve(t, r, ask(hashes), now)
+				asked++
+			}
 		}
-		return blocks
-	}
-	if got := see(32, extentLeast); got != 2 {
-		t.Errorf("after %d prompts it reaches to %d, want 2: too few to say", extentLeast, got)
-	}
-	if got := see(32, 1); got != 32 {
-		t.Errorf("it reaches to %d, want 32", got)
-	}
-	if got := see(12, 200*extentEvery); got != 12 {
-		t.Errorf("it reaches to %d, want 12", got)
-	}
-	for i := range 200 * extentEvery { // two equally popular continuations
-		next++
-		f.add(prompt(uint64(7+i/extentEvery%2), next, 40, 60), 2)
-	}
-	if got := f.add(prompt(7, 1, 40, 60), 2); got > 2 {
-		t.Errorf("of two continuations it follows one, to %d", got)
-	}
-	if got := f.add(prompt(7, 1, 3, 3), 3); got != 3 {
-		t.Errorf("a prompt that ends there reaches to %d, want 3", got)
 	}
 }
 
-func TestBeginningsAreBounded(t *testing.T) {
-	var b beginnings
-	for i := range 100 * maxBeginnings {
-		b.behind(prefixtree.Hash(i + 1000))
-		if i%50 == 0 {
-			b.behind(7).add(prompt(7, uint64(i), 12, 20), 1)
+// After a while one prompt in 300 begins alike; the others are the turns of 20 conversations at a time, each with its own beginning.
+func TestPopularAmongConversations(t *testing.T) {
+	const alike, turns, talks, requests = 22, 10, 20, 12_000
+	r, _ := newRouter(t, Config{}, fleetOf(250))
+	now, found := t0, 0
+	for i := range uint64(requests) {
+		now += 100
+		blocks := 30 + 5*int(i/talks%turns)
+		q, popular := prompt(1000+i%talks+i/(talks*turns)*talks, 0, blocks, blocks), i%300 == 0 && i > requests/4
+		if popular {
+			q = prompt(7, i, alike, 30)
 		}
+		got := diverges(t, r, q, now)
+		if got != 0 && !(popular && got == alike) {
+			t.Fatalf("request %d: %d blocks are common", i, got)
+		}
+		if got > 0 && i > requests/2 {
+			found++
+		}
+		serve(t, r, ask(q), now)
 	}
-	if len(b.list) != maxBeginnings || len(b.index) != maxBeginnings {
-		t.Errorf("%d and %d are kept", len(b.list), len(b.index))
+	if found < requests/2/300*8/10 {
+		t.Errorf("%d of %d prompts with a popular beginning were found", found, requests/2/300)
 	}
-	if got := b.behind(7).add(prompt(7, 0, 12, 20), 1); got != 12 {
-		t.Errorf("what was seen every fiftieth time reaches to %d, want 12", got)
+	if m := &r.table.Load().all.work; len(m.anchors) != workSets || len(m.places) != workSets {
+		t.Errorf("%d and %d sets", len(m.anchors), len(m.places))
 	}
 }
 
 func TestWorkHasRoomForWhatIsPopular(t *testing.T) {
 	var m workMeter
-	held := m.place(1, t0)
+	held := m.place(1)
 	held.begin(1, true, t0)
-	for i := range 5000 {
-		if p := m.place(prefixtree.Hash(i+2), t0); p == nil {
+	for i := range prefixtree.Hash(5000) {
+		p := m.place(i + 2)
+		if p == nil || m.find(i+2) != p {
 			t.Fatalf("no place for the prefix %d", i+2)
-		} else {
-			p.rank = p.rank*p.fade(t0) + 1
-			p.begin(1, true, t0)
-			p.begin(1, true, t0)
-			p.end(t0)
-			p.end(t0)
 		}
+		p.begin(1, true, t0)
+		p.begin(1, true, t0)
+		p.end(t0)
+		p.end(t0)
 	}
-	if len(m.list) != workAnchors || len(m.index) != workAnchors || m.index[1] != held || held.anchor != 1 {
-		t.Errorf("%d places, %d names, the one in use is %x", len(m.list), len(m.index), held.anchor)
+	if m.find(1) != held {
+		t.Error("a place on which a request ran was taken over")
 	}
 	m.all.begin(1, true, t0)
 	m.all.begin(1, true, t0)
 	if told := m.tell(nil, 5, t0); len(told) != 1+workTold {
 		t.Errorf("told %d", len(told))
 	}
-	for i := range m.list {
-		m.list[i].begin(1, true, t0)
+	for i := range m.places {
+		for j := range m.places[i] {
+			m.places[i][j].begin(1, true, t0)
+		}
 	}
-	if m.place(9999, t0) != nil {
-		t.Error("a place that requests hold was taken over")
+	if m.place(9999) != nil {
+		t.Error("a place on which a request ran was taken over")
 	}
 }
 
@@ -142,13 +160,14 @@ func TestConversationIsNotFresh(t *testing.T) {
 		shared        int
 		conversations int
 		grows         int // blocks a turn; 0: every prompt is a new conversation
+		popular       bool
 		fresh         bool
 	}{
-		{"one conversation, beyond what is looked at", 0, 1, 4, false},
-		{"six conversations behind one prefix", 40, 6, 6, false},
-		{"prompts behind one prefix", 40, 1, 0, true},
-		{"prompts behind one that ends between two anchors", 43, 1, 0, true},
-		{"questions about a text longer than is looked at", 400, 1, 0, true},
+		{"one conversation, beyond what is looked at", 0, 1, 4, false, false},
+		{"six conversations behind one prefix", 40, 6, 6, true, false},
+		{"prompts behind one prefix", 40, 1, 0, true, true},
+		{"prompts behind one that ends between two anchors", 43, 1, 0, true, true},
+		{"questions about a long text", 400, 1, 0, true, true},
 	} {
 		r, _ := newRouter(t, Config{PrefillRate: 1e4}, fleetOf(8))
 		now := t0
@@ -167,7 +186,7 @@ func TestConversationIsNotFresh(t *testing.T) {
 			a.End(unknown(), now)
 		}
 		works := r.OwnWork(1, now)
-		if len(works) < 2 {
+		if popular := len(works) > 1; popular != c.popular {
 			t.Fatalf("%s: told %+v", c.name, works)
 		}
 		requests := 0.0
@@ -175,7 +194,7 @@ func TestConversationIsNotFresh(t *testing.T) {
 			requests += w.Requests
 			last.Fresh = max(last.Fresh, w.Fresh)
 		}
-		if requests < 10 || c.fresh && last.Fresh < 0.8*20 || !c.fresh && last.Fresh > 0.05*20 {
+		if c.popular && requests < 10 || c.fresh && last.Fresh < 0.8*20 || !c.fresh && last.Fresh > 0.05*20 {
 			t.Errorf("%s: of 20 requests a second %v come behind what is popular, and %v are fresh", c.name, requests, last.Fresh)
 		}
 	}
