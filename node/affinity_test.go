@@ -5,6 +5,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"math"
 	"net"
 	"net/http"
 	"strings"
@@ -14,6 +16,9 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/chaos/engine"
+	"grapevine/node/metrics"
+	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
 )
 
 func startEngine(t *testing.T) string {
@@ -145,6 +150,79 @@ func TestConversationStays(t *testing.T) {
 	}
 }
 
+func TestAffinityTellsWhetherCachesPay(t *testing.T) {
+	n := unstarted(t, "a", "b")
+	if list := n.Status().Affinity; list == nil || len(list) != 0 {
+		t.Errorf("without requests: %+v", list)
+	}
+	for seed := range 8 {
+		n.serve(t, chain(seed, 40), now())
+	}
+	list := n.Status().Affinity
+	if len(list) != 1 || list[0].Model != "" || list[0].RequestsPerS <= 0 || list[0].PromptsS <= 0 || list[0].Price <= 0 ||
+		list[0].SavedS != 0 || list[0].WaitedS != 0 || !strings.HasPrefix(list[0].Verdict, "routed by load: caches save 0 % of prefill") {
+		t.Fatalf("unique prompts: %+v", list)
+	}
+	holder := n.serve(t, chain(100, 40), now())
+	other := map[string]string{"a": "b", "b": "a"}[holder]
+	var busy policy.Attempt // keeps the holder busy for longer than the prompt would the other, so that no new one would go there
+	longer := policy.Request{Hashes: chain(200, 60), PromptBytes: 60 * 512, Exclude: []prefixtree.Backend{n.backends.Roster().Named(other).ID}}
+	if err := n.router.Pick(&longer, now(), &busy); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { busy.End(policy.Outcome{Failed: policy.ClientGone}, now()) }()
+	if again := n.serve(t, chain(100, 40), now()); again != holder {
+		t.Fatalf("the prompt went to %s, then to %s", holder, again)
+	}
+	a := n.Status().Affinity[0]
+	if a.SavedS <= 0 || a.WaitedS <= 0 || a.PrefillS >= a.PromptsS || !strings.HasPrefix(a.Verdict, "caches save ") {
+		t.Errorf("a prompt again: %+v", a)
+	}
+}
+
+func TestVerdict(t *testing.T) {
+	for want, a := range map[string]policy.Affinity{
+		"caches save 62 % of prefill; choosing them saves 3.1 s of prefill for 0.2 s of longer waits, per second":   {Whole: 8, Prefill: 3.04, Saved: 3.1, Waited: 0.2},
+		"caches save 50 % of prefill; choosing them saves 1.0 ms of prefill for 0.0 ms of longer waits, per second": {Whole: 0.1, Prefill: 0.05, Saved: 0.001},
+		"routed by load: caches save 0 % of prefill; choosing them adds less than 1 %":                              {Whole: 8, Prefill: 8.000001},
+		"routed by load: caches save 90 % of prefill; choosing them adds less than 1 %":                             {Whole: 100, Prefill: 10, Saved: 0.99, Waited: 0.1},
+	} {
+		if got := verdict(a); got != want {
+			t.Errorf("%+v: %q, want %q", a, got, want)
+		}
+	}
+}
+
+func TestAffinityMetricAddsUp(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.1:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.metrics.AddModels([]string{"m"})
+	m := metrics.New("v", func(s metrics.Scrape) {
+		n.collectAffinity(s, []policy.Affinity{{Model: "m", Whole: 4, Prefill: 3, Saved: 1, Waited: 0.5}, {Model: "*", Whole: 2, Saved: 1}, {Whole: 1, Saved: 1}})
+	})
+	families, err := m.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(map[string]float64)
+	for _, f := range families {
+		if f.GetName() != "grapevine_affinity_load" {
+			continue
+		}
+		for _, series := range f.GetMetric() { // labels are sorted: kind, model
+			got[series.GetLabel()[1].GetValue()+" "+series.GetLabel()[0].GetValue()] = series.GetGauge().GetValue()
+		}
+	}
+	if want := map[string]float64{
+		"m prompts": 4, "m prefill": 3, "m saved": 1, "m waited": 0.5,
+		"other prompts": 3, "other prefill": 0, "other saved": 2, "other waited": 0,
+	}; !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
 func TestExplainShowsThePlacement(t *testing.T) {
 	leakCheck(t)
 	n := startNode(t, testConfig(startEngine(t), startEngine(t)))
@@ -162,5 +240,13 @@ func TestExplainShowsThePlacement(t *testing.T) {
 	}
 	if r.Backend != backend || r.Rung != "cache" || r.MatchedBlocks < 10 || r.PredictedTokens < r.PromptTokens*8/10 {
 		t.Fatalf("the first turn went to %s, the receipt of the second is %+v", backend, r)
+	}
+	if len(r.Candidates) != 2 || !strings.HasPrefix(r.Why, "compared with "+r.Candidates[1].Backend+", which holds 0 tokens, it saves ") {
+		t.Errorf("%q: %+v", r.Why, r.Candidates)
+	}
+	for _, c := range r.Candidates {
+		if sum := c.WaitS + c.ComputeS + c.LaterS; c.Cost <= 0 || math.Abs(sum-c.Cost) > 1e-9 {
+			t.Errorf("the parts add up to %v: %+v", sum, c)
+		}
 	}
 }

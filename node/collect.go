@@ -14,6 +14,7 @@ func (n *Node) collect(s metrics.Scrape) {
 	n.health.Collect(s)
 	n.sources.Collect(s)
 	n.hot.Collect(s)
+	n.collectAffinity(s, n.router.Affinities(now()))
 	if f := n.fleetFigures(); f != nil {
 		f.collect(s)
 	}

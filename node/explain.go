@@ -1,8 +1,10 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"strings"
 
 	"grapevine/node/admin"
 	"grapevine/node/hot"
@@ -20,8 +22,68 @@ func fillReceipt(r *admin.Receipt, d *policy.Decision) {
 		r.Candidates = append(r.Candidates, admin.Candidate{
 			Backend: c.Name, MatchedBlocks: c.MatchedBlocks, HeldTokens: c.HeldTokens, QueuedTokens: c.QueuedTokens,
 			Active: c.Active, Rate: c.Rate, AgeS: c.Age.Seconds(), Cost: c.Cost,
+			WaitS: c.Wait, ComputeS: c.Compute, LaterS: c.Later,
 		})
 	}
+	if d.Strategy == policy.Prefix {
+		r.Why = why(d.Candidates)
+	}
+}
+
+// worth is the least difference between two costs, in seconds, that why mentions.
+const worth = 0.1e-3
+
+// why compares the chosen candidate, the first, with the cheapest that holds more of the prompt or,
+// if none does, less. Later shows what an engine lacks; Compute depends on its speed, too.
+func why(candidates []policy.Considered) string {
+	c := &candidates[0]
+	var more, less, cheaper *policy.Considered
+	for i := range candidates[1:] {
+		switch o := &candidates[1+i]; {
+		case o.Cost < c.Cost:
+			cheaper = cmp.Or(cheaper, o)
+		case o.Later <= c.Later-worth:
+			more = cmp.Or(more, o)
+		case o.Later >= c.Later+worth:
+			less = cmp.Or(less, o)
+		}
+	}
+	text := "the caches of these backends save the same: the wait decides"
+	if o := cmp.Or(more, less); o != nil {
+		text = trade(c, o)
+	}
+	if cheaper != nil { // nodes draw the engine for new work, or all would choose the same
+		text += fmt.Sprintf("; %s looks cheaper, but was not drawn for new work", cheaper.Name)
+	}
+	return text
+}
+
+func trade(c, o *policy.Considered) string {
+	var saves, costs []string
+	for _, part := range []struct {
+		seconds float64
+		of      string
+	}{{o.Wait - c.Wait, "waiting"}, {o.Compute - c.Compute, "prefill"}, {o.Later - c.Later, "other requests' time"}} {
+		switch {
+		case part.seconds >= worth/2:
+			saves = append(saves, span(part.seconds)+" of "+part.of)
+		case part.seconds <= -worth/2:
+			costs = append(costs, span(-part.seconds)+" of "+part.of)
+		}
+	}
+	text := fmt.Sprintf("compared with %s, which holds %.0f tokens, it saves %s", o.Name, o.HeldTokens, listed(saves))
+	if len(costs) > 0 {
+		text += " for " + listed(costs)
+	}
+	return text
+}
+
+func listed(parts []string) string {
+	if len(parts) < 2 {
+		return strings.Join(parts, "")
+	}
+	last := len(parts) - 1
+	return strings.Join(parts[:last], ", ") + " and " + parts[last]
 }
 
 // Explain decides without sending or recording the request; header returns nil for absent headers.

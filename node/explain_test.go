@@ -12,6 +12,7 @@ import (
 
 	"grapevine/node/admin"
 	"grapevine/node/config"
+	"grapevine/proxy/policy"
 )
 
 func explain(t *testing.T, n *Node, path string, headers map[string]string, body string) (*admin.Receipt, error) {
@@ -106,6 +107,39 @@ func TestExplainRulesAndHeaders(t *testing.T) {
 		r, err := explain(t, n, tc.path, tc.headers, chatBody("m", "hello"))
 		if err != nil || r.Strategy != tc.want {
 			t.Errorf("%s %v: %+v %v, want %s", tc.path, tc.headers, r, err, tc.want)
+			continue
+		}
+		if c := r.Candidates[0]; (r.Why != "") != (tc.want == "prefix") || (c.LaterS > 0) != (tc.want == "prefix") {
+			t.Errorf("%s: why %q, %+v", tc.want, r.Why, c)
+		}
+	}
+}
+
+func TestWhy(t *testing.T) {
+	chosen := policy.Considered{Name: "a", HeldTokens: 8000, Cost: 1, Wait: 0.5, Compute: 0.2, Later: 0.3}
+	less := policy.Considered{Name: "b", Cost: 3.1, Wait: 0.1, Compute: 1, Later: 2}
+	more := policy.Considered{Name: "c", HeldTokens: 12_000, Cost: 6.05, Wait: 6, Compute: 0.02, Later: 0.03}
+	slow := policy.Considered{Name: "s", Cost: 4, Wait: 1, Compute: 1, Later: 2}
+	alike := policy.Considered{Name: "d", HeldTokens: 8000, Cost: 1.5, Wait: 1, Compute: 0.2, Later: 0.3}
+	cheaper := policy.Considered{Name: "e", Cost: 0.9, Wait: 0, Compute: 0.3, Later: 0.6}
+	const (
+		lessText  = "compared with b, which holds 0 tokens, it saves 0.8 s of prefill and 1.7 s of other requests' time for 0.4 s of waiting"
+		moreText  = "compared with c, which holds 12000 tokens, it saves 5.5 s of waiting for 0.2 s of prefill and 0.3 s of other requests' time"
+		alikeText = "the caches of these backends save the same: the wait decides"
+	)
+	for _, tc := range []struct {
+		others []policy.Considered
+		want   string
+	}{
+		{nil, alikeText},
+		{[]policy.Considered{alike}, alikeText},
+		{[]policy.Considered{alike, less}, lessText},
+		{[]policy.Considered{slow}, "compared with s, which holds 0 tokens, it saves 0.5 s of waiting, 0.8 s of prefill and 1.7 s of other requests' time"},
+		{[]policy.Considered{alike, less, more}, moreText},
+		{[]policy.Considered{cheaper, less}, lessText + "; e looks cheaper, but was not drawn for new work"},
+	} {
+		if got := why(append([]policy.Considered{chosen}, tc.others...)); got != tc.want {
+			t.Errorf("%q, want %q", got, tc.want)
 		}
 	}
 }

@@ -47,6 +47,7 @@ var mayImport = map[string][]string{
 	"chaos/workload": {},
 
 	"chaos/dnstest":    {},
+	"chaos/ablate":     {"chaos/report"},
 	"chaos/figures":    {},
 	"chaos/instrument": {"chaos/plant"},
 	"chaos/netswitch":  {},

@@ -68,6 +68,7 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 	}
 	m := metrics.New("v", func(s metrics.Scrape) {
 		n.collect(s)
+		n.collectAffinity(s, []policy.Affinity{{Whole: 1}})
 		everyFigure().collect(s)
 	})
 	m.AddBackends(n.backends.Roster().Names())

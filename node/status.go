@@ -26,6 +26,7 @@ func (n *Node) Status() *admin.Status {
 			Retracted: tree.Retracted, Surprises: tree.Surprises, CachesLost: tree.CachesLost,
 		},
 	}
+	s.Affinity = n.affinity()
 	s.Fleet, s.Certificate = n.fleetStatus(), n.certificateStatus(time.Now())
 	s.Ready, s.NotReady = n.ready.get()
 	if n.Addr() != "" {

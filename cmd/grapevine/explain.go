@@ -48,6 +48,15 @@ func printReceipt(out io.Writer, r *admin.Receipt) error {
 		fmt.Fprintf(out, "  note: %s\n", r.Note)
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	if r.Why != "" { // strategy prefix
+		fmt.Fprintf(out, "  why: %s\n", r.Why)
+		fmt.Fprintln(w, "backend\tblocks\theld tokens\tactive\ttokens/s\tage\twait s\tcompute s\tlater s\tcost s\t")
+		for _, c := range r.Candidates {
+			fmt.Fprintf(w, "%s\t%d\t%.0f\t%d\t%.0f\t%s\t%.3f\t%.3f\t%.3f\t%.3f\t\n",
+				c.Backend, c.MatchedBlocks, c.HeldTokens, c.Active, c.Rate, seconds(c.AgeS), c.WaitS, c.ComputeS, c.LaterS, c.Cost)
+		}
+		return w.Flush()
+	}
 	fmt.Fprintln(w, "backend\tblocks\theld tokens\tqueued tokens\tactive\ttokens/s\tage\tcost\t")
 	for _, c := range r.Candidates {
 		fmt.Fprintf(w, "%s\t%d\t%.0f\t%.0f\t%d\t%.0f\t%s\t%.4g\t\n",

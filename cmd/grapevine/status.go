@@ -48,6 +48,13 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	}
 	fmt.Fprintf(w, "strategy\t%s over %d backends, blocks of %d bytes, key %s\n", st.Strategy, st.Backends, st.BlockBytes, st.KeyID)
 	fmt.Fprintf(w, "requests\t%d in flight on %d connections, %s\n", st.InFlight, st.Connections, picks)
+	for i, a := range st.Affinity {
+		label := ""
+		if i == 0 {
+			label = "affinity"
+		}
+		fmt.Fprintf(w, "%s\t%s, %.3g requests/s: %s\n", label, modelText(a.Model), a.RequestsPerS, a.Verdict)
+	}
 	fmt.Fprintf(w, "tree\t%d facts in %s\n", st.Tree.Facts, amount(uint64(st.Tree.Bytes)))
 	if f := st.Fleet; f == nil {
 		fmt.Fprintln(w, "fleet\talone")
@@ -56,6 +63,16 @@ func printStatus(out io.Writer, st *admin.Status) error {
 			f.Nodes, f.StalenessMS, 100*f.WarmFraction, f.BlindDecisions, f.Incomplete)
 	}
 	return w.Flush()
+}
+
+func modelText(model string) string {
+	switch model {
+	case "":
+		return "requests without a model"
+	case "*":
+		return "models that no engine lists"
+	}
+	return plain(model)
 }
 
 // seconds formats seconds for people: 4.2s, 12m30s, 26h3m0s.

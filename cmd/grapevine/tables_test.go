@@ -22,13 +22,27 @@ func TestTablesGolden(t *testing.T) {
 		Rungs: map[string]uint64{"cache": 800, "hash": 200, "load": 0}, Tree: admin.TreeStatus{Facts: 123456, Bytes: 8 << 20},
 		Fleet: &admin.FleetStatus{Nodes: 3, WarmFraction: 1, StalenessMS: 61.5, BlindDecisions: 2},
 	}
+	status.Affinity = []admin.Affinity{
+		{Model: "m", RequestsPerS: 12.34, PromptsS: 8, PrefillS: 3.04, SavedS: 3.1, WaitedS: 0.2, Price: 2.4,
+			Verdict: "caches save 62 % of prefill; choosing them saves 3.1 s of prefill for 0.2 s of longer waits, per second"},
+		{Model: "*", RequestsPerS: 0.5, PromptsS: 0.1, PrefillS: 0.1, Price: 2,
+			Verdict: "routed by load: caches save 0 % of prefill; choosing them adds less than 1 %"},
+	}
+	receipt := &admin.Receipt{Backend: "gpu-node-01:8000", Strategy: "prefix", Rung: "cache", PromptTokens: 12500, PredictedTokens: 12000, MatchedBlocks: 93, Blocks: 97,
+		Why: "compared with gpu-node-12:8000, which holds 0 tokens, it saves 1.2 s of prefill and 2.9 s of other requests' time for 0.4 s of waiting",
+		Candidates: []admin.Candidate{
+			{Backend: "gpu-node-01:8000", MatchedBlocks: 93, HeldTokens: 12000, QueuedTokens: 4000, Active: 12, Rate: 10000, AgeS: 754, Cost: 0.58, WaitS: 0.41, ComputeS: 0.05, LaterS: 0.12},
+			{Backend: "gpu-node-12:8000", Rate: 10000, Cost: 4.26, WaitS: 0.01, ComputeS: 1.25, LaterS: 3},
+		}}
+	byLoad := *receipt
+	byLoad.Strategy, byLoad.Rung, byLoad.Why = "least-request", "load", ""
 	alone := *status
 	alone.Fleet, alone.Ready, alone.NotReady = nil, false, "draining"
 	fresh := alone
 	fresh.Certificate = &admin.CertificateStatus{NotAfter: time.Unix(1_800_000_000, 0)}
 	expired := fresh
 	expired.Certificate = &admin.CertificateStatus{Problem: "expired at 2026-11-01T00:00:00Z"}
-	fresh.Picks, fresh.Rungs, fresh.Tree = 0, nil, admin.TreeStatus{Bytes: 133_888}
+	fresh.Picks, fresh.Rungs, fresh.Affinity, fresh.Tree = 0, nil, []admin.Affinity{}, admin.TreeStatus{Bytes: 133_888}
 	nodes := &admin.NodeList{
 		Nodes: []admin.NodeStatus{
 			{Name: "one", Self: true, State: "alive", SinceS: 754.2, Gossip: "10.0.0.1:7946", Data: "10.0.0.1:8080", Version: "v1.2.3"},
@@ -86,6 +100,8 @@ func TestTablesGolden(t *testing.T) {
 		"status-alone": func(w io.Writer) error { return printStatus(w, &alone) },
 		"status-fresh": func(w io.Writer) error { return printStatus(w, &fresh) },
 		"status-tls":   func(w io.Writer) error { return printStatus(w, &expired) },
+		"explain":      func(w io.Writer) error { return printReceipt(w, receipt) },
+		"explain-load": func(w io.Writer) error { return printReceipt(w, &byLoad) },
 		"nodes":        func(w io.Writer) error { return printNodes(w, nodes) },
 		"keys": func(w io.Writer) error {
 			ask := func(*admin.Client, context.Context) (*admin.KeyList, error) { return keys, nil }

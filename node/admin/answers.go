@@ -30,9 +30,26 @@ type Status struct {
 	KeyID       string             `json:"key_id"` // of the hash secret
 	Picks       uint64             `json:"picks"`
 	Rungs       map[string]uint64  `json:"rungs"`
+	Affinity    []Affinity         `json:"affinity"` // busiest first, at most 16
 	Tree        TreeStatus         `json:"tree"`
 	Fleet       *FleetStatus       `json:"fleet"` // null without one
 	Certificate *CertificateStatus `json:"certificate"`
+}
+
+// Affinity is what the reuse of caches gains a model that strategy prefix routes, at this node over
+// the last minute. Times are in seconds per second, as estimated when each request was routed.
+type Affinity struct {
+	Model        string  `json:"model"` // "": requests without one; "*": models that no backend lists
+	RequestsPerS float64 `json:"requests_per_s"`
+	PromptsS     float64 `json:"prompts_s"` // prefill of the whole prompts
+	PrefillS     float64 `json:"prefill_s"` // what caches do not save of it
+	SavedS       float64 `json:"saved_s"`   // prefill saved by choosing a cache, not the shortest wait
+	WaitedS      float64 `json:"waited_s"`  // longer waits for these caches
+	// Price is the seconds that a second of prefill costs other requests, at the latest request.
+	Price float64 `json:"price"`
+	// Verdict says in a sentence whether choosing caches pays: "routed by load" if it saves less than
+	// 1 % of the prefill of the whole prompts.
+	Verdict string `json:"verdict"`
 }
 
 type TreeStatus struct {
@@ -184,6 +201,9 @@ type Receipt struct {
 	Eligible        int    `json:"eligible"`         // candidates in all
 	Trial           bool   `json:"trial"`            // the chosen backend failed lately
 	LastResort      bool   `json:"last_resort"`      // all backends failed lately
+	// Why compares the chosen backend's cost under strategy prefix with that of another candidate
+	// that holds more of the prompt or, if none does, less; empty under other strategies.
+	Why string `json:"why,omitempty"`
 	// Candidates are the chosen backend, then the cheapest, at most policy.MaxConsidered.
 	Candidates []Candidate `json:"candidates"`
 }
@@ -197,6 +217,11 @@ type Candidate struct {
 	Rate          float64 `json:"rate"`          // prefill tokens/s
 	AgeS          float64 `json:"age_s"`         // since use of the deepest held block
 	Cost          float64 `json:"cost"`          // in the strategy's unit
+	// The parts of Cost in seconds under strategy prefix, else 0: until the engine begins with it,
+	// prefill of what its cache lacks, and what this prefill costs other requests.
+	WaitS    float64 `json:"wait_s"`
+	ComputeS float64 `json:"compute_s"`
+	LaterS   float64 `json:"later_s"`
 }
 
 type RaftStatus struct {

@@ -138,6 +138,14 @@ func (m *Metrics) AddModels(names []string) {
 	addLabels(m, &m.models, names, maxModelLabels, m.newModel)
 }
 
+// ModelLabel returns the model if it has series of its own, else the label of all others.
+func (m *Metrics) ModelLabel(model string) string {
+	if _, ok := (*m.models.Load())[model]; ok {
+		return model
+	}
+	return otherModel
+}
+
 func addLabels[V any](m *Metrics, series *atomic.Pointer[map[string]V], names []string, limit int, create func(name string) V) {
 	m.labelsMu.Lock()
 	defer m.labelsMu.Unlock()
