@@ -19,7 +19,7 @@ GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-chaos build-newer install test test-newer race fuzz bench bench-proxy live-race test-clients test-deploy live lint sim herd demo figures check chaos chaos-short chaos-planted chaos-virtual
+.PHONY: help build build-chaos build-newer install test test-newer race fuzz bench bench-proxy live-race test-clients test-deploy live lint sim herd mechanisms demo figures check chaos chaos-short chaos-planted chaos-virtual
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -129,6 +129,9 @@ sim: build ## policies side by side in virtual time on a generated workload
 
 herd: ## every policy over nodes, sharing and staleness on the traces in TRACES: docs/herd.md, herd.csv and herd.svg (an hour of one processor; goes on where it stopped)
 	$(GO) run ./chaos/fleetsim/herd -traces '$(TRACES)'
+
+mechanisms: ## what each mechanism of the default policy does, found by leaving it out in DRAWS (50) fleets of the family; half an hour; goes on where it stopped (ABLATE=-constants: constants doubled and halved instead; hours)
+	$(GO) run ./chaos/ablate -draws $(or $(DRAWS),50) -seed $(SEED) $(ABLATE)
 
 demo: build ## the whole thing on this machine: a fleet, live traffic, a router killed; in under two minutes
 	$(LAB) demo

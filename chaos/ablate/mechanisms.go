@@ -1,0 +1,50 @@
+package main
+
+import "strings"
+
+// variant is the code with a mechanism removed or a constant changed.
+type variant struct {
+	name, does string
+	edits      []edit
+}
+
+// first is the name of the mechanism or constant.
+func (v *variant) first() string { return strings.Fields(v.name)[0] }
+
+// edit is a change in one place: old, which occurs once in the file below the module's root, becomes text.
+type edit struct{ file, old, text string }
+
+const (
+	price   = "proxy/policy/prefix.go"
+	match   = "proxy/policy/match.go"
+	unseen  = "proxy/policy/unseen.go"
+	stage   = "proxy/policy/stage.go"
+	attempt = "proxy/policy/attempt.go"
+)
+
+// mechanisms are removed one at a time. Short edits outlive changes around them; a test applies all.
+var mechanisms = []variant{
+	{"eviction-price", "computing a token costs more than its time, because it evicts another", []edit{{price, "eviction = 2.0", "eviction = 0.0"}}},
+	{"delayed-price", "work costs also the time by which it delays later requests", []edit{{price, "eviction + (o.rate", "eviction + 0*(o.rate"}}},
+	{"crowding", "each active request makes an engine dearer", []edit{{price, "crowding = 0.1", "crowding = 0.0"}}},
+	{"overdue", "a prefill that takes longer than expected delays all behind it", []edit{{unseen, " + c.Overdue", ""}}},
+	{"peers-load", "other nodes' reported work counts as load", []edit{
+		{stage, " + float64(e.slot.peerTokens.Load())", ""},
+		{stage, " + e.slot.peerTokens.Load()", ""},
+		{stage, "own+e.slot.peerActive.Load(), own", "own, own"},
+	}},
+	{"pouring", "a request that no cache helps is drawn to an engine that it and others' unseen ones fill, not to the best", []edit{
+		{unseen, "poured := (s.unseen + 1)", "poured := 0 * (s.unseen + 1)"},
+	}},
+	{"popular-prefixes", "what many prompts begin with makes no engine a holder", []edit{
+		{match, "common := s.pool.work.common(", "common := 0 * s.pool.work.common("},
+	}},
+	{"hot-prefixes", "the fleet agrees which engines hold a hot prefix", []edit{{"chaos/fleetsim/hot.go", "if cfg.NoHot ||", "if true || cfg.NoHot ||"}}},
+	{"learned-rates", "an engine's own prefill rate replaces the fleet's", []edit{{"proxy/policy/ledger.go", ") rateOr(prior float64) float64 {", ") rateOr(prior float64) float64 {\n\treturn prior"}}},
+	{"pace", "how long an answer that is not streamed takes shows its engine's rate", []edit{
+		{attempt, "if a.nonStreaming && a.at.first == 0", "if false && a.nonStreaming && a.at.first == 0"},
+	}},
+	{"slow-start", "a new engine gets fewer requests at first", []edit{{"proxy/policy/decide.go", "if int64(now) < r.cold", "if false && int64(now) < r.cold"}}},
+	{"cached-answers", "a holder is expected to hold the last answer, too", []edit{{match, "answers := s.model.cachedAnswers()", "answers := 0.0"}}},
+	{"cached-tokens", "reported cached tokens correct the tree and the horizon", []edit{{attempt, "if o.CachedTokens >= 0 {", "if false && o.CachedTokens >= 0 {"}}},
+}
