@@ -69,19 +69,23 @@ func (s *Scene) level() float64 {
 // a request. Without unseen requests that is the best place. The draw is random; without reports it
 // follows the order key, so that all nodes lead a conversation to the same engine.
 func (s *Scene) pour(key uint64) (at int, tied bool) {
-	if key == 0 {
-		key = s.Rand()
-	}
-	level, among, rank := s.level(), 0, math.Inf(-1)
+	level, among, total, rank := s.level(), 0, 0.0, math.Inf(-1)
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		if c.outside || c.place > level {
 			continue
 		}
-		if r := rendezvous(key, c.key, (level-c.place)*c.weight, true); among == 0 || r > rank {
-			at, rank = i, r
+		room := (level - c.place) * c.weight
+		total += room
+		take := key == 0 && unit(s.Rand())*total < room
+		if key != 0 {
+			if r := rendezvous(key, c.key, room, true); r > rank {
+				rank, take = r, true
+			}
 		}
-		among++
+		if among++; take || among == 1 {
+			at = i
+		}
 	}
 	return at, among > 1
 }
