@@ -187,12 +187,14 @@ func (s *slot) release(a *Attempt) {
 // slower one counts: else the first measured backend of an idle fleet would attract all requests.
 func (s *slot) rateOr(prior float64) float64 {
 	bits := s.measured.Load()
-	sums := rateSums{tokens: float64(math.Float32frombits(uint32(bits >> 32))), seconds: float64(math.Float32frombits(uint32(bits)))}
-	r := sums.estimate(prior, ratePrior)
-	if r > prior && sums.seconds < ratePrior || sums.seconds <= 0 {
+	if bits == 0 {
 		return prior
 	}
-	return r
+	sums := rateSums{tokens: float64(math.Float32frombits(uint32(bits >> 32))), seconds: float64(math.Float32frombits(uint32(bits)))}
+	if sums.seconds < ratePrior && sums.tokens > prior*sums.seconds {
+		return prior
+	}
+	return sums.estimate(prior, ratePrior)
 }
 
 // Telemetry is what weighted scorers use of an engine's metrics; zero means idle.

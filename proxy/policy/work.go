@@ -3,6 +3,7 @@ package policy
 import (
 	"cmp"
 	"math"
+	"math/bits"
 	"slices"
 	"sync"
 
@@ -26,7 +27,7 @@ const (
 	workWindow = 10.0 // seconds: a prefix that turns hot gets its replicas soon
 	workStart  = 1.0  // the least time averaged over, in seconds
 	workSets   = 128  // per pool; an anchor belongs to one of them
-	workPlaces = 8    // per set
+	workPlaces = 8    // per set, as a word has bytes
 	workTold   = 64
 	// Prefixes below both, in prefill seconds per second and active requests, are not reported.
 	leastWork, leastWorkActive = 0.005, 1
@@ -45,7 +46,8 @@ const (
 // they took their place. Safe for concurrent use.
 type workMeter struct {
 	mu      sync.Mutex
-	anchors [][workPlaces]prefixtree.Hash // by set; 0: free. Apart from the places: most blocks of a prompt have none
+	tags    []uint64                      // by set: a byte of each anchor
+	anchors [][workPlaces]prefixtree.Hash // by set; 0: free
 	places  [][workPlaces]prefixWork
 	all     decayedWork
 	total   float64 // requests; halved with all counts at popularWindow
@@ -195,24 +197,30 @@ func (m *workMeter) popular(p *prefixWork, fair float64) bool {
 	return p.left >= popularLeast && p.seen >= popularShare*fair*m.total
 }
 
+// find compares a byte of all anchors of the set at once: most blocks of a prompt have no place.
 func (m *workMeter) find(anchor prefixtree.Hash) *prefixWork {
 	if m.anchors == nil {
 		return nil
 	}
+	low, high := uint64(0x0101010101010101), uint64(0x8080808080808080)
 	set := anchor % workSets
-	for i, a := range &m.anchors[set] {
-		if a == anchor {
+	// A byte of differ is zero where the tag is equal; borrows may flag a few more.
+	differ := m.tags[set] ^ low*tag(anchor)
+	for equal := (differ - low) & ^differ & high; equal != 0; equal &= equal - 1 {
+		if i := bits.TrailingZeros64(equal) / 8; m.anchors[set][i] == anchor {
 			return &m.places[set][i]
 		}
 	}
 	return nil
 }
 
+func tag(anchor prefixtree.Hash) uint64 { return uint64(anchor) >> 56 }
+
 // place gives a new anchor a place of its set: of those on which no request runs, the one that has
 // been of no use for longest; nil if there is none.
 func (m *workMeter) place(anchor prefixtree.Hash) *prefixWork {
 	if m.anchors == nil {
-		m.anchors, m.places = make([][workPlaces]prefixtree.Hash, workSets), make([][workPlaces]prefixWork, workSets)
+		m.tags, m.anchors, m.places = make([]uint64, workSets), make([][workPlaces]prefixtree.Hash, workSets), make([][workPlaces]prefixWork, workSets)
 	}
 	set, at := anchor%workSets, -1
 	for i := range m.places[set] {
@@ -224,6 +232,7 @@ func (m *workMeter) place(anchor prefixtree.Hash) *prefixWork {
 		return nil
 	}
 	m.anchors[set][at], m.places[set][at] = anchor, prefixWork{}
+	m.tags[set] = m.tags[set]&^(0xff<<(8*at)) | tag(anchor)<<(8*at)
 	return &m.places[set][at]
 }
 
