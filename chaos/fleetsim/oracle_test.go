@@ -31,7 +31,7 @@ func TestOraclesHelpTheUninformed(t *testing.T) {
 		t.Errorf("knowing the contents: follow-up hits %v instead of %v, prediction error %v instead of %v",
 			contents.FollowupCached, plain.FollowupCached, contents.Prediction.Share, plain.Prediction.Share)
 	}
-	if plain, load := reps[0], reps[2]; load.TTFT.Mean > 0.8*plain.TTFT.Mean {
+	if plain, load := reps[0], reps[2]; load.TTFT.Mean > 0.9*plain.TTFT.Mean {
 		t.Errorf("knowing the load: mean first token %v ms instead of %v", load.TTFT.Mean, plain.TTFT.Mean)
 	}
 	if plain, all := reps[0], reps[3]; all.TTFT.Mean > plain.TTFT.Mean || all.HitRate < plain.HitRate {
