@@ -112,6 +112,9 @@ func TestEngineDiesAndReturns(t *testing.T) {
 		if u.Generation != before+1 {
 			t.Errorf("%s: generation %d after %d: its port was closed, so its cache is gone", n.Name(), u.Generation, before)
 		}
+		if since := sinceOf(n, u); since == 0 || now()-since > 60_000 {
+			t.Errorf("%s: it does not begin slowly: since %d", n.Name(), since)
+		}
 	}
 	eventually(t, "metrics tell that it is well again", func() bool {
 		v, ok := scrape(t, nodes[0])[`grapevine_backend_failing{backend="`+name+`"}`]
@@ -215,6 +218,9 @@ func TestRestartFencesTheTree(t *testing.T) {
 	page(1_700_000_090)
 	eventually(t, "a new generation", func() bool { return n.backends.Roster().List[0].Generation == 1+1 })
 	eventually(t, "nothing is believed to be cached", func() bool { return held() == 0 })
+	if since := sinceOf(n, n.backends.Roster().List[0]); since == 0 {
+		t.Error("it does not begin slowly")
+	}
 }
 
 // TestFailsAtOnceIsNoFavourite: an engine that fails fast looks idle, but gets few requests.

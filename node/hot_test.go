@@ -109,7 +109,7 @@ func testHeirsAreWarmed(t *testing.T, tenant string) {
 		engines[strings.TrimPrefix(e.URL, "http://")] = e
 	}
 	cfg := testConfig(urls...)
-	cfg.HotWarmUp, cfg.Tenant = true, tenant
+	cfg.HotWarmUp, cfg.Tenant, cfg.SlowStart = true, tenant, 0 // explain shows all engines
 	n := startAgreed(t, cfg)
 	body := hotBody(0)
 	anchor := hotAnchor(t, n)

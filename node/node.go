@@ -157,7 +157,7 @@ func (n *Node) buildRouting() error {
 	numbers := backends.NewRegistry(n.cfg.MaxNumbers(), n.release, time.Now)
 	n.router, err = policy.NewRouter(policy.Config{
 		Strategy: n.cfg.Strategy, BlockBytes: n.cfg.BlockBytes,
-		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: mathrand.Uint64(),
+		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: mathrand.Uint64(), SlowStart: orNone(n.cfg.SlowStart),
 		Failed: func(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Time) { n.health.Failed(b) },
 		Forgot: func(b prefixtree.Backend) { n.health.Forgot(b) },
 	}, n.tree)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"grapevine/gossip"
+	"grapevine/node/backends"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -26,6 +27,11 @@ func stateWith(version uint64, generation uint32, names ...string) *raftstore.St
 		})
 	}
 	return s
+}
+
+func sinceOf(n *Node, e *backends.Engine) prefixtree.Time {
+	b, _ := n.router.View().Backend(e.ID)
+	return b.Since
 }
 
 func unstarted(t *testing.T, names ...string) *Node {
@@ -169,6 +175,29 @@ func TestPlacementsOutlastTheAgreement(t *testing.T) {
 				attempts[i].End(policy.Outcome{PromptTokens: 40 * 128, OutputTokens: 1}, now())
 			}
 		})
+	}
+}
+
+// TestSinceIsNotToCome: a start time in the future begins slow start now, once.
+func TestSinceIsNotToCome(t *testing.T) {
+	n := unstarted(t)
+	s := stateWith(1, 1, "a")
+	s.Backends[0].Source, s.Backends[0].Since = raftstore.Admin, time.Now().Add(time.Hour).UnixMilli()
+	if err := n.backends.Adopt(s); err != nil {
+		t.Fatal(err)
+	}
+	first := sinceOf(n, n.backends.Roster().List[0])
+	if first == 0 || first > now() {
+		t.Errorf("it returned at %d, it is %d", first, now())
+	}
+	eventually(t, "the clock goes on", func() bool { return now() > first })
+	next := *s
+	next.Version = 2
+	if err := n.backends.Adopt(&next); err != nil {
+		t.Fatal(err)
+	}
+	if again := sinceOf(n, n.backends.Roster().List[0]); again != first {
+		t.Errorf("it returned at %d, and by the next state at %d", first, again)
 	}
 }
 

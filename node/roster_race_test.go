@@ -33,7 +33,7 @@ func TestPicksAmongChanges(t *testing.T) {
 	state := func(version uint64) *raftstore.State {
 		s := &raftstore.State{Version: version}
 		for id := range uint16(8) {
-			b := raftstore.Backend{Generation: uint32(version) + 1, Weight: 1, State: raftstore.BackendState(version / 3 % 2)}
+			b := raftstore.Backend{Generation: uint32(version) + 1, Weight: 1, State: raftstore.BackendState(version / 3 % 2), Since: 1}
 			b.Name = fmt.Sprintf("b%d-%d", id, (version+uint64(id))%2)
 			b.URL = "http://" + addr(b.Name)
 			if id == 0 {

@@ -44,6 +44,7 @@ var mechanisms = []variant{
 	{"pace", "how long an answer that is not streamed takes shows its engine's rate", []edit{
 		{attempt, "if a.nonStreaming && a.at.first == 0", "if false && a.nonStreaming && a.at.first == 0"},
 	}},
+	{"slow-start", "a new engine gets fewer requests at first", []edit{{"proxy/policy/decide.go", "if int64(now) < r.cold", "if false && int64(now) < r.cold"}}},
 	{"cached-answers", "a holder is expected to hold the last answer, too", []edit{{match, "answers := s.model.cachedAnswers()", "answers := 0.0"}}},
 	{"cached-tokens", "reported cached tokens correct the tree and the horizon", []edit{{attempt, "if o.CachedTokens >= 0 {", "if false && o.CachedTokens >= 0 {"}}},
 }

@@ -126,7 +126,8 @@ func (f *fleet) change() error {
 	return nil
 }
 
-// join gives all nodes a view with further engines.
+// join gives all nodes a view with further engines, which those after the start begin with slow
+// start.
 func (f *fleet) join(at time.Duration, blockBytes int, ids ...int) error {
 	for _, id := range ids {
 		b := policy.Backend{ID: prefixtree.Backend(id), Generation: 1, Name: fmt.Sprintf("engine-%d", id)}
@@ -135,6 +136,9 @@ func (f *fleet) join(at time.Duration, blockBytes int, ids ...int) error {
 		}
 		if m := f.cfg.Engines[id].Model; m != "" {
 			b.Models = []string{m}
+		}
+		if at > 0 {
+			b.Since = clock(at)
 		}
 		f.backends = append(f.backends, b)
 	}

@@ -84,7 +84,7 @@ const (
 
 func settings() map[string]any {
 	return map[string]any{
-		"log_level": "info", "drain_grace": drainGrace.String(), "drain_close": "500ms", "drain_timeout": drainLimit.String(),
+		"log_level": "info", "drain_grace": drainGrace.String(), "drain_close": "500ms", "drain_timeout": drainLimit.String(), "slow_start": "5s",
 		"stream_first_byte_timeout": firstByte.String(), "first_byte_timeout": wholeByte.String(), "idle_timeout": "8s", "header_hold": "5s",
 	}
 }

@@ -30,6 +30,7 @@ type Engine struct {
 	ID                prefixtree.Backend // this node's number; see Registry
 	Key               uint32             // prefixtree.BackendKey of the name
 
+	since  prefixtree.Time // see policy.Backend.Since
 	apiKey string
 	target proxy.Target
 	prober *engine.Prober
@@ -188,6 +189,31 @@ func (e *Engine) ask(ctx context.Context, path string, body []byte) ([]byte, err
 // firstGeneration is that of a backend whose name the store never had.
 const firstGeneration = 1
 
+// returned is the start of slow start: the backend was added, restarted or resumed. It is 0 for the
+// first generation of configured backends, all of which are cold.
+func (e *Engine) returned() prefixtree.Time {
+	if e.State != raftstore.Active || e.Source == raftstore.Static && e.Generation == firstGeneration && e.Reason == "" {
+		return 0
+	}
+	return prefixtree.Time(e.Since)
+}
+
+// startedSince is returned, or when this node saw a new generation; never in the future, since
+// clocks differ. was is the engine in the previous roster, or nil.
+func (e *Engine) startedSince(was *Engine) prefixtree.Time {
+	at := now()
+	since := min(e.returned(), at)
+	switch {
+	case was == nil || !was.Agreed:
+		return since
+	case was.Generation != e.Generation:
+		return at
+	case was.returned() == e.returned():
+		return was.since
+	}
+	return max(since, was.since)
+}
+
 // KnownGeneration is 0 until the fleet's state is known; facts learned before stay valid.
 func (e *Engine) KnownGeneration() uint32 {
 	if !e.Agreed {
@@ -238,13 +264,15 @@ const maxKVTokens = 1 << 40
 func (e *Engine) forPolicy() policy.Backend {
 	return policy.Backend{
 		ID: e.ID, Generation: e.KnownGeneration(), Name: e.Name, Models: e.models(), Weight: e.Weight, State: e.eligible(),
-		KVTokens: e.kvTokens(), Handle: &e.target,
+		KVTokens: e.kvTokens(), Since: e.since, Handle: &e.target,
 	}
 }
 
 func sameForPolicy(x, y policy.Backend) bool {
 	a, b := x.Handle.(*proxy.Target), y.Handle.(*proxy.Target)
 	return x.ID == y.ID && x.Generation == y.Generation && x.Name == y.Name && slices.Equal(x.Models, y.Models) &&
-		x.Weight == y.Weight && x.State == y.State && x.KVTokens == y.KVTokens &&
+		x.Weight == y.Weight && x.State == y.State && x.KVTokens == y.KVTokens && x.Since == y.Since &&
 		a.Addr == b.Addr && a.Host == b.Host && a.BasePath == b.BasePath && a.TLS == b.TLS && slices.Equal(a.Header, b.Header)
 }
+
+func now() prefixtree.Time { return prefixtree.Time(time.Now().UnixMilli()) }

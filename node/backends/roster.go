@@ -68,6 +68,10 @@ func (d *Directory) agreedRoster(s *raftstore.State) (*Roster, error) {
 		all[i] = Engine{Backend: s.Backends[i], Agreed: true}
 	}
 	list, errNumbers := d.number(list)
+	old := d.Roster()
+	for _, e := range list {
+		e.since = e.startedSince(old.At(e.ID))
+	}
 	rules, err := d.rulesOf(s)
 	r := d.newRoster(s.Version, list, rules)
 	if r.Source = s.Rules; err != nil {

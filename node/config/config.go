@@ -40,6 +40,7 @@ type Config struct {
 	ProbeInterval time.Duration `yaml:"probe_interval" name:"probe-interval" env:"GRAPEVINE_PROBE_INTERVAL" default:"1s" placeholder:"DURATION" group:"backends" help:"Time between two probes of an engine by one node; three nodes probe each engine."`
 	ProbeTimeout  time.Duration `yaml:"probe_timeout" name:"probe-timeout" env:"GRAPEVINE_PROBE_TIMEOUT" default:"1.5s" placeholder:"DURATION" group:"backends" help:"Longest wait for the answer to a probe."`
 	ProbePath     string        `yaml:"probe_path" name:"probe-path" env:"GRAPEVINE_PROBE_PATH" default:"/health" placeholder:"PATH" group:"backends" help:"Path of probes; /v1/models where it is missing. \"-\": no probes, requests alone decide."`
+	SlowStart     time.Duration `yaml:"slow_start" name:"slow-start" env:"GRAPEVINE_SLOW_START" default:"30s" placeholder:"DURATION" group:"backends" help:"Time in which the share of a new or returning engine grows to normal. 0: at once."`
 
 	Strategy   string             `yaml:"strategy" name:"strategy" env:"GRAPEVINE_STRATEGY" default:"prefix" placeholder:"NAME" group:"routing" help:"Strategy of requests that no rule matches: prefix, prefix-hash, least-request, session, round-robin, random or weighted."`
 	Rules      []Rule             `yaml:"rules" name:"rule" env:"GRAPEVINE_RULES" sep:" " placeholder:"RULE" group:"routing" help:"Strategy for some requests: strategy=NAME[,model=M][,path=PREFIX][,header=NAME[:VALUE]]. The first match wins. Repeatable."`

@@ -129,7 +129,7 @@ func (c *Config) checkAmounts(bad complain) {
 		least time.Duration
 	}{
 		{"models_interval", c.ModelsInterval, 0}, {"metrics_interval", c.MetricsInterval, 0},
-		{"probe_interval", c.ProbeInterval, minProbeInterval}, {"probe_timeout", c.ProbeTimeout, time.Millisecond},
+		{"probe_interval", c.ProbeInterval, minProbeInterval}, {"probe_timeout", c.ProbeTimeout, time.Millisecond}, {"slow_start", c.SlowStart, 0},
 		{"drain_grace", c.DrainGrace, 0}, {"drain_close", c.DrainClose, 0},
 		{"drain_timeout", c.DrainTimeout, 0}, {"header_hold", c.HeaderHold, 0}, {"write_timeout", c.WriteTimeout, 1},
 		{"stream_first_byte_timeout", c.StreamFirstByteTimeout, 1},

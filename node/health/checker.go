@@ -176,7 +176,7 @@ func (c *Checker) Adopted(r *backends.Roster) {
 	defer c.mu.Unlock()
 	for _, e := range r.List {
 		if e.LastResort() {
-			c.cfg.Router.SetReported(e.ID, true)
+			c.cfg.Router.SetReported(e.ID, true, millisNow())
 			c.avoided[e.ID] = true
 		}
 	}
@@ -187,7 +187,7 @@ func (c *Checker) avoid(r *backends.Roster, at time.Time) {
 	for _, key := range c.board.Avoid(nil, at) {
 		if e := r.ByKey(key); e != nil {
 			avoid[e.ID] = true
-			c.cfg.Router.SetReported(e.ID, true) // each round: a new generation clears it
+			c.cfg.Router.SetReported(e.ID, true, millisNow()) // each round: a new generation clears it
 		}
 	}
 	c.mu.Lock()
@@ -197,7 +197,7 @@ func (c *Checker) avoid(r *backends.Roster, at time.Time) {
 		if e := latest.At(id); e != nil && e.LastResort() {
 			avoid[id] = true
 		} else if !avoid[id] {
-			c.cfg.Router.SetReported(id, false)
+			c.cfg.Router.SetReported(id, false, millisNow())
 		}
 	}
 	c.avoided = avoid

@@ -92,7 +92,7 @@ func (a *Attempt) FirstToken(now prefixtree.Time) {
 	a.slot.lastFirst = max(a.slot.lastFirst, now)
 	a.slot.mu.Unlock()
 	a.interval = float64(now-since) / 1000
-	a.slot.answered(a.at.picked, now)
+	a.router.answered(a.slot, a.at.picked, now)
 }
 
 // Answers ends the prefill charge of an answer without a visible first token.
@@ -123,7 +123,7 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	case o.Failed == Busy:
 		a.slot.busy(o.RetryAfter, now)
 	case o.Failed != ClientGone && before != picked:
-		a.slot.answered(a.at.picked, now)
+		a.router.answered(a.slot, a.at.picked, now)
 	}
 	if a.trial {
 		a.slot.trial.Store(false)

@@ -171,15 +171,16 @@ func (s *slot) retryLocked() {
 	s.struck.Store(s.strikes.by[0] != 0)
 	s.ejected.Store(s.strikes.backoff != 0)
 	s.byRequests.Store(s.strikes.backoff != 0 && s.strikes.lastWhy != Connect)
-	if s.reported {
+	if s.reportedAt != 0 {
 		s.retryAt.Store(math.MaxInt64)
 		return
 	}
 	s.retryAt.Store(max(s.strikes.backoff, s.busyUntil))
 }
 
-// answered ends strikes, and an ejection before the Pick.
-func (s *slot) answered(picked, now prefixtree.Time) {
+// answered ends strikes, and an ejection before the Pick. After two ejections the backend probably
+// restarted.
+func (r *Router) answered(s *slot, picked, now prefixtree.Time) {
 	raise(&s.answerAt, int64(now))
 	if s.retryAt.Load() == 0 && !s.struck.Load() {
 		return
@@ -188,6 +189,9 @@ func (s *slot) answered(picked, now prefixtree.Time) {
 	defer s.mu.Unlock()
 	k := &s.strikes
 	if k.failures == 0 || picked > k.lastFailure {
+		if k.failures > 1 {
+			r.begins(s, now)
+		}
 		k.by, k.failures, k.backoff = [2]uint64{}, 0, 0
 	}
 	if picked > s.busyAt {
@@ -225,18 +229,26 @@ func (r *Router) Lives(b prefixtree.Backend, asked, now prefixtree.Time) {
 }
 
 // SetReported sets whether probes or other nodes report the backend as failing, which avoids it. With the
-// report own ejections end, except for 5xx.
-func (r *Router) SetReported(b prefixtree.Backend, failing bool) {
+// report own ejections end, except for 5xx, and after more than backoffMin slow start begins.
+func (r *Router) SetReported(b prefixtree.Backend, failing bool, now prefixtree.Time) {
 	s := r.table.Load().slot(b)
 	if s == nil {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.reported && !failing && s.strikes.lastWhy != Status5xx {
-		s.strikes.backoff = 0
+	switch {
+	case failing && s.reportedAt == 0:
+		s.reportedAt = max(now, 1)
+	case !failing && s.reportedAt != 0:
+		if now-s.reportedAt > backoffMin {
+			r.begins(s, now)
+		}
+		if s.strikes.lastWhy != Status5xx {
+			s.strikes.backoff = 0
+		}
+		s.reportedAt = 0
 	}
-	s.reported = failing
 	s.retryLocked()
 }
 
@@ -258,7 +270,7 @@ func (r *Router) Health(b prefixtree.Backend) Health {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return Health{
-		s.strikes.failures, s.strikes.lastWhy, s.strikes.lastFailure, prefixtree.Time(s.answerAt.Load()), s.reported, s.byRequests.Load(),
+		s.strikes.failures, s.strikes.lastWhy, s.strikes.lastFailure, prefixtree.Time(s.answerAt.Load()), s.reportedAt != 0, s.byRequests.Load(),
 	}
 }
 
@@ -268,7 +280,7 @@ const reportedFailures = 1 << 20
 func (s *slot) consecutive() int32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.reported {
+	if s.reportedAt != 0 {
 		return min(s.strikes.failures, reportedFailures) + reportedFailures
 	}
 	return s.strikes.failures

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"fmt"
 	"testing"
 
 	"grapevine/prefixtree"
@@ -270,46 +269,5 @@ func TestAllFailing(t *testing.T) {
 	defer a.End(unknown(), now+1)
 	if d := a.Decision(); d.Backend != 0 || !d.LastResort {
 		t.Errorf("all failing: %v, want the one with the fewest failures", d)
-	}
-}
-
-func TestReportedIsAvoidedWithoutTrials(t *testing.T) {
-	r, _ := newRouter(t, Config{Strategy: RoundRobin}, fleetOf(3))
-	r.SetReported(1, true)
-	for i := range 600 { // a minute
-		if d := serve(t, r, &Request{}, t0+prefixtree.Time(i*100)); d.Backend == 1 {
-			t.Fatalf("request %d at risk on a backend that others report", i)
-		}
-	}
-	if h := r.Health(1); !h.Reported || h.Failures != 0 {
-		t.Errorf("%+v", h)
-	}
-	now := t0 + 60_000
-	r.SetReported(1, false)
-	if _, avoided := r.Avoided(1, now); avoided {
-		t.Error("avoided although nobody reports it any more")
-	}
-
-	for b := range prefixtree.Backend(3) {
-		r.SetReported(b, true)
-	}
-	if d := serve(t, r, &Request{}, now); !d.LastResort {
-		t.Error("served as if nothing was reported")
-	}
-}
-
-func TestFailedIsTold(t *testing.T) {
-	type told struct {
-		b prefixtree.Backend
-		f Failure
-	}
-	var got []told
-	r, _ := newRouter(t, Config{Failed: func(b prefixtree.Backend, f Failure, _ prefixtree.Time) { got = append(got, told{b, f}) }}, fleetOf(2))
-	for f := None; int(f) < len(failureNames); f++ {
-		fail(t, r, 1, f, 2, t0+prefixtree.Time(f)*100_000)
-	}
-	want := []told{{1, Connect}, {1, Timeout}, {1, Reset}, {1, Status5xx}}
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("told of %v, want %v", got, want)
 	}
 }

@@ -9,8 +9,9 @@ import (
 )
 
 // A decision: open what is known of the request and the fleet; match its prompt (match.go) and
-// stage the engines (stage.go, shortlist.go in large pools); let the strategy choose (prefix.go and
-// unseen.go by default); charge the choice (attempt.go, ledger.go).
+// stage the engines (stage.go, shortlist.go in large pools); ease new ones in (slowstart.go); let
+// the strategy choose (prefix.go and unseen.go by default); charge the choice (attempt.go,
+// ledger.go).
 
 // Pick chooses a backend and charges the request to it. Without an error the caller must call
 // att.End exactly once. Errors: ErrNoBackend, ErrUnknownModel, ErrUnknownStrategy, ErrAttemptInUse.
@@ -53,6 +54,9 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 	lastResort := r.stage(s, strategy)
 	if len(s.Candidates) == 0 {
 		return 0, ErrNoBackend
+	}
+	if int64(now) < r.coldUntil.Load() {
+		r.easeIn(s, strategy)
 	}
 	chosen, rung := r.choose(s, strategy)
 	d.fill(s, chosen, rung, strategy, lastResort)

@@ -63,13 +63,6 @@ func (p *prefixHash) Choose(s *Scene) (int, Rung) {
 	return best, Hash // the least loaded candidate is always within its limit
 }
 
-func (p *prefixHash) key(s *Scene) (uint64, bool) {
-	if len(s.Request.Hashes) == 0 {
-		return 0, false
-	}
-	return uint64(s.Request.Hashes[min(p.blocks, len(s.Request.Hashes))-1]), true
-}
-
 // keyOf prefers the name, because ids are not stable.
 func keyOf(b *Backend) uint64 {
 	if b.Name == "" {

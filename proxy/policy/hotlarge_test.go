@@ -51,7 +51,7 @@ func TestLargePoolReplacesTheHotSet(t *testing.T) {
 			r.SetPeerLoad("others", nil)
 			for _, b := range r.View().Backends {
 				if slices.Contains(order[:replicas], b.Name) {
-					r.SetReported(b.ID, true)
+					r.SetReported(b.ID, true, now)
 				}
 			}
 			goes("all away", order[replicas:][:replicas])

@@ -33,6 +33,7 @@ type slot struct {
 	telemetry        atomic.Pointer[Telemetry]
 	id               prefixtree.Backend
 	gen              atomic.Uint32
+	began            atomic.Int64 // ms; start of slow start; 0: none
 	answerAt         atomic.Int64
 
 	mu           sync.Mutex
@@ -42,11 +43,11 @@ type slot struct {
 	rates        rateSums
 	peerRates    rateSums // measured by other nodes
 	strikes      strikes
-	reported     bool            // probes or other nodes report failures
+	reportedAt   prefixtree.Time // since when other nodes report failures; 0: none
 	busyAt       prefixtree.Time // last answer of 429
 	busyUntil    int64           // ms; 0: none
 	adapters     adapterSet
-	_            [32]byte // pads to a cache line
+	_            [24]byte // pads to a cache line
 }
 
 // queued returns the own prefill tokens in front of a new request, less the progress of the running

@@ -119,6 +119,7 @@ func (r *Router) SetView(v *View) {
 	for i := range v.Backends {
 		b := &v.Backends[i]
 		t.slots[i] = r.ledger.slot(b.ID, b.Generation)
+		r.begins(t.slots[i], b.Since)
 	}
 	for _, rule := range v.Rules {
 		rr := resolvedRule{Rule: rule, strategy: r.strategies[rule.Strategy]}

@@ -37,9 +37,10 @@ type Config struct {
 	Nodes       int    // routers in the fleet; 0 and 1 mean a single node
 	Staleness   time.Duration
 	Weights     map[string]float64
-	HashBlocks  int     // blocks that prefix-hash keys on; 0 means about 2k tokens
-	HashBound   float64 // prefix-hash limits load to this multiple of the mean
-	PrefillRate float64 // prior, tokens/s
+	HashBlocks  int           // blocks that prefix-hash keys on; 0 means about 2k tokens
+	HashBound   float64       // prefix-hash limits load to this multiple of the mean
+	PrefillRate float64       // prior, tokens/s
+	SlowStart   time.Duration // see easeIn; 0 means DefaultSlowStart, negative disables it
 	Seed        uint64
 	Extra       map[string]Strategy
 	// Failed, if not nil, is called for every failure that counts against its backend. It must not
@@ -92,6 +93,8 @@ type Router struct {
 	viewMu         sync.Mutex // serialises SetView and SetPeerPopularity
 	scenes         sync.Pool
 	seq            atomic.Uint64
+	slowStart      int64
+	coldUntil      atomic.Int64 // ms; no backend is cold after this time
 	fleet          atomic.Pointer[fleetState]
 	peerPopularity *PopularitySum // guarded by viewMu
 	hot            atomic.Pointer[hotPrefixes]
@@ -116,7 +119,7 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 	}
 	r := &Router{
 		cfg: cfg, tree: tree, rate: newFleetRate(cfg.PrefillRate), models: newModelStats(),
-		ledger: ledger{slots: map[prefixtree.Backend]*slot{}},
+		ledger: ledger{slots: map[prefixtree.Backend]*slot{}}, slowStart: slowStartOf(cfg.SlowStart),
 	}
 	r.strategies = map[string]*named{}
 	for name, s := range map[string]Strategy{

@@ -138,6 +138,7 @@ type Candidate struct {
 	place   float64 // start and the computation of what is not common
 	compute float64 // seconds to compute what its cache lacks
 	later   float64 // seconds that this costs other requests
+	warmth  float64 // during slow start; see easeIn
 	half    bool    // half-open
 	outside bool    // outside the hot prefix's replica set; see gather
 }

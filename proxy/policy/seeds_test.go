@@ -65,6 +65,7 @@ func newBench(t *testing.T, seed uint64) *bench {
 	}
 	cfg := Config{
 		Strategy: builtin[r.IntN(len(builtin))], BlockBytes: testBlock, Seed: seed,
+		SlowStart: []time.Duration{0, -1, 3 * time.Second}[r.IntN(3)],
 	}
 	if r.IntN(2) == 0 {
 		cfg.Strategy = Prefix
@@ -104,6 +105,9 @@ func (w *bench) join() {
 		if w.r.IntN(3) == 0 {
 			b.Models = append(b.Models, m)
 		}
+	}
+	if w.r.IntN(3) == 0 {
+		b.Since = w.now
 	}
 	w.backends = append(w.backends, b)
 }
@@ -364,7 +368,7 @@ func (w *bench) fleet() {
 		w.both(func(r *Router) { r.SetHotPrefixes(list) })
 	case 2:
 		b, failing := prefixtree.Backend(w.r.IntN(w.size)), w.r.IntN(2) == 0
-		w.both(func(r *Router) { r.SetReported(b, failing) })
+		w.both(func(r *Router) { r.SetReported(b, failing, w.now) })
 	case 3:
 		b, rate, weight := prefixtree.Backend(w.r.IntN(w.size)), w.r.Float64()*20_000, float64(w.r.IntN(30))
 		w.both(func(r *Router) { r.SetPeerRate(b, rate, weight) })

@@ -19,7 +19,7 @@ func TestLargePoolOfFew(t *testing.T) {
 		well := []prefixtree.Backend{7, 123, 399}
 		for i := range n {
 			if b := prefixtree.Backend(i); !slices.Contains(well, b) {
-				r.SetReported(b, true)
+				r.SetReported(b, true, t0)
 			}
 		}
 		used := map[prefixtree.Backend]int{}
@@ -37,20 +37,33 @@ func TestLargePoolOfFew(t *testing.T) {
 	}
 }
 
-// Requests wait only where the sample holds none of the few engines that are free.
-func TestLargePoolFindsTheFree(t *testing.T) {
-	const n, free, requests = 600, 20, 2000
-	r, _ := newRouter(t, Config{}, fleetOf(n))
+// A returning rack gets about its share, though most of a sample without a queue is of it; others
+// wait only where the sample holds none of the few that are free.
+func TestLargePoolOfManyCold(t *testing.T) {
+	const n, cold, free = 600, 200, 20
+	list := fleetOf(n)
+	for i := range cold {
+		list[i].Since = t0
+	}
+	r, _ := newRouter(t, Config{}, list)
 	var loads []PeerLoad
-	for i := range n - free {
+	for i := cold; i < n-free; i++ {
 		loads = append(loads, PeerLoad{prefixtree.Backend(i), 50_000, 4})
 	}
 	r.SetPeerLoad("others", loads)
-	waits := 0
+	const requests = 2000
+	atCold, waits := 0, 0
 	for i := range requests {
-		if serve(t, r, ask(prompt(uint64(i), 0, 4, 4)), t0+1+prefixtree.Time(i%500)).Backend < n-free {
+		switch d := serve(t, r, ask(prompt(uint64(i), 0, 4, 4)), t0+1+prefixtree.Time(i%500)); {
+		case d.Backend < cold:
+			atCold++
+		case d.Backend < n-free:
 			waits++
 		}
+	}
+	share := requests * coldShare * cold / (n - cold + coldShare*cold)
+	if got := float64(atCold); got < share/3 || got > 1.3*share {
+		t.Errorf("%d of %d requests at the %d cold ones, their share is %.0f", atCold, requests, cold, share)
 	}
 	missed := requests * math.Pow(1-float64(free)/n, sampleSize)
 	if got := float64(waits); got > 1.3*missed {
@@ -71,7 +84,7 @@ func TestLargePoolLooksBehindDeadHolders(t *testing.T) {
 		q := ask(chain)
 		for i := range away {
 			if b := prefixtree.Backend(i); i%2 == 0 {
-				r.SetReported(b, true)
+				r.SetReported(b, true, t0)
 			} else {
 				q.Exclude = append(q.Exclude, b)
 			}
@@ -116,7 +129,7 @@ func TestRetriesFindEverybody(t *testing.T) {
 							q.Exclude = append(q.Exclude, b.ID)
 						default:
 							left = append(left, b.ID)
-							r.SetReported(b.ID, round%2 == 1 && rng.IntN(2) == 0)
+							r.SetReported(b.ID, round%2 == 1 && rng.IntN(2) == 0, now)
 						}
 					}
 					avoided := false

@@ -164,7 +164,7 @@ func TestLargePoolAvoids(t *testing.T) {
 	serve(t, r, ask(prompt(1, 1, 4, 4)), t0)
 	for i := range n {
 		if b := prefixtree.Backend(i); !slices.Contains(well, b) {
-			r.SetReported(b, true)
+			r.SetReported(b, true, t0)
 		}
 	}
 	for i := range 128 {
@@ -204,6 +204,35 @@ func TestLargePoolKeepsToTheHotSet(t *testing.T) {
 				t.Errorf("%d nodes: %d of %d were used", nodes, len(used), replicas)
 			}
 		}
+	}
+}
+
+func TestLargePoolEasesIn(t *testing.T) {
+	const n, perSecond, perEngine = 300, 1500, 5
+	list := fleetOf(n)
+	list[n-1].Since = t0
+	r, _ := newRouter(t, Config{}, list)
+	var open []*Attempt
+	got := 0
+	for i := range 10 * perSecond {
+		now := t0 + 1 + prefixtree.Time(i*1000/perSecond)
+		a := pick(t, r, ask(prompt(uint64(i), 0, 4, 4)), now)
+		if a.Decision().Backend == n-1 {
+			got++
+		}
+		a.Dispatched(now)
+		a.FirstToken(now)
+		if open = append(open, a); len(open) > perEngine*n {
+			open[0].End(unknown(), now)
+			open = open[1:]
+		}
+	}
+	for _, a := range open {
+		a.End(unknown(), t0+10_001)
+	}
+	// Its warmth is a quarter on average.
+	if share := 10 * perSecond / n / 4; got < share/3 || got > 2*share {
+		t.Errorf("%d requests in the first ten seconds, its share is %d", got, share)
 	}
 }
 

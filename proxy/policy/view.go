@@ -34,8 +34,9 @@ type Backend struct {
 	Models     []string // empty: serves any model
 	Weight     float64  // relative share of work; 0 means 1
 	State      State
-	KVTokens   int // capacity of the KV cache in tokens; 0: unknown
-	Handle     any // the caller's value, copied to Decision.Handle
+	KVTokens   int             // capacity of the KV cache in tokens; 0: unknown
+	Since      prefixtree.Time // start of slow start; 0: none
+	Handle     any             // the caller's value, copied to Decision.Handle
 }
 
 // Rule chooses a strategy. Empty fields match all; the first match wins.

@@ -1,0 +1,103 @@
+package policy
+
+import (
+	"math"
+	"time"
+
+	"github.com/zeebo/xxh3"
+
+	"grapevine/prefixtree"
+)
+
+const (
+	// DefaultSlowStart: engines compile kernels and fill their cache with first requests.
+	DefaultSlowStart = 30 * time.Second
+	coldShare        = 0.1  // a few requests must measure the backend
+	together         = 0.05 // of warmth: a second or two apart
+	worthwhile       = 0.2  // the share of a prompt whose cache makes it a follow-up
+)
+
+// sticky strategies follow a key, which moves once during slow start; alternating would split a
+// session's cache.
+type sticky interface {
+	key(s *Scene) (key uint64, ok bool)
+}
+
+func (r *Router) begins(s *slot, at prefixtree.Time) {
+	if r.slowStart <= 0 || at <= 0 {
+		return
+	}
+	raise(&s.began, int64(at))
+	raise(&r.coldUntil, int64(at)+r.slowStart)
+}
+
+func (r *Router) warmth(s *slot, now prefixtree.Time) float64 {
+	began := s.began.Load()
+	if began == 0 || int64(now)-began >= r.slowStart {
+		return 1
+	}
+	return coldShare + (1-coldShare)*max(float64(int64(now)-began), 0)/float64(r.slowStart)
+}
+
+// easeIn removes most cold candidates, unless none would remain: without a queue they would attract
+// every new prompt. Each stays with the probability of its share of the requests, or of its warmth
+// if the strategy ignores load, and always for the follow-ups of what it holds, or if the warmest is
+// hardly warmer: load decides among engines that started together.
+func (r *Router) easeIn(s *Scene, strategy *named) {
+	var total, warmest float64
+	cold := 0
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		if c.warmth = r.warmth(c.slot, s.Now); c.warmth < 1 {
+			cold++
+		}
+		total += c.warmth * c.weight
+		warmest = max(warmest, c.warmth)
+	}
+	if cold == 0 {
+		return
+	}
+	chance := func(c *Candidate) bool { return unit(s.Rand()) < c.warmth*c.weight/total }
+	switch by := strategy.Strategy.(type) {
+	case roundRobin, random:
+		chance = func(c *Candidate) bool { return unit(s.Rand()) < c.warmth }
+	case sticky:
+		if key, ok := by.key(s); ok {
+			chance = func(c *Candidate) bool { return rendezvous(mix(key), c.key, 1, false) < c.warmth }
+		}
+	}
+	stays := func(c *Candidate) bool {
+		return c.warmth >= warmest-together || c.half || c.Held-s.CommonTokens >= worthwhile*float64(s.PromptTokens) || chance(c)
+	}
+	n := 0
+	for i := range s.Candidates {
+		if stays(&s.Candidates[i]) {
+			s.swap(i, n)
+			n++
+		}
+	}
+	if n > 0 {
+		s.Candidates = s.Candidates[:n]
+	}
+}
+
+func (session) key(s *Scene) (uint64, bool) {
+	return xxh3.Hash(s.Request.Session), len(s.Request.Session) > 0
+}
+
+func (p *prefixHash) key(s *Scene) (uint64, bool) {
+	if len(s.Request.Hashes) == 0 {
+		return 0, false
+	}
+	return uint64(s.Request.Hashes[min(p.blocks, len(s.Request.Hashes))-1]), true
+}
+
+func slowStartOf(d time.Duration) int64 {
+	switch {
+	case d == 0:
+		d = DefaultSlowStart
+	case d < 0:
+		return 0
+	}
+	return int64(math.Max(float64(d.Milliseconds()), 1))
+}
