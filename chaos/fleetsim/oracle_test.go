@@ -24,18 +24,27 @@ func TestOracleNames(t *testing.T) {
 
 // Nodes that share nothing have the most to win.
 func TestOraclesHelpTheUninformed(t *testing.T) {
-	cfg := chat(t, "prefix", "prefix+contents", "prefix+load", "prefix+contents+load+outputs")
-	cfg.Nodes, cfg.Share, cfg.Options.Speed = []int{8}, []Share{ShareNone}, 5
-	reps := run(t, cfg)
-	if plain, contents := reps[0], reps[1]; contents.FollowupCached < plain.FollowupCached+0.01 || contents.Prediction.Share > plain.Prediction.Share/2 {
-		t.Errorf("knowing the contents: follow-up hits %v instead of %v, prediction error %v instead of %v",
-			contents.FollowupCached, plain.FollowupCached, contents.Prediction.Share, plain.Prediction.Share)
+	type figures struct{ mean, hits, followups, wrong float64 }
+	var plain, contents, load, all figures
+	for seed := range uint64(4) { // one may be lucky without knowledge
+		cfg := chat(t, "prefix", "prefix+contents", "prefix+load", "prefix+contents+load+outputs")
+		cfg.Nodes, cfg.Share, cfg.Options.Speed, cfg.Options.Seed = []int{8}, []Share{ShareNone}, 5, 1+seed
+		reps := run(t, cfg)
+		for i, sum := range []*figures{&plain, &contents, &load, &all} {
+			sum.mean += reps[i].TTFT.Mean / 4
+			sum.hits += reps[i].HitRate / 4
+			sum.followups += reps[i].FollowupCached / 4
+			sum.wrong += reps[i].Prediction.Share / 4
+		}
 	}
-	if plain, load := reps[0], reps[2]; load.TTFT.Mean > 0.9*plain.TTFT.Mean {
-		t.Errorf("knowing the load: mean first token %v ms instead of %v", load.TTFT.Mean, plain.TTFT.Mean)
+	if contents.followups < plain.followups+0.01 || contents.wrong > plain.wrong/2 {
+		t.Errorf("knowing the contents: %+v instead of %+v", contents, plain)
 	}
-	if plain, all := reps[0], reps[3]; all.TTFT.Mean > plain.TTFT.Mean || all.HitRate < plain.HitRate {
-		t.Errorf("knowing all: mean first token %v ms instead of %v, hits %v instead of %v", all.TTFT.Mean, plain.TTFT.Mean, all.HitRate, plain.HitRate)
+	if load.mean > 0.8*plain.mean {
+		t.Errorf("knowing the load: mean first token %v ms instead of %v", load.mean, plain.mean)
+	}
+	if all.mean > plain.mean || all.hits < plain.hits {
+		t.Errorf("knowing all: %+v instead of %+v", all, plain)
 	}
 }
 
