@@ -47,11 +47,12 @@ var mayImport = map[string][]string{
 	"chaos/workload": {},
 
 	"chaos/dnstest":    {},
-	"chaos/ablate":     {"chaos/report"},
+	"chaos/ablate":     {"chaos/overlay", "chaos/report"},
 	"chaos/figures":    {},
-	"chaos/instrument": {"chaos/plant"},
+	"chaos/instrument": {"chaos/overlay", "chaos/plant"},
 	"chaos/netswitch":  {},
-	"chaos/plant":      {},
+	"chaos/overlay":    {},
+	"chaos/plant":      {"chaos/overlay"},
 	"chaos/programs":   {},
 	"chaos/virtual":    {},
 

@@ -152,9 +152,6 @@ func TestChoose(t *testing.T) {
 
 // Results are kept by draws and seed, and read again.
 func TestPlayAll(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds the program")
-	}
 	t.Chdir(root)
 	*cache, *draws = filepath.Join(t.TempDir(), "new", "cache.jsonl"), 2
 	first, err := playAll(t.Context(), []variant{{name: "as it is"}, mechanisms[2]})

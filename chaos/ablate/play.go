@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"grapevine/chaos/overlay"
 )
 
 // outcome is a played draw.
@@ -24,36 +26,13 @@ const program = "./cmd/grapevine-lab"
 // prepare writes the edited files of the module at root, and a list of them for go build -overlay, into dir.
 // It returns the list's path and a digest of pkg and all that it imports, which it compiles.
 func prepare(ctx context.Context, root, dir, pkg string, edits []edit) (list, ids string, err error) {
-	files, replace := map[string]string{}, map[string]string{}
+	files := make(overlay.Files)
 	for _, e := range edits {
-		if files[e.file] == "" {
-			source, err := os.ReadFile(filepath.Join(root, e.file))
-			if err != nil {
-				return "", "", fmt.Errorf("%w: name the file that has this code now in chaos/ablate", err)
-			}
-			files[e.file] = string(source)
-		}
-		if n := strings.Count(files[e.file], e.old); n != 1 {
-			return "", "", fmt.Errorf("%s has this %d times, want once: adapt the edit in chaos/ablate\n%s", e.file, n, e.old)
-		}
-		files[e.file] = strings.Replace(files[e.file], e.old, e.text, 1)
-	}
-	for name, source := range files {
-		original, err := filepath.Abs(filepath.Join(root, name))
-		if err != nil {
-			return "", "", err
-		}
-		replace[original] = filepath.Join(dir, strings.ReplaceAll(name, "/", "-"))
-		if err := os.WriteFile(replace[original], []byte(source), 0o600); err != nil {
-			return "", "", err
+		if err := files.Edit(filepath.Join(root, e.file), e.old, e.text); err != nil {
+			return "", "", fmt.Errorf("chaos/ablate: %w", err)
 		}
 	}
-	text, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		return "", "", err
-	}
-	list = filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(list, text, 0o600); err != nil {
+	if list, err = files.Write(dir); err != nil {
 		return "", "", err
 	}
 	out, err := run(ctx, "go", "-C", root, "list", "-buildvcs=false", "-deps", "-export", "-f", "{{.BuildID}}", "-overlay", list, pkg)

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"grapevine/chaos/overlay"
 )
 
 type teller struct {
@@ -176,37 +178,13 @@ func TestDisk(t *testing.T) {
 func TestAnotherGo(t *testing.T) {
 	for _, e := range edits {
 		for _, text := range []string{"", "func other() {\n", e.begins + e.begins} {
-			if _, err := e.in(text); err == nil {
+			if err := e.in(overlay.Files{"f": text}, "f"); err == nil {
 				t.Errorf("taken: %q", text)
 			}
 		}
-		if got, err := e.in("a\n" + e.begins + "b\n"); err != nil || got != "a\n"+e.begins+e.statement+"b\n" {
-			t.Errorf("%q, %v", got, err)
+		files := overlay.Files{"f": "a\n" + e.begins + "b\n"}
+		if err := e.in(files, "f"); err != nil || files["f"] != "a\n"+e.begins+e.statement+"b\n" {
+			t.Errorf("%q, %v", files, err)
 		}
-	}
-}
-
-func TestSow(t *testing.T) {
-	root, err := filepath.Abs("../..")
-	if err != nil {
-		t.Fatal(err)
-	}
-	o := &overlay{dir: t.TempDir(), Replace: make(map[string]string)}
-	if err := o.sow("../.."); err != nil {
-		t.Fatal(err)
-	}
-	texts := make(map[string]bool)
-	for file, by := range o.Replace {
-		rest, ok := strings.CutPrefix(file, root+string(filepath.Separator))
-		if text, err := os.ReadFile(by); !ok || err != nil || len(text) == 0 || texts[by] {
-			t.Errorf("%s is replaced by %s (below the root: %q), %v", file, by, rest, err)
-		}
-		texts[by] = true
-	}
-	if len(texts) == 0 {
-		t.Error("nothing is planted")
-	}
-	if err := o.sow(t.TempDir()); err == nil {
-		t.Error("a directory without the module is planted in")
 	}
 }

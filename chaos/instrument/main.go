@@ -15,15 +15,16 @@ package main
 
 import (
 	_ "embed"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 
+	"grapevine/chaos/overlay"
 	"grapevine/chaos/plant"
 )
 
@@ -67,42 +68,28 @@ func main() {
 	}
 }
 
-// overlay is the input of go build -overlay.
-type overlay struct {
-	dir     string
-	Replace map[string]string
-}
-
-func (o *overlay) add(file string, text []byte) error {
-	path := filepath.Join(o.dir, fmt.Sprintf("%d-%s", len(o.Replace), filepath.Base(file)))
-	o.Replace[file] = path
-	return os.WriteFile(path, text, 0o600)
-}
-
 func build(out, planted, pkg string) (err error) {
 	dir, err := os.MkdirTemp("", "grapevine-instrument-")
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	o := &overlay{dir: dir, Replace: make(map[string]string)}
-	if err := o.library(); err != nil {
+	files := make(overlay.Files)
+	if err := library(files); err != nil {
 		return err
 	}
 	if planted != "" {
-		if err := o.sow(planted); err != nil {
+		defects, err := plant.Overlay(planted)
+		if err != nil {
 			return err
 		}
+		maps.Copy(files, defects)
 	}
-	text, err := json.Marshal(o)
+	list, err := files.Write(dir)
 	if err != nil {
 		return err
 	}
-	file := filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(file, text, 0o600); err != nil {
-		return err
-	}
-	cmd := exec.Command("go", "build", "-trimpath", "-overlay", file, "-o", out, pkg)
+	cmd := exec.Command("go", "build", "-trimpath", "-overlay", list, "-o", out, pkg)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	if err := cmd.Run(); err != nil {
@@ -111,7 +98,7 @@ func build(out, planted, pkg string) (err error) {
 	return nil
 }
 
-func (o *overlay) library() error {
+func library(files overlay.Files) error {
 	env, err := exec.Command("go", "env", "GOROOT", "GOARCH").Output()
 	if err != nil {
 		return fmt.Errorf("go env: %w", err)
@@ -119,52 +106,19 @@ func (o *overlay) library() error {
 	root, arch, _ := strings.Cut(strings.TrimSpace(string(env)), "\n")
 	src := filepath.Join(root, "src")
 	for pkg, text := range added {
-		if err := o.add(filepath.Join(src, pkg, "chaos_added.go"), text); err != nil {
-			return err
-		}
+		files[filepath.Join(src, pkg, "chaos_added.go")] = string(text)
 	}
-	changed := make(map[string]string)
 	for _, e := range edits {
-		file := filepath.Join(src, strings.ReplaceAll(e.file, "GOARCH", arch))
-		if changed[file] == "" {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				return err
-			}
-			changed[file] = string(text)
-		}
-		if changed[file], err = e.in(changed[file]); err != nil {
-			return fmt.Errorf("%s: %w", file, err)
-		}
-	}
-	for file, text := range changed {
-		if err := o.add(file, []byte(text)); err != nil {
+		if err := e.in(files, filepath.Join(src, strings.ReplaceAll(e.file, "GOARCH", arch))); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (e edit) in(text string) (string, error) {
-	if n := strings.Count(text, e.begins); n != 1 {
-		return "", fmt.Errorf("this version of Go has %q %d times, want once: adapt chaos/instrument", e.begins, n)
-	}
-	return strings.Replace(text, e.begins, e.begins+e.statement, 1), nil
-}
-
-func (o *overlay) sow(root string) error {
-	root, err := filepath.Abs(root)
-	if err != nil {
-		return err
-	}
-	files, err := plant.Overlay(root)
-	if err != nil {
-		return err
-	}
-	for file, text := range files {
-		if err := o.add(filepath.Join(root, filepath.FromSlash(file)), []byte(text)); err != nil {
-			return err
-		}
+func (e edit) in(files overlay.Files, file string) error {
+	if err := files.Edit(file, e.begins, e.begins+e.statement); err != nil {
+		return fmt.Errorf("chaos/instrument does not fit this version of Go: %w", err)
 	}
 	return nil
 }

@@ -11,11 +11,11 @@ import (
 	"go/parser"
 	"go/token"
 	"maps"
-	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"grapevine/chaos/overlay"
 )
 
 // Env activates one defect.
@@ -51,9 +51,9 @@ const hookFile = "chaos_planted.go"
 // All lists the defects in the order of the promises.
 func All() []Defect { return slices.Clone(defects) }
 
-// Overlay returns the changed and added files of the module at root by path.
-func Overlay(root string) (map[string]string, error) {
-	out := make(map[string]string)
+// Overlay returns the changed and added files of the module at root.
+func Overlay(root string) (overlay.Files, error) {
+	out := make(overlay.Files)
 	for _, d := range defects {
 		for _, e := range d.Edits {
 			if err := lay(root, out, d.Name, e); err != nil {
@@ -66,26 +66,17 @@ func Overlay(root string) (map[string]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		out[path.Join(path.Dir(file), hookFile)] = fmt.Sprintf(hook, f.Name, Env)
+		out[filepath.Join(filepath.Dir(file), hookFile)] = fmt.Sprintf(hook, f.Name, Env)
 	}
 	return out, nil
 }
 
-func lay(root string, out map[string]string, defect string, e Edit) error {
-	text, changed := out[e.File]
-	if !changed {
-		raw, err := os.ReadFile(filepath.Join(root, filepath.FromSlash(e.File)))
-		if err != nil {
-			return fmt.Errorf("%w: name the file that has this code now in chaos/plant", err)
-		}
-		text = string(raw)
-	}
-	if n := strings.Count(text, e.Old); n != 1 {
-		return fmt.Errorf("%s has this %d times, want once: adapt the edit in chaos/plant to the code as it is now\n%s", e.File, n, e.Old)
-	}
+func lay(root string, out overlay.Files, defect string, e Edit) error {
 	if !strings.Contains(e.New, fmt.Sprintf("planted(%q)", defect)) && !strings.HasSuffix(e.New, e.Old) {
-		return fmt.Errorf("%s: what takes the place of this does not ask planted(%q), nor is it put before it\n%s", e.File, defect, e.Old)
+		return fmt.Errorf("%s: what takes the place of this does not ask planted(%q), nor is it put before it\n%s", filepath.FromSlash(e.File), defect, e.Old)
 	}
-	out[e.File] = strings.Replace(text, e.Old, e.New, 1)
+	if err := out.Edit(filepath.Join(root, filepath.FromSlash(e.File)), e.Old, e.New); err != nil {
+		return fmt.Errorf("chaos/plant: %w", err)
+	}
 	return nil
 }

@@ -1,17 +1,17 @@
 package plant
 
 import (
-	"encoding/json"
 	"go/parser"
 	"go/token"
 	"maps"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"grapevine/chaos/overlay"
 )
 
 const root = "../.."
@@ -25,12 +25,15 @@ func TestFit(t *testing.T) {
 		if _, err := parser.ParseFile(token.NewFileSet(), name, text, parser.SkipObjectResolution); err != nil {
 			t.Error(err)
 		}
-		if _, err := os.Stat(filepath.Join(root, name)); (err == nil) == (filepath.Base(name) == hookFile) {
+		if _, err := os.Stat(name); (err == nil) == (filepath.Base(name) == hookFile) {
 			t.Errorf("%s: %v: only hooks are added", name, err)
 		}
 	}
 	if len(files) < 2 {
 		t.Errorf("%d files are changed", len(files))
+	}
+	if _, err := Overlay(t.TempDir()); err == nil {
+		t.Error("a directory without the module is planted in")
 	}
 }
 
@@ -39,39 +42,23 @@ func TestBuilds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, top := t.TempDir(), abs(t, root)
-	overlay := struct{ Replace map[string]string }{make(map[string]string)}
-	packages := make(map[string]bool)
-	for name, text := range files {
-		file := filepath.Join(dir, strings.ReplaceAll(name, "/", "-"))
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		overlay.Replace[filepath.Join(top, name)] = file
-		packages["./"+path.Dir(name)] = true
-	}
-	text, err := json.Marshal(overlay)
+	list, err := files.Write(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(list, text, 0o600); err != nil {
-		t.Fatal(err)
+	packages := make(map[string]bool)
+	for name := range files {
+		dir, err := filepath.Rel(root, filepath.Dir(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		packages["./"+filepath.ToSlash(dir)] = true
 	}
 	cmd := exec.CommandContext(t.Context(), "go", append([]string{"build", "-overlay", list}, slices.Sorted(maps.Keys(packages))...)...)
-	cmd.Dir = top
+	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("the program with planted defects does not build: adapt chaos/plant: %v\n%s", err, out)
 	}
-}
-
-func abs(t *testing.T, dir string) string {
-	t.Helper()
-	path, err := filepath.Abs(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
 }
 
 func TestNothingOfItIsShipped(t *testing.T) {
@@ -80,7 +67,7 @@ func TestNothingOfItIsShipped(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name := range files {
-		text, err := os.ReadFile(filepath.Join(root, name))
+		text, err := os.ReadFile(name)
 		if err == nil && strings.Contains(string(text), "planted(") {
 			t.Errorf("%s asks for planted defects by itself", name)
 		}
@@ -104,12 +91,12 @@ func TestRotten(t *testing.T) {
 		{File: "no/such/file.go", Old: "o", New: `planted("x")`},
 		{File: "go.mod", Old: "module grapevine", New: "module other"},
 	} {
-		err := lay(root, map[string]string{}, "x", e)
+		err := lay(root, overlay.Files{}, "x", e)
 		if err == nil || !strings.Contains(err.Error(), filepath.FromSlash(e.File)) {
 			t.Errorf("%+v: %v", e, err)
 		}
 	}
-	if err := lay(root, map[string]string{}, "x", Edit{File: "go.mod", Old: "module grapevine", New: `planted("x") module grapevine`}); err != nil {
+	if err := lay(root, overlay.Files{}, "x", Edit{File: "go.mod", Old: "module grapevine", New: `planted("x") module grapevine`}); err != nil {
 		t.Error(err)
 	}
 }
