@@ -137,7 +137,7 @@ func (f *fleet) until(what string, seconds int, active float64, want int) {
 func TestSetHasItsSizeInTime(t *testing.T) {
 	f := newFleet(t)
 	f.until("hot", 15, 20, 4)
-	f.until("twice as hot", 30, 40, 8)
+	f.until("twice as hot", 10, 40, 8)
 	for range 200 {
 		f.step(40, 160)
 	}

@@ -17,11 +17,12 @@ const (
 	// evidence, in requests, is the greatest weight of the past against the requests of one interval,
 	// because the share of few is chance.
 	evidence = 100
-	// Decisions in a row that must find a prefix hot, or its set too large; and decisions that must have
-	// seen a prefix before it takes the place of another or yields its own.
-	looksNew, looksLoose, looksKnown = 2, 12, 12
-	// A new set has the size of its need. One that is too small gets room times its need, and one of
-	// more than loose times its need shrinks to that.
+	// Decisions in a row that must find a prefix hot, its need twice its set, or its set too large; and
+	// decisions that must have seen a prefix before it takes the place of another or yields its own.
+	looksNew, looksMore, looksLoose, looksKnown = 2, 2, 12, 12
+	// A new set has the size of its need. One that is too small gets room times its mean need, or its
+	// need at once if that has doubled; one of more than loose times its mean need shrinks to room times
+	// that.
 	room, loose = 1.25, 2
 	MaxPrefixes = 64
 	// displaceBy is how many times hotter than the coolest set a prefix must be to replace it.
@@ -42,9 +43,10 @@ type Sizer struct {
 type past struct {
 	need, heat float64 // means over requests; see Need
 	requests   float64 // behind the means, at most evidence
-	hot, large int     // decisions in a row that found it hot, and its set too large
-	looks      int     // decisions with a report
-	last       int     // the latest of them
+	// Decisions in a row that found it hot, its need twice its set, and its set too large.
+	hot, more, large int
+	looks            int // decisions with a report
+	last             int // the latest of them
 }
 
 func (h *past) add(n *Need, backends int, warm bool, look int) {
@@ -129,7 +131,7 @@ func (r *round) decide(pool policy.PoolSize, pools []policy.PoolSize) {
 		switch {
 		case is:
 			c.Tokens = p.Tokens
-			if r.keep(&c, h, p, pool.Backends) {
+			if r.keep(&c, h, n.Replicas, p, pool.Backends) {
 				r.changes = append(r.changes, c)
 			}
 		case h.hot < looksNew:
@@ -150,14 +152,20 @@ func (r *round) decide(pool policy.PoolSize, pools []policy.PoolSize) {
 }
 
 // keep resizes and renews a set, and reports whether anything changes.
-func (r *round) keep(c *Change, h *past, p Prefix, backends int) bool {
+func (r *round) keep(c *Change, h *past, need int, p Prefix, backends int) bool {
 	if h.hot == 0 {
 		return false // it ends with its lifetime
 	}
 	if h.large++; h.need*loose >= float64(p.Replicas) {
 		h.large = 0
 	}
-	if h.need > float64(p.Replicas) || h.large >= looksLoose {
+	if h.more++; need < 2*p.Replicas {
+		h.more = 0
+	}
+	switch {
+	case h.more >= looksMore:
+		c.Replicas = r.size(float64(need), backends)
+	case h.need > float64(p.Replicas), h.large >= looksLoose:
 		c.Replicas = r.size(room*h.need, backends)
 	}
 	// A former leader's clock may have been ahead.
