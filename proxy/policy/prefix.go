@@ -2,7 +2,7 @@ package policy
 
 import "math"
 
-// Parameters of the price; see DESIGN.md, "Price".
+// Parameters of the price; see DESIGN.md, "Cost".
 const (
 	// eviction prices a token's computation beyond its time: it evicts about as much that another
 	// request would have found.

@@ -13,8 +13,8 @@ const (
 	// defaultPrefillRate, tokens/s, is about one GPU; only ratios between backends matter.
 	defaultPrefillRate = 10_000
 	rateWindow         = 30      // a rate's memory in seconds of prefill
-	ratePrior          = 10      // the weight of the fleet's rate in a backend's, in seconds of prefill
-	fleetPrior         = 1       // the weight of the configured rate in the fleet's
+	ratePrior          = 10      // seconds of prefill that make a backend's rate its own; before, the fleet's fills them up
+	fleetPrior         = 1       // the same for the fleet's rate, filled up by the configured one
 	paceWindow         = 1 << 16 // output tokens: hundreds of answers
 	rateMinTokens      = 256     // smaller prefills take one engine step whatever their length
 	// rateOutlier bounds how far a sample counts below the estimate: one hang must not condemn a
@@ -43,8 +43,10 @@ func (r rateSums) plus(o rateSums) rateSums {
 	return rateSums{r.tokens + o.tokens, r.seconds + o.seconds}
 }
 
-func (r rateSums) estimate(prior, weight float64) float64 {
-	return (r.tokens + prior*weight) / (r.seconds + weight)
+// estimate takes the prior for what is missing of so many seconds of evidence.
+func (r rateSums) estimate(prior, enough float64) float64 {
+	missing := max(enough-r.seconds, 0)
+	return (r.tokens + prior*missing) / (r.seconds + missing)
 }
 
 type fleetRate struct {

@@ -43,7 +43,7 @@ func (s *Scene) await() {
 	}
 }
 
-// level returns up to which place the unseen work fills the candidates, in seconds.
+// level returns up to which place the unseen work and this request fill the candidates, in seconds.
 func (s *Scene) level() float64 {
 	poured := (s.unseen + 1) * s.traffic.uncached * float64(len(s.Candidates)) / float64(s.size)
 	level, least := math.Inf(1), math.Inf(1)
@@ -63,11 +63,11 @@ func (s *Scene) level() float64 {
 	}
 }
 
-// pour returns a place for a request that nobody's cache helps. The other nodes see the same
-// reports, and if all took the best place, it would be the worst: what they have placed unseen
-// filled the places like water, and each node draws one with the probability that it received such
-// a request. Without unseen requests that is the best place. The draw is random; without reports it
-// follows the order key, so that all nodes lead a conversation to the same engine.
+// pour returns a candidate for a prompt that no engine's cache holds. All nodes see the same reports,
+// and would all choose the candidate with the least place, which would become the busiest. So this
+// request and those that other nodes have sent since their reports fill the candidates like water, and
+// each is drawn with the probability that it received one of them. The draw is random; without reports
+// it follows the order key, so that all nodes send a conversation to the same engine.
 func (s *Scene) pour(key uint64) (at int, tied bool) {
 	level, among, total, rank := s.level(), 0, 0.0, math.Inf(-1)
 	for i := range s.Candidates {

@@ -202,7 +202,7 @@ func (m *workMeter) find(anchor prefixtree.Hash) *prefixWork {
 	if m.anchors == nil {
 		return nil
 	}
-	low, high := uint64(0x0101010101010101), uint64(0x8080808080808080)
+	low, high := uint64(0x0101010101010101), uint64(0x8080808080808080) // the lowest and the highest bit of each byte
 	set := anchor % workSets
 	// A byte of differ is zero where the tag is equal; borrows may flag a few more.
 	differ := m.tags[set] ^ low*tag(anchor)
