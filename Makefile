@@ -19,10 +19,10 @@ GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-chaos build-newer install test test-newer race fuzz bench bench-proxy live-race test-clients test-deploy live lint sim herd mechanisms demo figures check chaos chaos-short chaos-planted chaos-virtual
+.PHONY: help build build-chaos build-newer install test test-newer race fuzz bench bench-proxy live-race test-clients test-deploy live lint sim herd traces mechanisms demo figures check chaos chaos-short chaos-planted chaos-virtual
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
 build: ## bin/grapevine, the router, of at most MAXSIZE bytes, and bin/grapevine-lab, which tries it; both static
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/grapevine
@@ -127,8 +127,8 @@ lint: ## gofmt, vet, staticcheck, golangci-lint
 sim: build ## policies side by side in virtual time on a generated workload
 	$(LAB) simulate --workload agentic --policy prefix,prefix-hash,least-request,session,round-robin --seed 1
 
-herd: ## every policy over nodes, sharing and staleness on the traces in TRACES: docs/herd.md, herd.csv and herd.svg (an hour of one processor; goes on where it stopped)
-	$(GO) run ./chaos/fleetsim/herd -traces '$(TRACES)'
+herd traces: ## every policy on the traces in TRACES: docs/herd.md, over what nodes share and how late; docs/traces.md, at three loads (hours of one processor; goes on where it stopped; GRID=-again=prefix: only prefix anew)
+	$(GO) run ./chaos/fleetsim/herd -traces '$(TRACES)' -grid $@ $(GRID)
 
 mechanisms: ## what each mechanism of the default policy does, found by leaving it out in DRAWS (50) fleets of the family; half an hour; goes on where it stopped (ABLATE=-constants: constants doubled and halved instead; hours)
 	$(GO) run ./chaos/ablate -draws $(or $(DRAWS),50) -seed $(SEED) $(ABLATE)

@@ -33,6 +33,7 @@ type result struct {
 	place
 	HitRate float64 `json:"hit_rate"`
 	TTFTP99 float64 `json:"ttft_p99_ms"`
+	Mean    float64 `json:"ttft_mean_ms"`
 }
 
 type key struct {
@@ -120,7 +121,7 @@ func (b *book) add(j job, reports []report.Report, cpu time.Duration) error {
 		if slices.ContainsFunc(l.Runs, func(x result) bool { return x.place == p }) {
 			continue
 		}
-		l.Runs = append(l.Runs, result{place: p, HitRate: r.HitRate, TTFTP99: r.TTFT.P99})
+		l.Runs = append(l.Runs, result{place: p, HitRate: r.HitRate, TTFTP99: r.TTFT.P99, Mean: r.TTFT.Mean})
 	}
 	text, err := json.Marshal(l)
 	if err != nil {

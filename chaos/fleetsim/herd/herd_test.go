@@ -29,7 +29,7 @@ func TestVerdict(t *testing.T) {
 		{"comparable with the best only", []score{{policy: "a", p99: 8, hit: .4}, {policy: "b", p99: 10, hit: .3}, {policy: "c", p99: 11, hit: .5}}, true, true, false, "b", "a"},
 		{"no hits anywhere", []score{{policy: "a", p99: 1}, {policy: "b", p99: 1}}, true, true, true, "b", "a"},
 	} {
-		v := judge(c.scores)
+		v := grids[0].judge(c.scores)
 		if v.tailOK != c.tail || v.nearOK != c.near || v.rivalOK != c.past || v.rival.policy != c.rival || v.nearHit.policy != c.best {
 			t.Errorf("%s: %+v", c.name, v)
 		}
@@ -41,15 +41,19 @@ func TestVerdict(t *testing.T) {
 
 func fill(t *testing.T, b *book, o options) {
 	t.Helper()
-	for _, sc := range scenes {
+	for _, sc := range o.scenes {
 		for _, nodes := range o.nodes {
 			for _, seed := range o.seeds {
 				for i, policy := range o.policies {
 					var reps []report.Report
-					for _, share := range shares {
-						for _, d := range delays {
+					for _, share := range o.shares {
+						for _, d := range o.delays {
 							r := report.Report{HitRate: 0.3, Sharing: &report.Sharing{Share: string(share)}}
 							r.TTFT.P99 = float64(1000 * (i + nodes))
+							r.TTFT.Mean = 100
+							if i == 0 && nodes == 100 {
+								r.TTFT.Mean = 110
+							}
 							if d >= 0 {
 								ms := float64(d.Milliseconds())
 								r.StalenessMS = &ms
@@ -68,7 +72,9 @@ func fill(t *testing.T, b *book, o options) {
 
 func TestBookGoesOn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "deep", "herd.jsonl")
-	o := options{seeds: []uint64{1, 2}, nodes: []int{1, 3}, policies: []string{"prefix", "argmin"}}
+	few := *grids[0]
+	few.nodes = []int{1, 3}
+	o := options{grid: &few, seeds: []uint64{1, 2}, policies: []string{"prefix", "argmin"}}
 	open := func(code string, again ...string) *book {
 		b, err := openBook(path, code, again)
 		if err != nil {
@@ -85,21 +91,21 @@ func TestBookGoesOn(t *testing.T) {
 	if err := os.WriteFile(path, append(whole, whole[:40]...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	j := job{scenes[1], 2, 3, "argmin"}
+	j := job{o.scenes[1], 2, 3, "argmin"}
 	b := open("v1")
-	if !b.has(j) || b.has(job{scenes[1], 3, 3, "argmin"}) {
+	if !b.has(j) || b.has(job{o.scenes[1], 3, 3, "argmin"}) {
 		t.Error("what was played is not what is kept")
 	}
-	if err := b.add(job{scenes[0], 9, 1, "argmin"}, nil, 0); err != nil {
+	if err := b.add(job{o.scenes[0], 9, 1, "argmin"}, nil, 0); err != nil {
 		t.Fatal(err)
 	}
-	if b = open("v1"); !b.has(job{scenes[0], 9, 1, "argmin"}) {
+	if b = open("v1"); !b.has(job{o.scenes[0], 9, 1, "argmin"}) {
 		t.Error("the line after a broken one is lost")
 	}
 	if open("v2").has(j) {
 		t.Error("another version's figures pass for this one's")
 	}
-	if b := open("v2", "prefix"); !b.has(j) || b.has(job{scenes[1], 2, 3, "prefix"}) {
+	if b := open("v2", "prefix"); !b.has(j) || b.has(job{o.scenes[1], 2, 3, "prefix"}) {
 		t.Error("-again prefix: want the others from the book, and prefix played anew")
 	}
 }
@@ -110,7 +116,7 @@ func TestTableAndPicture(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.close()
-	o := options{seeds: []uint64{1}, nodes: []int{1, 3, 16, 100}, policies: []string{"prefix", "argmin", "session"}}
+	o := options{grid: grids[0], seeds: []uint64{1}, policies: []string{"prefix", "argmin", "session"}}
 	fill(t, b, o)
 	s := summarise(o, b)
 	if want := 2 * (1 + 3*(3*4+1)); len(s.points) != want || s.missing != 0 {
@@ -139,12 +145,37 @@ func TestTableAndPicture(t *testing.T) {
 			lines++
 		}
 	}
-	if want := len(scenes) * len(metrics) * 9 * len(o.policies); lines != want {
+	if want := len(o.scenes) * len(metrics) * 9 * len(o.policies); lines != want {
 		t.Errorf("%d lines in the picture, want %d", lines, want)
 	}
 	o.seeds = []uint64{1, 2}
 	if s := summarise(o, b); len(s.points) != 0 || s.missing != 80 {
 		t.Errorf("half of the seeds made %d points", len(s.points))
+	}
+}
+
+// The grid of traces asks for means, too, and compares fleets with one node.
+func TestTracesTable(t *testing.T) {
+	b, err := openBook(filepath.Join(t.TempDir(), "traces.jsonl"), "v1", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.close()
+	o := options{grid: grids[1], seeds: []uint64{1}, policies: []string{"prefix", "argmin"}}
+	fill(t, b, o)
+	s := summarise(o, b)
+	if want := 20 * (1 + 3*2); len(s.points) != want || s.missing != 0 {
+		t.Errorf("%d points and %d missing, want %d", len(s.points), s.missing, want)
+	}
+	text := s.markdown()
+	// The judged policy's p99 is least everywhere, its mean is 1.1 times the other's where there are 100 nodes.
+	for _, want := range []string{
+		"| 1 | 20 | 20 | 20 | 20 | 20 |", "| 100 | 40 | 40 | 0 | 40 | 40 |", "| **all** | 140 | 140 | 100 | 140 | 140 |",
+		"| claude_code | 2 | 100 | both | 1 s |", "| conversation | 2.277 | **8.000** | 1.000 |",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the table lacks %q:\n%s", want, text)
+		}
 	}
 }
 
@@ -167,7 +198,10 @@ func TestFlags(t *testing.T) {
 	if err != nil || len(o.seeds) != 5 || len(o.nodes) != 4 || o.policies[0] != "prefix" || len(o.policies) != 11 {
 		t.Errorf("%+v, %v", o, err)
 	}
-	for _, args := range [][]string{{"-seeds", "x"}, {"-nodes", ""}, {"-policies", "prefix"}, {"extra"}} {
+	if o, err := parse([]string{"-grid", "traces", "-nodes", "1,8"}); err != nil || len(o.scenes) != 20 || len(o.nodes) != 2 || o.cache != filepath.Join("out", "traces.jsonl") {
+		t.Errorf("%+v, %v", o, err)
+	}
+	for _, args := range [][]string{{"-seeds", "x"}, {"-grid", "sites"}, {"-nodes", ""}, {"-policies", "prefix"}, {"extra"}} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%q is taken", args)
 		}

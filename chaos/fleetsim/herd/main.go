@@ -1,14 +1,15 @@
-// Command herd plays the grid of the herd curve in virtual time: every policy over the number of
-// nodes, the staleness of their knowledge, and what they share. It judges the default policy at
-// every point and writes a table and a picture.
+// Command herd plays a grid in virtual time and judges the default policy against all others at every
+// point. Grid `herd` is the herd curve: nodes, the staleness of their knowledge, and what they share.
+// Grid `traces` is every trace at three loads, in fleets that share both.
 //
-//	go run ./chaos/fleetsim/herd -traces ../shared/traces
+//	go run ./chaos/fleetsim/herd -traces ../shared/traces -grid herd
 //
 // Each finished run is kept as a line of JSON with a digest of the deciding code and not played
 // again, so the command can be stopped and continued at any time.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -27,11 +28,11 @@ import (
 )
 
 type options struct {
+	*grid
 	traces   string
 	cache    string
 	docs     string
 	seeds    []uint64
-	nodes    []int
 	policies []string
 	again    []string
 	parallel int
@@ -58,10 +59,11 @@ func parse(args []string) (options, error) {
 	var o options
 	f := flag.NewFlagSet("herd", flag.ContinueOnError)
 	f.StringVar(&o.traces, "traces", filepath.Join("..", "shared", "traces"), "directory with the traces")
-	f.StringVar(&o.cache, "cache", filepath.Join("out", "herd.jsonl"), "file of the runs already played")
-	f.StringVar(&o.docs, "docs", "docs", "directory for herd.md, herd.csv and herd.svg")
+	name := f.String("grid", grids[0].name, "what to play: herd or traces")
+	f.StringVar(&o.cache, "cache", "", "file of the runs already played (default out/GRID.jsonl)")
+	f.StringVar(&o.docs, "docs", "docs", "directory for GRID.md, GRID.csv and, for herd, herd.svg")
 	seeds := f.String("seeds", "1,2,3,4,5", "seeds to average over")
-	nodes := f.String("nodes", "1,3,16,100", "numbers of nodes")
+	nodes := f.String("nodes", "all", "numbers of nodes; all: those of the grid")
 	policies := f.String("policies", strings.Join(fleetsim.Policies(), ","), "policies; the first is judged against the others")
 	again := f.String("again", "", "play only these policies with the present code, and take what is kept of the others whatever code it is from")
 	f.IntVar(&o.parallel, "parallel", runtime.GOMAXPROCS(0), "runs at once")
@@ -72,12 +74,23 @@ func parse(args []string) (options, error) {
 	if f.NArg() > 0 {
 		return o, fmt.Errorf("%q: there are flags only", f.Arg(0))
 	}
+	g, err := gridOf(*name)
+	if err != nil {
+		return o, err
+	}
+	played := *g
+	o.grid, o.cache = &played, cmp.Or(o.cache, filepath.Join("out", g.name+".jsonl"))
 	for _, s := range list(*seeds) {
 		n, err := strconv.ParseUint(s, 10, 64)
 		if err != nil {
 			return o, fmt.Errorf("seed %q: %w", s, err)
 		}
 		o.seeds = append(o.seeds, n)
+	}
+	if *nodes == "all" {
+		*nodes = ""
+	} else {
+		o.nodes = nil
 	}
 	for _, s := range list(*nodes) {
 		n, err := strconv.Atoi(s)
@@ -123,11 +136,14 @@ func herd(ctx context.Context, o options) error {
 	if err := os.MkdirAll(o.docs, 0o755); err != nil {
 		return err
 	}
-	return errors.Join(
-		report.WriteFile(filepath.Join(o.docs, "herd.md"), []byte(s.markdown())),
-		report.WriteFile(filepath.Join(o.docs, "herd.csv"), []byte(s.csv())),
-		report.WriteFile(filepath.Join(o.docs, "herd.svg"), []byte(s.svg())),
-	)
+	write := func(kind, text string) error {
+		return report.WriteFile(filepath.Join(o.docs, o.name+kind), []byte(text))
+	}
+	err = errors.Join(write(".md", s.markdown()), write(".csv", s.csv()))
+	if o.picture {
+		err = errors.Join(err, write(".svg", s.svg()))
+	}
+	return err
 }
 
 func cpuTime() time.Duration {

@@ -40,19 +40,19 @@ type picture struct {
 
 func (s *summary) svg() string {
 	p := &picture{summary: s}
-	for _, share := range shares {
+	for _, share := range s.grid.shares {
 		if share != fleetsim.ShareNone {
 			p.shares = append(p.shares, string(share))
 		}
 	}
-	for _, n := range s.options.nodes {
+	for _, n := range s.grid.nodes {
 		if n > 1 {
 			p.nodes = append(p.nodes, n)
 		}
 	}
 	columns := len(p.shares) * len(p.nodes)
 	width := max(float64(leftW+columns*(panelW+gapX)+(len(p.shares)-1)*groupGap), p.legendWidth()) + 10
-	p.Picture = plot.New(width, float64(topH+len(scenes)*len(metrics)*(panelH+gapY)+24*len(scenes)+6))
+	p.Picture = plot.New(width, float64(topH+len(s.scenes)*len(metrics)*(panelH+gapY)+24*len(s.scenes)+6))
 	p.legend()
 	for i, share := range p.shares {
 		x := p.x(i * len(p.nodes))
@@ -62,7 +62,7 @@ func (s *summary) svg() string {
 		}
 	}
 	y := float64(topH)
-	for _, sc := range scenes {
+	for _, sc := range s.scenes {
 		p.Text(leftW, y+14, `font-size="12"`, fmt.Sprintf("%s at speed %g", sc.name, sc.speed))
 		y += 24
 		for _, m := range metrics {
@@ -139,35 +139,26 @@ func (p *picture) scale(sc scene, m metric) plot.Axis {
 }
 
 func (p *picture) panel(sc scene, m metric, f plot.Panel, share string, nodes int) {
-	f.Across = plot.Axis{Lo: -0.5, Hi: float64(len(delays)) - 0.5}
+	f.Across = plot.Axis{Lo: -0.5, Hi: float64(len(p.delays)) - 0.5}
 	lines := make([][]plot.Point, len(p.policies))
-	for i, d := range delays {
+	for i, d := range p.delays {
 		at := place{sc.name, nodes, share, d.Seconds()}.plain()
 		label := fmt.Sprintf("%g", d.Seconds())
 		if d == fleetsim.Never {
 			at, label = place{sc.name, nodes, "none", -1}, "none"
 		}
 		f.Across.Ticks = append(f.Across.Ticks, plot.Tick{At: float64(i), Label: label})
-		if pt := p.at(at); pt != nil {
+		if pt := p.at(sc, at); pt != nil {
 			for k, s := range pt.scores {
 				lines[k] = append(lines[k], plot.Point{X: float64(i), Y: m.of(s)})
 			}
 		}
 	}
 	f.Frame("")
-	if one := p.at(place{sc.name, 1, "none", -1}); one != nil {
+	if one := p.at(sc, place{sc.name, 1, "none", -1}); one != nil {
 		f.Level(m.of(one.judged), fmt.Sprintf(`stroke="%s" stroke-dasharray="5 4"`, plot.Colour(0)))
 	}
 	for k := len(lines) - 1; k >= 0; k-- {
 		f.Line(lines[k], stroke(k))
 	}
-}
-
-func (p *picture) at(pl place) *point {
-	for i := range p.points {
-		if p.points[i].place == pl {
-			return &p.points[i]
-		}
-	}
-	return nil
 }

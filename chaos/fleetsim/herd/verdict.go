@@ -9,14 +9,14 @@ import (
 
 // Demands on the judged policy at every point.
 const (
-	tailAllowance = 1.05 // its p99 over the lowest of all other policies
-	hitShare      = 0.97 // its hit rate over the best of the comparable policies
-	comparable    = 1.20 // a policy is comparable up to this ratio of p99
+	hitShare   = 0.97 // its hit rate over the best of the comparable policies
+	comparable = 1.20 // a policy is comparable up to this ratio of p99
 )
 
 type score struct {
-	policy   string
-	p99, hit float64 // ms, share
+	policy    string
+	p99, mean float64 // ms
+	hit       float64 // share
 }
 
 type verdict struct {
@@ -24,6 +24,8 @@ type verdict struct {
 	rival  score
 	tail   float64
 	tailOK bool
+	mean   float64 // its mean over the lowest of all other policies
+	meanOK bool
 
 	// Best hit rate among policies comparable with the judged policy.
 	nearHit   score
@@ -35,14 +37,16 @@ type verdict struct {
 	rivalOK    bool
 }
 
-func (v *verdict) ok() bool { return v.tailOK && v.nearOK && v.rivalOK }
+func (v *verdict) ok() bool { return v.tailOK && v.meanOK && v.nearOK && v.rivalOK }
 
-func judge(scores []score) verdict {
+func (g *grid) judge(scores []score) verdict {
 	v := verdict{judged: scores[0]}
 	others := scores[1:]
 	v.rival = slices.MinFunc(others, func(a, b score) int { return cmp.Compare(a.p99, b.p99) })
 	v.tail = v.judged.p99 / v.rival.p99
-	v.tailOK = v.tail <= tailAllowance
+	v.tailOK = v.tail <= g.tail
+	lowest := slices.MinFunc(others, func(a, b score) int { return cmp.Compare(a.mean, b.mean) }).mean
+	v.mean, v.meanOK = v.judged.mean/max(lowest, 1e-9), g.mean == 0 || v.judged.mean <= g.mean*lowest
 	best := func(limit float64) (score, float64, bool) {
 		top := v.judged
 		for _, s := range others {
@@ -71,6 +75,7 @@ type summary struct {
 
 type point struct {
 	place
+	speed  float64
 	scores []score
 	verdict
 }
@@ -82,9 +87,9 @@ func summarise(o options, b *book) *summary {
 		codes[l.Code] = true
 	}
 	s.code = strings.Join(slices.Sorted(maps.Keys(codes)), " and ")
-	for _, sc := range scenes {
+	for _, sc := range o.scenes {
 		for _, nodes := range o.nodes {
-			for _, p := range placesOf(sc, nodes) {
+			for _, p := range o.places(sc, nodes) {
 				scores := make([]score, 0, len(o.policies))
 				for _, policy := range o.policies {
 					if sum, ok := b.mean(sc, p, policy, o.seeds); ok {
@@ -95,27 +100,11 @@ func summarise(o options, b *book) *summary {
 					s.missing++
 					continue
 				}
-				s.points = append(s.points, point{p, scores, judge(scores)})
+				s.points = append(s.points, point{p, sc.speed, scores, o.judge(scores)})
 			}
 		}
 	}
 	return s
-}
-
-func placesOf(sc scene, nodes int) []place {
-	var out []place
-	for _, share := range shares {
-		for _, d := range delays {
-			p := place{sc.name, nodes, string(share), -1}
-			if d >= 0 {
-				p.DelayS = d.Seconds()
-			}
-			if p = p.plain(); p.DelayS >= 0 {
-				out = append(out, p)
-			}
-		}
-	}
-	return append(out, place{sc.name, nodes, "none", -1})
 }
 
 func (b *book) mean(sc scene, p place, policy string, seeds []uint64) (score, bool) {
@@ -128,6 +117,7 @@ func (b *book) mean(sc scene, p place, policy string, seeds []uint64) (score, bo
 		}
 		r, n := &l.Runs[i], float64(len(seeds))
 		s.p99 += r.TTFTP99 / n
+		s.mean += r.Mean / n
 		s.hit += r.HitRate / n
 	}
 	return s, true
