@@ -8,6 +8,7 @@ import (
 
 func (n *Node) collect(s metrics.Scrape) {
 	n.collectRequests(s)
+	n.collectClients(s)
 	n.collectEngines(s)
 	n.collectTree(s)
 	n.collectAgreement(s)

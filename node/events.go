@@ -17,6 +17,9 @@ const (
 	EventReloaded      = "config_reloaded"
 	EventReloadRefused = "config_refused"
 	EventCertificate   = "certificate_invalid"
+
+	EventClientsApplied = "clients_applied"
+	EventClientsRefused = "clients_refused"
 )
 
 type Event struct{ Name, Meaning string }
@@ -32,6 +35,8 @@ func Events() []Event {
 		{EventReloaded, "SIGHUP: `applied` is in force, `at_next_start` waits."},
 		{EventReloadRefused, "SIGHUP: a wrong configuration changed nothing; `error`."},
 		{EventCertificate, "A certificate of this node has expired or is not valid yet; `problem`."},
+		{EventClientsApplied, "clients_file has changed, and is in force."},
+		{EventClientsRefused, "clients_file is wrong; the clients of before stay in force; `error`."},
 		{backends.EventStateAdopted, "The node now routes by the agreed state, not by its own list."},
 		{backends.EventRulesApplied, "The fleet has other routing rules; `version`."},
 		{backends.EventEngineAdded, "The fleet has a new engine."},

@@ -25,6 +25,7 @@ var mayImport = map[string][]string{
 	"gossip":           {"gossip/member", "gossip/wire"},
 	"raftstore":        {},
 	"proxy/engine":     {},
+	"proxy/clients":    {},
 	"proxy/prompt":     {"prefixtree"},
 	"proxy/policy":     {"prefixtree"},
 
@@ -35,9 +36,9 @@ var mayImport = map[string][]string{
 	"node/health":  {"node/backends", "node/config", "node/metrics", "prefixtree", "proxy/engine", "proxy/policy", "raftstore"},
 	"node/machine": {},
 	"node/admin":   {"gossip", "gossip/member", "node/config", "proxy/policy", "raftstore"},
-	"node/config":  {"gossip/member", "node/machine", "prefixtree", "proxy", "proxy/policy", "raftstore"},
+	"node/config":  {"gossip/discovery", "gossip/member", "node/machine", "prefixtree", "proxy", "proxy/clients", "proxy/policy", "raftstore"},
 	"node/metrics": {"proxy", "proxy/policy", "proxy/prompt", "raftstore"},
-	"node":         {"prefixtree", "gossip", "gossip/member", "node/admin", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "node/share", "node/sources", "raftstore", "proxy", "proxy/..."},
+	"node":         {"prefixtree", "gossip", "gossip/discovery", "gossip/member", "node/admin", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "node/share", "node/sources", "raftstore", "proxy", "proxy/..."},
 
 	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/policy", "raftstore"},
 	"node/sources":  {"gossip/discovery", "node/config", "node/metrics", "raftstore"},
@@ -82,6 +83,7 @@ var outside = map[string][]string{
 	"proxy/policy":     {"github.com/zeebo/xxh3"},
 	"proxy/prompt":     {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
 	"proxy/engine":     nil,
+	"proxy/clients":    nil,
 	"gossip/discovery": nil,
 	"gossip/wire":      nil,
 	"node/machine":     nil,
@@ -94,6 +96,8 @@ var impure = map[string][]string{
 	"proxy/policy": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/prompt": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/engine": {"log", "log/slog", "os"},
+
+	"proxy/clients": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"node/share":   {"net", "net/http", "log", "log/slog", "os", "context"},
 }
 

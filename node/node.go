@@ -47,6 +47,7 @@ type Node struct {
 	hasher  *prefixtree.Hasher
 	tree    *prefixtree.Tree
 	router  *policy.Router
+	clients *clientList
 	proxy   *proxy.Proxy
 	metrics *metrics.Metrics
 	cert    atomic.Pointer[tls.Certificate] // of the data port; nil without TLS
@@ -115,6 +116,10 @@ func New(cfg config.Config) (*Node, error) {
 	n.log = cfg.Log.With().Str("node", n.name).Logger()
 	n.limits = n.cfg.Fit()
 	if err := n.buildRouting(); err != nil {
+		return nil, err
+	}
+	var err error
+	if n.clients, err = newClientList(cfg.ClientsFile); err != nil {
 		return nil, err
 	}
 	if err := n.buildProxy(); err != nil {
@@ -304,6 +309,11 @@ func (n *Node) start(ctx context.Context) error {
 		e = e.Str("gossip", addr)
 	}
 	e.Int("backends", len(n.cfg.Backends)).Str("strategy", n.cfg.Strategy).Msg("serving")
+	if n.cfg.ClientsFile == "" {
+		n.log.Info().Str("component", "clients").Msg("no clients_file: everybody who reaches the data port may use all models, without limits")
+	} else {
+		n.run("clients", n.followClients)
+	}
 	if len(n.cfg.Backends) == 0 {
 		n.log.Warn().Str("component", "node").Msg("no backends: every request will be refused")
 	}

@@ -23,7 +23,8 @@ func (n *Node) Reload(next config.Config) (Reloaded, error) {
 	level, errLevel := config.ParseLevel(next.LogLevel)
 	cert, errCert := n.readCertificate()
 	keys, errKeys := backends.ReadKeys(next.Backends)
-	if err := errors.Join(errLevel, errCert, errKeys); err != nil {
+	stamp, book, errClients := n.clients.read()
+	if err := errors.Join(errLevel, errCert, errKeys, errClients); err != nil {
 		return Reloaded{}, err
 	}
 	var out Reloaded
@@ -58,6 +59,10 @@ func (n *Node) Reload(next config.Config) (Reloaded, error) {
 	}
 	// Nothing below fails.
 	retune()
+	if book != nil {
+		_ = n.clients.adopt(stamp, book, nil)
+		n.proxy.SetClients(book)
+	}
 	if changed {
 		out.Applied = append(out.Applied, "backends")
 	}

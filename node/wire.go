@@ -56,6 +56,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Con
 		Picker:   &picker{n},
 		Hasher:   n.hasher,
 		Models:   n.backends.ModelsAnswer,
+		Clients:  n.clients.book,
 		Observer: n.observe,
 		Log:      n.log.With().Str("component", "proxy").Logger(),
 		NodeName: n.name,

@@ -38,6 +38,8 @@ func dialectOf(path []byte) dialect {
 
 // errorTypes holds the special types of OpenAI and Anthropic.
 var errorTypes = map[int][2]string{
+	fasthttp.StatusUnauthorized:          {"invalid_request_error", "authentication_error"},
+	fasthttp.StatusForbidden:             {"invalid_request_error", "permission_error"},
 	fasthttp.StatusNotFound:              {"not_found_error", "not_found_error"},
 	fasthttp.StatusRequestTimeout:        {"invalid_request_error", "timeout_error"},
 	fasthttp.StatusRequestEntityTooLarge: {"invalid_request_error", "request_too_large"},

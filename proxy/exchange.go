@@ -7,6 +7,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"grapevine/prefixtree"
+	"grapevine/proxy/clients"
 	"grapevine/proxy/engine"
 	"grapevine/proxy/policy"
 	"grapevine/proxy/prompt"
@@ -34,6 +35,7 @@ type exchange struct {
 type inquiry struct {
 	ctx    *fasthttp.RequestCtx
 	conn   *clientConn
+	client *clients.Client // nil without a list of clients
 	rec    Record
 	last   failure
 	wait   int    // seconds, of the last 429
@@ -267,6 +269,9 @@ func (e *exchange) decorate() {
 	h := &e.ctx.Response.Header
 	h.SetBytesV(headerRequestID, e.head.id)
 	show := e.proxy.cfg.ResponseHeaders
+	if e.client != nil && !e.client.Trusted {
+		show = NoHeaders
+	}
 	if show >= AllHeaders && e.proxy.cfg.NodeName != "" {
 		h.Set(headerNode, e.proxy.cfg.NodeName)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"grapevine/prefixtree"
+	"grapevine/proxy/clients"
 	"grapevine/proxy/policy"
 	"grapevine/proxy/prompt"
 )
@@ -67,7 +68,7 @@ func (e *exchange) serve() {
 		kind = prompt.Other
 	}
 	e.body = e.conn.body
-	e.head.scan(ctx.Request.Header.RawHeaders(), scanOptions{plainAnswer: kind != prompt.Other, control: e.proxy.cfg.AllowEngineControl})
+	e.scan(kind, e.proxy.cfg.AllowEngineControl && e.proxy.cfg.Clients == nil)
 	if len(e.head.id) == 0 {
 		e.id = mintID(e.id[:0])
 		e.head.id = e.id
@@ -85,7 +86,7 @@ func (e *exchange) serve() {
 		ctx.SetConnectionClose()
 		return
 	}
-	if e.serveLocal() || !e.admit(kind) {
+	if e.serveHealth() || !e.identify(kind) || e.serveModels() || !e.admit(kind) {
 		return
 	}
 	if f, bad := e.read(kind); bad {
@@ -93,7 +94,14 @@ func (e *exchange) serve() {
 		e.refuse(f)
 		return
 	}
+	if !e.mayUseModel() {
+		return
+	}
 	e.forward()
+}
+
+func (e *exchange) scan(kind prompt.Kind, control bool) {
+	e.head.scan(e.ctx.Request.Header.RawHeaders(), scanOptions{plainAnswer: kind != prompt.Other, control: control, takeKey: e.proxy.cfg.Clients != nil})
 }
 
 // screen refuses requests that two parsers could read differently.
@@ -153,10 +161,9 @@ func (e *exchange) locate() (fault string) {
 	return ""
 }
 
-func (e *exchange) serveLocal() bool {
-	get := e.ctx.IsGet() || e.ctx.IsHead()
+func (e *exchange) serveHealth() bool {
 	switch {
-	case !get:
+	case !e.ctx.IsGet() && !e.ctx.IsHead():
 		return false
 	case string(e.path) == "/healthz":
 		e.answer(fasthttp.StatusOK, "ok\n")
@@ -166,8 +173,6 @@ func (e *exchange) serveLocal() bool {
 		} else {
 			e.answer(fasthttp.StatusServiceUnavailable, "not ready\n")
 		}
-	case e.proxy.cfg.Models != nil && isModels(e.path):
-		e.serveModels()
 	default:
 		return false
 	}
@@ -183,7 +188,12 @@ func (e *exchange) answer(status int, text string) {
 
 // TakesUnreadable reports whether unparsable inference bodies are routed by load, not refused.
 func (p *Proxy) TakesUnreadable() bool {
-	return p.cfg.AllowEngineControl && len(p.cfg.Tenant.headers) == 0
+	return p.cfg.AllowEngineControl && p.cfg.Tenant.none() && p.cfg.Clients == nil
+}
+
+// controls reports whether a client may steer engines.
+func (p *Proxy) controls(c *clients.Client) bool {
+	return p.cfg.AllowEngineControl && (c == nil || c.Trusted)
 }
 
 // An unparsable body that needs edits is refused, because engines read UTF-16, NaN and more.
@@ -196,8 +206,8 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 		q.NonStreaming = true // tokens of the answer are not observed
 		return fault{}, false
 	}
-	e.tenant = e.proxy.cfg.Tenant.of(e.tenant[:0], e.head.block)
-	o := prompt.Options{Control: e.proxy.cfg.AllowEngineControl, Tenant: e.tenant}
+	e.tenant = e.proxy.cfg.Tenant.of(e.tenant[:0], e.client, e.head.block)
+	o := prompt.Options{Control: e.proxy.controls(e.client), Tenant: e.tenant}
 	if e.head.encoded {
 		q.NonStreaming, e.rec.Unparsed = true, true
 		return fault{fasthttp.StatusUnsupportedMediaType, "encoded_body", "request bodies may not be compressed: send it without Content-Encoding"}, !e.proxy.TakesUnreadable()
@@ -243,8 +253,9 @@ func (p *Proxy) Describe(path []byte, header func(name string) []byte, body []by
 	*q = policy.Request{Path: path, Header: header}
 	o := prompt.Options{Control: p.cfg.AllowEngineControl}
 	if header != nil {
+		client := p.clientOf(header)
 		q.Session = sessionOf(header)
-		o.Tenant = p.cfg.Tenant.of(nil, p.cfg.Tenant.lines(header))
+		o.Control, o.Tenant = p.controls(client), p.cfg.Tenant.of(nil, client, p.cfg.Tenant.lines(header))
 	}
 	var r prompt.Request
 	err := parser.Parse(prompt.KindOf(path), body, o, &r)
@@ -296,14 +307,21 @@ func (e *exchange) refusePick(err error) {
 	}
 }
 
-func (e *exchange) serveModels() {
+func (e *exchange) serveModels() bool {
+	if e.proxy.cfg.Models == nil || !isModels(e.path) || !e.ctx.IsGet() && !e.ctx.IsHead() {
+		return false
+	}
+	var may func(model []byte) bool
+	if e.client != nil && e.client.Models != nil {
+		may = e.client.MayUseModel
+	}
 	id, err := "", error(nil)
 	if rest := e.path[len(modelsPath):]; len(rest) > 1 {
 		id, err = url.PathUnescape(string(rest[1:]))
 	}
 	var body []byte
 	if err == nil {
-		body = e.proxy.cfg.Models(id)
+		body = e.proxy.cfg.Models(id, may)
 	}
 	switch {
 	case body != nil:
@@ -315,4 +333,5 @@ func (e *exchange) serveModels() {
 	default:
 		e.refuse(fault{fasthttp.StatusNotFound, "model_not_found", "no backend serves the model " + quoted(e.path[len(modelsPath)+1:])})
 	}
+	return true
 }

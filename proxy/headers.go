@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"github.com/valyala/fasthttp"
+
+	"grapevine/proxy/clients"
 )
 
 const (
@@ -56,6 +58,7 @@ type requestHead struct {
 	nominees  int
 
 	id          []byte
+	key         []byte // of the client
 	session     []byte
 	sessionRank int
 	forwarded   []byte // scratch: X-Forwarded-For values, joined
@@ -71,6 +74,7 @@ type requestHead struct {
 type scanOptions struct {
 	plainAnswer bool // drop Accept-Encoding, so that the answer is readable
 	control     bool // keep headers that steer engines
+	takeKey     bool // clients' keys are for the router, not for engines
 }
 
 // scan reads raw lines: fasthttp's parser joins folded lines, and drops Content-Length or
@@ -142,6 +146,14 @@ func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 		return false
 	case "accept-encoding":
 		return !o.plainAnswer
+	case "authorization", "x-api-key":
+		if !o.takeKey {
+			return true
+		}
+		if len(h.key) == 0 {
+			h.key = keyIn(known, value)
+		}
+		return false
 	case "content-encoding":
 		h.encoded = !bytes.EqualFold(value, []byte("identity"))
 	case "x-request-id":
@@ -288,20 +300,33 @@ func framing(name []byte) bool {
 	return bytes.EqualFold(name, []byte("content-length")) || bytes.EqualFold(name, []byte("transfer-encoding"))
 }
 
-// Tenant names the headers that identify a tenant. Tenants share no cached prompts.
-type Tenant struct{ headers []string }
+// Tenant says what identifies a tenant. Tenants share no cached prompts.
+type Tenant struct {
+	headers []string
+	client  bool
+}
 
-var errTenant = errors.New("tenant: want none, credential or header:NAME, where NAME is a header that engines receive")
+func (t Tenant) none() bool { return len(t.headers) == 0 && !t.client }
 
-// ParseTenant reads "none", "credential" (Authorization and X-Api-Key) or "header:NAME", which
-// clients must not be able to choose.
+// ByClient reports whether each client of the list is a tenant.
+func (t Tenant) ByClient() bool { return t.client }
+
+// ByCredential reports whether tenants differ in the keys that they send.
+func (t Tenant) ByCredential() bool { return len(t.headers) > 1 }
+
+var errTenant = errors.New("tenant: want none, client, credential or header:NAME, where NAME is a header that engines receive")
+
+// ParseTenant reads "none", "client" (by Config.Clients), "credential" (Authorization and X-Api-Key)
+// or "header:NAME", which clients must not be able to choose.
 func ParseTenant(s string) (Tenant, error) {
 	name, named := strings.CutPrefix(s, "header:")
 	switch {
 	case s == "" || s == "none":
 		return Tenant{}, nil
+	case s == "client":
+		return Tenant{client: true}, nil
 	case s == "credential":
-		return Tenant{[]string{"Authorization", "X-Api-Key"}}, nil
+		return Tenant{headers: []string{"Authorization", "X-Api-Key"}}, nil
 	case !named:
 		return Tenant{}, errTenant
 	}
@@ -310,11 +335,14 @@ func ParseTenant(s string) (Tenant, error) {
 	if string(h.block) != name+": x\r\n" {
 		return Tenant{}, errTenant
 	}
-	return Tenant{[]string{name}}, nil
+	return Tenant{headers: []string{name}}, nil
 }
 
 // All lines of a name count, so that adding one cannot imitate another tenant.
-func (t Tenant) of(dst, lines []byte) []byte {
+func (t Tenant) of(dst []byte, client *clients.Client, lines []byte) []byte {
+	if t.client && client != nil {
+		return append(dst, client.Name...)
+	}
 	for _, name := range t.headers {
 		dst = append(dst, '\n') // cannot occur in a value
 		for line := range bytes.Lines(lines) {

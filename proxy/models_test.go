@@ -6,7 +6,7 @@ func TestModels(t *testing.T) {
 	b := newBackend(t, false, answering)
 	known := map[string]string{"": `{"object":"list","data":[]}`, "org/m2": `{"id":"org/m2","object":"model"}`}
 	r := newRig(t, []string{b.addr}, withConfig(func(c *Config) {
-		c.Models = func(id string) []byte {
+		c.Models = func(id string, _ func([]byte) bool) []byte {
 			if body, ok := known[id]; ok {
 				return []byte(body)
 			}

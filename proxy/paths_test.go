@@ -34,7 +34,7 @@ const inference = `{"model":"m","messages":[]}`
 // No engine sees a control endpoint's path, plain or disguised.
 func TestOnlyInferencePathsAreServed(t *testing.T) {
 	b := newBackend(t, false, answering)
-	r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.PassPaths, c.Models = nil, func(string) []byte { return nil } }))
+	r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.PassPaths, c.Models = nil, func(string, func([]byte) bool) []byte { return nil } }))
 	r.proxy.cfg.Picker = keyed{r.proxy.cfg.Picker}
 	for _, path := range []string{
 		"/sleep", "/wake_up", "/collective_rpc", "/update_weights", "/pause", "/resume", "/invocations", "/v1/load_lora_adapter",

@@ -19,6 +19,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"grapevine/prefixtree"
+	"grapevine/proxy/clients"
 	"grapevine/proxy/policy"
 	"grapevine/proxy/prompt"
 )
@@ -63,8 +64,11 @@ type Config struct {
 	Picker Picker
 	Hasher *prefixtree.Hasher
 	// Models returns, without blocking, the body for GET /v1/models (id "") or /v1/models/ID, nil
-	// if unknown. If nil, a backend answers.
-	Models func(id string) []byte
+	// if unknown, with the models for which may (nil: all) returns true. If nil, a backend answers.
+	Models func(id string, may func(model []byte) bool) []byte
+	// Clients may use the proxy; SetClients replaces them. If nil, everybody may, and credentials
+	// are passed on to engines.
+	Clients *clients.Book
 	// Observer receives, concurrently, the Record of every request to be forwarded.
 	Observer func(*Record)
 	Log      zerolog.Logger
@@ -97,6 +101,7 @@ type Config struct {
 type Proxy struct {
 	cfg     Config                 // as given to New
 	tuned   atomic.Pointer[Config] // replaced by Retune, never modified
+	clients atomic.Pointer[clients.Book]
 	server  *fasthttp.Server
 	base    context.Context // of dials; canceled to cut a drain short
 	cancel  context.CancelFunc
@@ -145,6 +150,7 @@ func New(cfg Config) (*Proxy, error) {
 		finished:  make(chan struct{}),
 	}
 	p.tuned.Store(&cfg)
+	p.clients.Store(cfg.Clients)
 	p.base, p.cancel = context.WithCancel(context.Background())
 	p.hurried, p.hurry = context.WithCancel(context.Background())
 	p.bodies.limit = int64(cfg.MaxBodyMemory)
@@ -164,6 +170,10 @@ func (p *Proxy) Retune(cfg Config) (apply func(), err error) {
 	}
 	return func() { p.tuned.Store(&cfg) }, nil
 }
+
+// SetClients replaces the clients of a proxy that was built with some; b is not nil. Requests that
+// have begun keep theirs.
+func (p *Proxy) SetClients(b *clients.Book) { p.clients.Store(b) }
 
 // Ready sets whether /readyz answers 200 or 503; requests are served either way.
 func (p *Proxy) Ready(ready bool) { p.ready.Store(ready) }
@@ -268,7 +278,8 @@ type Record struct {
 	Kind     prompt.Kind
 	Model    []byte
 	Stream   bool
-	Unparsed bool // refused, or routed by load
+	Unparsed bool   // refused, or routed by load
+	Client   string // "" if unknown, or without a list of clients
 
 	Status   int            // StatusClientGone if the client left first
 	Failed   policy.Failure // of the last attempt

@@ -28,6 +28,7 @@ type cli struct {
 	Explain  explainCmd  `cmd:"" help:"Show where a running router would send a request, and why."`
 	Backends backendsCmd `cmd:"" help:"List, add, drain and remove the engines of a fleet."`
 	Rules    rulesCmd    `cmd:"" help:"Show and replace the routing rules of a fleet."`
+	Clients  clientsCmd  `cmd:"" help:"List the clients that may use a router, and make keys for them."`
 	Prefixes prefixesCmd `cmd:"" help:"Show the prefixes that several engines hold on purpose."`
 	Raft     raftCmd     `cmd:"" help:"Show and repair the Raft group."`
 	Nodes    nodesCmd    `cmd:"" help:"List the routers of a fleet, as one of them sees it."`

@@ -87,11 +87,17 @@ func TestTablesGolden(t *testing.T) {
 	prefixes := &admin.PrefixList{Prefixes: []admin.PrefixStatus{{Anchor: "00ff00ff00ff00ff", Tokens: 8192, Replicas: 5, AgeS: 300, ChangedS: 20, ExpiresS: 45,
 		Backends: []string{"gpu-3:8000", "gpu-1:8000", "gpu-7:8000", "gpu-2:8000", "gpu-9:8000"}, Share: 0.18, Work: 1.3, Other: 0.4,
 		Why: "18 % of the requests; keeps 1.30 backends busy, all else 0.40 of each"}}}
+	callers := &admin.ClientList{File: "/etc/grapevine/clients.yaml", Error: "clients.yaml:3: clients[1].name: is missing", Clients: []admin.ClientStatus{
+		{Name: "search", Keys: 2, Models: []string{"llama*"}, Paths: []string{"/v1/chat/completions"}, Priority: "interactive", Weight: 4, TokensPerMinute: 2_000_000, InFlight: 400},
+		{Name: "public", Anonymous: true, Priority: "batch", Weight: 1, Trusted: true},
+	}}
 	for name, print := range map[string]func(io.Writer) error{
 		"backends":     func(w io.Writer) error { return printBackends(w, backends) },
 		"rules":        func(w io.Writer) error { return printRules(w, rules) },
 		"rules-own":    func(w io.Writer) error { return printRules(w, ownRules) },
 		"rules-dry":    func(w io.Writer) error { return printRuleChange(w, dry) },
+		"clients":      func(w io.Writer) error { return printClients(w, callers) },
+		"clients-none": func(w io.Writer) error { return printClients(w, &admin.ClientList{}) },
 		"raft":         func(w io.Writer) error { return printRaft(w, raft) },
 		"raft-waiting": func(w io.Writer) error { return printRaft(w, waiting) },
 		"prefixes":     func(w io.Writer) error { return printPrefixes(w, prefixes) },

@@ -133,6 +133,28 @@ type CertificateStatus struct {
 	Problem string `json:"problem,omitempty"`
 }
 
+// ClientList is the clients of clients_file that are in force.
+type ClientList struct {
+	File    string         `json:"file"` // "": everybody may use the router
+	AgeS    float64        `json:"age_s"`
+	Error   string         `json:"error,omitempty"` // of a file that is wrong now
+	Clients []ClientStatus `json:"clients"`
+}
+
+// ClientStatus has the keys of the YAML form.
+type ClientStatus struct {
+	Name            string   `json:"name"`
+	Keys            int      `json:"keys"`
+	Anonymous       bool     `json:"anonymous"` // requests without a key count as its own
+	Models          []string `json:"models,omitempty"`
+	Paths           []string `json:"paths,omitempty"`
+	Priority        string   `json:"priority"`
+	Weight          float64  `json:"weight"`
+	TokensPerMinute int64    `json:"tokens_per_minute,omitempty"`
+	InFlight        int      `json:"in_flight,omitempty"`
+	Trusted         bool     `json:"trusted"`
+}
+
 type RuleSet struct {
 	// Source is "fleet", or "configuration" for this node's own rules.
 	Source  string       `json:"source"`

@@ -95,6 +95,10 @@ func (c *Client) RemoveBackends(ctx context.Context, names []string) (*Changed, 
 	return call[Changed](ctx, c, http.MethodDelete, "/backends?"+query.Encode(), nil, nil)
 }
 
+func (c *Client) Clients(ctx context.Context) (*ClientList, error) {
+	return get[ClientList](ctx, c, "/clients")
+}
+
 func (c *Client) Rules(ctx context.Context) (*RuleSet, error) { return get[RuleSet](ctx, c, "/rules") }
 
 // ApplyRules replaces the fleet's rules, of version ifVersion unless nil, or, if dry, returns the

@@ -73,6 +73,7 @@ func (s *Server) Routes() map[string]http.Handler {
 		"DELETE /backends":          only(reply(s.removeBackends), "name", "force"),
 		"PATCH /backends/{name...}": only(replyTo(s.updateBackend), "force"),
 
+		"GET /clients":        only(show(s.Service.Clients)),
 		"GET /rules":          only(show(s.Service.Rules)),
 		"PUT /rules":          only(replyTo(s.putRules), "dry_run"),
 		"GET /raft":           only(reply(func(*http.Request) (*RaftStatus, error) { return s.Service.Raft() })),

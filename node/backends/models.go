@@ -25,7 +25,9 @@ type modelList struct {
 	of       *Roster
 	reported uint64
 	at       time.Time
-	page     []byte // nil: there are backends, and no models are known
+	known    bool // false: there are backends, and no models are known
+	ids      []string
+	page     []byte // of all ids
 	byID     map[string]json.RawMessage
 }
 
@@ -41,8 +43,9 @@ func (d *Directory) noteEntries(e *Engine, list []listedModel) {
 	}
 }
 
-// ModelsAnswer is the body for /v1/models or /v1/models/ID; nil if unknown.
-func (d *Directory) ModelsAnswer(id string) []byte {
+// ModelsAnswer is the body for /v1/models or /v1/models/ID; nil if unknown. It lists only models that
+// a client may use; nil: all.
+func (d *Directory) ModelsAnswer(id string, may func(id []byte) bool) []byte {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	l := d.page
@@ -50,8 +53,13 @@ func (d *Directory) ModelsAnswer(id string) []byte {
 		l = d.newModelList()
 		d.page = l
 	}
-	if id == "" {
+	switch {
+	case id == "" && may == nil || !l.known:
 		return l.page
+	case id == "":
+		return modelPage(slices.DeleteFunc(slices.Clone(l.ids), func(id string) bool { return !may([]byte(id)) }), l.byID)
+	case may != nil && !may([]byte(id)):
+		return nil
 	}
 	return l.byID[id]
 }
@@ -59,12 +67,12 @@ func (d *Directory) ModelsAnswer(id string) []byte {
 // newModelList merges the models of backends that are not down. d.mu must be held.
 func (d *Directory) newModelList() *modelList {
 	l := &modelList{of: d.Roster(), reported: d.reported, at: time.Now(), byID: make(map[string]json.RawMessage)}
-	links, kept, known := make(map[*link]bool), make(map[string]bool), len(d.Roster().List) == 0
-	var ids []string
+	links, kept := make(map[*link]bool), make(map[string]bool)
+	l.known = len(d.Roster().List) == 0
 	for _, e := range l.of.List {
 		links[e.link] = true
 		models := e.models()
-		known = known || models != nil
+		l.known = l.known || models != nil
 		for _, id := range models {
 			kept[id] = true
 			if e.State == raftstore.Down || l.byID[id] != nil {
@@ -75,7 +83,7 @@ func (d *Directory) newModelList() *modelList {
 				raw = declaredModel(id)
 			}
 			l.byID[id] = raw
-			ids = append(ids, id)
+			l.ids = append(l.ids, id)
 		}
 	}
 	for id, m := range d.entries {
@@ -86,9 +94,9 @@ func (d *Directory) newModelList() *modelList {
 			d.entries[id] = m
 		}
 	}
-	if known {
-		slices.Sort(ids)
-		l.page = modelPage(ids, l.byID)
+	if l.known {
+		slices.Sort(l.ids)
+		l.page = modelPage(l.ids, l.byID)
 	}
 	return l
 }

@@ -174,6 +174,9 @@ func decodeValue(v *yaml.Node, key string, f field) []error {
 		v = v.Alias
 	}
 	switch dst := f.dst.(type) {
+	case *yaml.Node:
+		*dst = *v
+		return nil
 	case *[]Backend:
 		return decodeList(v, key, f, dst, decodeBackend)
 	case *[]Rule:

@@ -98,4 +98,5 @@ var kinds = map[reflect.Type]kind{
 	reflect.TypeFor[[]Backend]():          {"list of backends", "a list of URLs, or of mappings with the key url"},
 	reflect.TypeFor[[]Rule]():             {"list of rules", "a list of mappings with the key strategy"},
 	reflect.TypeFor[map[string]float64](): {"map of numbers", "{prefix: 2, load: 1}"},
+	reflect.TypeFor[amount]():             {"whole number", "20000, 20k or 2M"},
 }

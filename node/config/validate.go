@@ -69,8 +69,14 @@ func (c *Config) checkServing(bad complain) {
 	if _, err := proxy.ParseResponseHeaders(c.ResponseHeaders); err != nil {
 		bad("response_headers", "want none, route or all", "%q is unknown", c.ResponseHeaders)
 	}
-	if _, err := proxy.ParseTenant(c.Tenant); err != nil {
-		bad("tenant", "want none, credential or header:NAME, a header that is passed on to engines", "%q cannot be used", c.Tenant)
+	tenant, err := proxy.ParseTenant(c.Tenant)
+	switch {
+	case err != nil:
+		bad("tenant", "want none, client, credential or header:NAME, a header that is passed on to engines", "%q cannot be used", c.Tenant)
+	case tenant.ByClient() && c.ClientsFile == "":
+		bad("tenant", "set clients_file, or write credential", "client needs a list of clients")
+	case tenant.ByCredential() && c.ClientsFile != "":
+		bad("tenant", "write client", "credential does not go with clients_file, which takes the credentials")
 	}
 	bad.when(!HeaderWord(c.NodeName), "node_name", "write one word of visible ASCII: it goes into a response header", "%q cannot be used", c.NodeName)
 }

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"grapevine/node/admin"
+	"grapevine/node/config"
+)
+
+type clientsCmd struct {
+	List  clientsListCmd  `cmd:"" default:"withargs" help:"Show who may use a router (the default)."`
+	New   clientsNewCmd   `cmd:"" help:"Make a key for a client."`
+	Check clientsCheckCmd `cmd:"" help:"Check a clients file."`
+}
+
+func (clientsCmd) Help() string {
+	return "Routers read the clients from their --clients-file, and again when it changes. To change a client's key without a gap, list the new hash beside the old one, and remove the old one when no client uses it."
+}
+
+type clientsListCmd struct {
+	adminFlags
+}
+
+func (c *clientsListCmd) Run(s *streams) error {
+	return show(&c.adminFlags, s, func(client *admin.Client, ctx context.Context) (*admin.ClientList, error) {
+		return client.Clients(ctx)
+	}, printClients)
+}
+
+func printClients(out io.Writer, list *admin.ClientList) error {
+	if list.File == "" {
+		_, err := fmt.Fprintln(out, "No clients_file: everybody who reaches the router may use all models, without limits.")
+		return err
+	}
+	if list.Error != "" {
+		fmt.Fprintf(out, "The file is wrong, and the clients of before are in force: %s\n", list.Error)
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "CLIENT\tKEYS\tMODELS\tPATHS\tPRIORITY\tWEIGHT\tTOKENS/MIN\tIN FLIGHT\tTRUSTED")
+	limit := func(n int64) string {
+		if n == 0 {
+			return "-"
+		}
+		return strconv.FormatInt(n, 10)
+	}
+	for _, c := range list.Clients {
+		keys := strconv.Itoa(c.Keys)
+		if c.Anonymous {
+			keys += ", or none"
+		}
+		trusted := "no"
+		if c.Trusted {
+			trusted = "yes"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%g\t%s\t%s\t%s\n", c.Name, keys, cmp.Or(strings.Join(c.Models, " "), "all"), cmp.Or(strings.Join(c.Paths, " "), "all"),
+			c.Priority, c.Weight, limit(c.TokensPerMinute), limit(int64(c.InFlight)), trusted)
+	}
+	return w.Flush()
+}
+
+type clientsNewCmd struct {
+	Name string `arg:"" placeholder:"NAME" help:"Name of the client, which labels metrics and logs."`
+	JSON bool   `name:"json" help:"Print one JSON object."`
+}
+
+func (c *clientsNewCmd) Run(s *streams) error {
+	key, hash := config.NewClientKey()
+	line := fmt.Sprintf("- {name: %s, key_sha256: %s}", c.Name, hash)
+	if _, err := config.ParseClients("", []byte("anonymous: refuse\nclients:\n"+line+"\n")); err != nil {
+		return usageError{err}
+	}
+	if c.JSON {
+		return printJSON(s.out, struct {
+			Name string `json:"name"`
+			Key  string `json:"key"`
+			Hash string `json:"key_sha256"`
+		}{c.Name, key, hash})
+	}
+	_, err := fmt.Fprintf(s.out, "%s\n\nThis key is shown once: give it to the client. The routers' clients file needs its hash, under clients:\n\n  %s\n", key, line)
+	return err
+}
+
+type clientsCheckCmd struct {
+	Path string `arg:"" name:"file" placeholder:"FILE" help:"Clients file; - is stdin."`
+	JSON bool   `name:"json" help:"Print one JSON object."`
+}
+
+func (c *clientsCheckCmd) Run(s *streams) error {
+	text, err := readInput(s, c.Path, config.MaxClientsFile)
+	if err != nil {
+		return err
+	}
+	book, err := config.ParseClients(c.Path, text)
+	if err != nil {
+		return err
+	}
+	anonymous := "refused"
+	if book.Anonymous != nil {
+		anonymous = "those of " + book.Anonymous.Name
+	}
+	if c.JSON {
+		return printJSON(s.out, struct {
+			Clients   int    `json:"clients"`
+			Anonymous string `json:"anonymous"`
+		}{len(book.Clients), anonymous})
+	}
+	_, err = fmt.Fprintf(s.out, "%s: %d clients; requests without a key are %s\n", c.Path, len(book.Clients), anonymous)
+	return err
+}

@@ -1,0 +1,129 @@
+package node
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"grapevine/gossip/discovery"
+	"grapevine/node/admin"
+	"grapevine/node/config"
+	"grapevine/node/metrics"
+	"grapevine/proxy/clients"
+)
+
+const (
+	clientsEvery = time.Second
+	// clientsSilence is the pause between log lines about a wrong file.
+	clientsSilence = time.Minute
+)
+
+// clientList follows clients_file. A wrong file leaves the last good one in force.
+type clientList struct {
+	file   string    // "": everybody may use the router
+	logged time.Time // last complaint; the follower's alone
+
+	mu    sync.Mutex
+	stamp discovery.Stamp // of the file that was read last, good or wrong
+	book  *clients.Book   // in force; nil without a file
+	at    time.Time       // of book
+	err   error           // of the last read
+}
+
+func newClientList(file string) (*clientList, error) {
+	l := &clientList{file: file}
+	err := l.adopt(l.read())
+	return l, err
+}
+
+// read returns no clients if there is no file. The stamp is older than the text, so that no change is missed.
+func (l *clientList) read() (stamp discovery.Stamp, book *clients.Book, err error) {
+	if l.file == "" {
+		return stamp, nil, nil
+	}
+	if stamp, err = discovery.Stat(l.file); err != nil {
+		return stamp, nil, &config.Error{Key: "clients_file", Reason: err.Error()}
+	}
+	book, err = config.ReadClients(l.file)
+	return stamp, book, err
+}
+
+func (l *clientList) adopt(stamp discovery.Stamp, book *clients.Book, err error) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.stamp, l.err = stamp, err; book != nil {
+		l.book, l.at = book, time.Now()
+	}
+	return err
+}
+
+// changed reports whether the file differs from what was read last.
+func (l *clientList) changed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	stamp, err := discovery.Stat(l.file)
+	return err != nil || stamp != l.stamp
+}
+
+func (n *Node) followClients(ctx context.Context) {
+	log := n.log.With().Str("component", "clients").Str("file", n.clients.file).Logger()
+	tick := time.NewTicker(clientsEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if !n.clients.changed() {
+			continue
+		}
+		stamp, book, err := n.clients.read()
+		_ = n.clients.adopt(stamp, book, err)
+		switch {
+		case err != nil && time.Since(n.clients.logged) >= clientsSilence:
+			n.clients.logged = time.Now()
+			log.Warn().Str("event", EventClientsRefused).Err(err).Msg("clients file is wrong: the clients of before stay in force")
+		case book != nil:
+			n.clients.logged = time.Time{}
+			n.proxy.SetClients(book)
+			log.Info().Str("event", EventClientsApplied).Int("clients", len(book.Clients)).Msg("clients file applied")
+		}
+	}
+}
+
+// state returns the clients in force, since when, and what is wrong with the file now.
+func (l *clientList) state() (book *clients.Book, at time.Time, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.book, l.at, l.err
+}
+
+// Clients lists the clients in force, without their keys.
+func (n *Node) Clients() *admin.ClientList {
+	book, at, err := n.clients.state()
+	list := &admin.ClientList{File: n.clients.file, Clients: []admin.ClientStatus{}}
+	if book == nil {
+		return list
+	}
+	list.AgeS = time.Since(at).Seconds()
+	if err != nil {
+		list.Error = err.Error()
+	}
+	for _, c := range book.Clients {
+		list.Clients = append(list.Clients, admin.ClientStatus{
+			Name: c.Name, Keys: len(c.Keys), Anonymous: c == book.Anonymous, Models: c.Models, Paths: c.Paths, Priority: c.Priority.String(),
+			Weight: c.Weight, TokensPerMinute: c.TokensPerMinute, InFlight: c.InFlight, Trusted: c.Trusted,
+		})
+	}
+	return list
+}
+
+func (n *Node) collectClients(s metrics.Scrape) {
+	book, _, err := n.clients.state()
+	if book == nil {
+		return
+	}
+	s.Gauge("clients", "Clients of clients_file in force. Not additive.")(float64(len(book.Clients)))
+	s.Gauge("clients_failing", "1 while clients_file is wrong or missing, and the clients of before are in force.")(metrics.Bool(err != nil))
+}
