@@ -61,7 +61,9 @@ func TestClientsFileIsFollowed(t *testing.T) {
 	eventually(t, "the second client is known", func() bool { return status("second") == 200 })
 	// A wrong file changes nothing, and says so.
 	write(clientsText("third") + "  - {name: broken}\n")
-	eventually(t, "the mistake is shown", func() bool { return strings.Contains(n.Clients().Error, ":4: clients[1].key_sha256: broken has no key") })
+	eventually(t, "the mistake is shown", func() bool {
+		return strings.Contains(n.Clients().Error, ":4: clients[1].key_sha256: broken has no key")
+	})
 	if a, b := status("first"), status("third"); a != 200 || b != 401 {
 		t.Errorf("beside a wrong file a client of before gets %d, one of the file %d", a, b)
 	}

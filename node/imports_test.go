@@ -98,7 +98,7 @@ var impure = map[string][]string{
 	"proxy/engine": {"log", "log/slog", "os"},
 
 	"proxy/clients": {"net", "net/http", "log", "log/slog", "os", "context"},
-	"node/share":   {"net", "net/http", "log", "log/slog", "os", "context"},
+	"node/share":    {"net", "net/http", "log", "log/slog", "os", "context"},
 }
 
 var topLevel = []string{
