@@ -27,6 +27,7 @@ func (n *Node) collectRequests(s metrics.Scrape) {
 	s.Gauge("requests_in_flight", "Requests being served.")(float64(n.proxy.InFlight()))
 	s.Gauge("connections", "Open client connections.")(float64(n.proxy.Connections()))
 	s.Gauge("body_memory_bytes", "Bytes that request bodies hold, of max_body_memory.")(float64(bodyBytes))
+	s.Counter("access_log_dropped_total", "Lines of access_log that were lost because the file was slow, or failed.")(float64(n.access.Dropped()))
 	s.Counter("bodies_refused_total", "Requests answered 503 because max_body_memory was in use.")(float64(bodiesRefused))
 }
 

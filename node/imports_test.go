@@ -31,14 +31,16 @@ var mayImport = map[string][]string{
 
 	"proxy": {"prefixtree", "proxy/..."},
 
-	"node/hot":     {"node/metrics", "prefixtree", "proxy", "proxy/policy", "proxy/prompt", "raftstore"},
-	"node/notify":  {},
-	"node/health":  {"node/backends", "node/config", "node/metrics", "prefixtree", "proxy/engine", "proxy/policy", "raftstore"},
+	"node/hot":       {"node/metrics", "prefixtree", "proxy", "proxy/policy", "proxy/prompt", "raftstore"},
+	"node/notify":    {},
+	"node/health":    {"node/backends", "node/config", "node/metrics", "prefixtree", "proxy/engine", "proxy/policy", "raftstore"},
+	"node/accesslog": {"proxy", "proxy/policy"},
+
 	"node/machine": {},
 	"node/admin":   {"gossip", "gossip/member", "node/config", "proxy/policy", "raftstore"},
-	"node/config":  {"gossip/discovery", "gossip/member", "node/machine", "prefixtree", "proxy", "proxy/clients", "proxy/policy", "raftstore"},
+	"node/config":  {"gossip/discovery", "gossip/member", "node/accesslog", "node/machine", "prefixtree", "proxy", "proxy/clients", "proxy/policy", "raftstore"},
 	"node/metrics": {"proxy", "proxy/policy", "proxy/prompt", "raftstore"},
-	"node":         {"prefixtree", "gossip", "gossip/discovery", "gossip/member", "node/admin", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "node/share", "node/sources", "raftstore", "proxy", "proxy/..."},
+	"node":         {"prefixtree", "gossip", "gossip/discovery", "gossip/member", "node/accesslog", "node/admin", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "node/share", "node/sources", "raftstore", "proxy", "proxy/..."},
 
 	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/policy", "raftstore"},
 	"node/sources":  {"gossip/discovery", "node/config", "node/metrics", "raftstore"},

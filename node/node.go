@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	mathrand "math/rand/v2"
 	"net"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/gossip"
+	"grapevine/node/accesslog"
 	"grapevine/node/admin"
 	"grapevine/node/backends"
 	"grapevine/node/config"
@@ -50,6 +52,7 @@ type Node struct {
 	clients *clientList
 	proxy   *proxy.Proxy
 	metrics *metrics.Metrics
+	access  *accesslog.Log
 	cert    atomic.Pointer[tls.Certificate] // of the data port; nil without TLS
 
 	running  atomic.Pointer[config.Config] // cfg plus what Reload applied; immutable
@@ -126,6 +129,15 @@ func New(cfg config.Config) (*Node, error) {
 		return nil, err
 	}
 	n.ready.announce = n.proxy.Ready
+	which, err := accesslog.Parse(cfg.AccessLog)
+	if err != nil {
+		return nil, err // not after Validate
+	}
+	var out io.Writer = io.Discard
+	if cfg.Stdout != nil {
+		out = cfg.Stdout
+	}
+	n.access = accesslog.New(cfg.AccessLogFile, out, n.name, which)
 	if n.cfg.AdminTokenFile != "" {
 		if _, err := admin.ReadToken(n.cfg.AdminTokenFile); err != nil {
 			return nil, err
@@ -261,6 +273,10 @@ func (n *Node) start(ctx context.Context) error {
 	if err := n.startMetrics(ctx); err != nil {
 		return err
 	}
+	if err := n.access.Open(); err != nil {
+		return err
+	}
+	n.cleanups.push("access log", func(context.Context) error { return n.access.Close() })
 	ln := n.cfg.Listener
 	if ln == nil {
 		var lc net.ListenConfig

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 
+	"grapevine/node/accesslog"
 	"grapevine/node/backends"
 	"grapevine/node/config"
 )
@@ -49,8 +50,15 @@ func (n *Node) Reload(next config.Config) (Reloaded, error) {
 	if err != nil {
 		return Reloaded{}, err
 	}
+	which, err := accesslog.Parse(now.AccessLog)
+	if err != nil {
+		return Reloaded{}, err
+	}
 	retune, err := n.proxy.Retune(tuned)
 	if err != nil {
+		return Reloaded{}, err
+	}
+	if err := n.access.Reopen(); err != nil {
 		return Reloaded{}, err
 	}
 	changed, err := n.backends.SetKeys(keys)
@@ -59,6 +67,7 @@ func (n *Node) Reload(next config.Config) (Reloaded, error) {
 	}
 	// Nothing below fails.
 	retune()
+	n.access.Set(which)
 	if book != nil {
 		_ = n.clients.adopt(stamp, book, nil)
 		n.proxy.SetClients(book)

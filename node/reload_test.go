@@ -33,6 +33,9 @@ func another(t *testing.T, c *config.Config, s config.Setting) {
 	case "log_level":
 		c.LogLevel = "error"
 		return
+	case "access_log":
+		c.AccessLog = "errors"
+		return
 	case "backends":
 		c.Backends = append(c.Backends, config.Backend{URL: "http://127.0.0.3:9", Name: "more", Weight: 1})
 		return

@@ -84,6 +84,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Con
 func (n *Node) observe(r *proxy.Record) {
 	n.metrics.Observe(r)
 	n.hot.Observe(r)
+	n.access.Observe(r)
 }
 
 // orNone turns a configured 0 (none) into -1, since the proxy's 0 is its default.

@@ -120,6 +120,7 @@ func (e *exchange) startRecord() {
 		ID:           e.head.id,
 		Method:       e.ctx.Method(),
 		Path:         e.path,
+		Peer:         e.conn.forwarded,
 		RequestBytes: len(e.body),
 	}
 }

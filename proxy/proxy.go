@@ -280,6 +280,7 @@ type Record struct {
 	Stream   bool
 	Unparsed bool   // refused, or routed by load
 	Client   string // "" if unknown, or without a list of clients
+	Peer     []byte // the address of the client's connection or, in a PROXY header, the client's
 
 	Status   int            // StatusClientGone if the client left first
 	Failed   policy.Failure // of the last attempt

@@ -37,7 +37,7 @@ func (c *serveCmd) Run(s *streams, k *kong.Context) error {
 	if cfg.Log, err = config.NewLogger(logTo(s.err, os.Getenv("JOURNAL_STREAM")), commandline.IsTerminal(s.err), cfg); err != nil {
 		return usageError{err}
 	}
-	cfg.Version = version
+	cfg.Version, cfg.Stdout = version, s.out
 	if !c.CheckConfig {
 		if cfg.Listener, err = notify.Listener(os.Getenv); err != nil {
 			return err

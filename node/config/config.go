@@ -2,6 +2,7 @@
 package config
 
 import (
+	"io"
 	"net"
 	"time"
 
@@ -15,6 +16,8 @@ type Config struct {
 	// Level, if not nil, is the level of Log; Reload sets it.
 	Level   *LogLevel `yaml:"-" kong:"-"`
 	Version string    `yaml:"-" kong:"-"`
+	// Stdout receives the lines of access_log without access_log_file; nil: none.
+	Stdout io.Writer `yaml:"-" kong:"-"`
 	// Listener, if not nil, replaces Listen; the started node closes it.
 	Listener net.Listener `yaml:"-" kong:"-"`
 
@@ -89,7 +92,10 @@ type Config struct {
 	DrainClose             time.Duration `yaml:"drain_close" reload:"yes" name:"drain-close" env:"GRAPEVINE_DRAIN_CLOSE" default:"1s" placeholder:"DURATION" group:"timeouts" help:"How long answers then carry Connection: close."`
 	DrainTimeout           time.Duration `yaml:"drain_timeout" reload:"yes" name:"drain-timeout" env:"GRAPEVINE_DRAIN_TIMEOUT" default:"5m" placeholder:"DURATION" group:"timeouts" help:"How long running requests then may take."`
 
-	LogLevel  string `yaml:"log_level" reload:"yes" name:"log-level" env:"GRAPEVINE_LOG_LEVEL" default:"info" placeholder:"LEVEL" group:"watching" help:"debug, info, warn or error."`
-	LogFormat string `yaml:"log_format" name:"log-format" env:"GRAPEVINE_LOG_FORMAT" default:"auto" placeholder:"FORMAT" group:"watching" help:"json, console, or auto: console on a terminal."`
-	Pprof     bool   `yaml:"pprof" name:"pprof" env:"GRAPEVINE_PPROF" default:"false" group:"watching" help:"Serve /debug/pprof on the admin API."`
+	LogLevel      string `yaml:"log_level" reload:"yes" name:"log-level" env:"GRAPEVINE_LOG_LEVEL" default:"info" placeholder:"LEVEL" group:"watching" help:"debug, info, warn or error."`
+	LogFormat     string `yaml:"log_format" name:"log-format" env:"GRAPEVINE_LOG_FORMAT" default:"auto" placeholder:"FORMAT" group:"watching" help:"json, console, or auto: console on a terminal."`
+	AccessLog     string `yaml:"access_log" reload:"yes" name:"access-log" env:"GRAPEVINE_ACCESS_LOG" default:"off" placeholder:"off|errors|sample:SHARE|all" group:"watching" help:"Log a line of JSON for requests: off; errors (5xx, 429, answers broken off); sample:0.01 (that share and all errors); all. Lines hold no prompts."`
+	AccessLogFile string `yaml:"access_log_file" name:"access-log-file" env:"GRAPEVINE_ACCESS_LOG_FILE" placeholder:"FILE" group:"watching" help:"File for these lines, opened again at each reload. Empty: stdout."`
+
+	Pprof bool `yaml:"pprof" name:"pprof" env:"GRAPEVINE_PPROF" default:"false" group:"watching" help:"Serve /debug/pprof on the admin API."`
 }

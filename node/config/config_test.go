@@ -39,8 +39,8 @@ func TestSettingsAgree(t *testing.T) {
 			t.Errorf("%s: no help or no group", s.Key)
 		}
 	}
-	// All fields but Log, Level, Version and Listener are settings.
-	if got, want := len(Settings()), reflect.TypeFor[Config]().NumField()-4; got != want {
+	// All fields but Log, Level, Version, Listener and Stdout are settings.
+	if got, want := len(Settings()), reflect.TypeFor[Config]().NumField()-5; got != want {
 		t.Errorf("%d settings for %d fields", got, want)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"grapevine/gossip/member"
+	"grapevine/node/accesslog"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
@@ -40,6 +41,9 @@ func (c *Config) Validate(file string, lines map[string]int) error {
 	c.checkAmounts(bad)
 	if _, err := ParseLevel(c.LogLevel); err != nil {
 		bad("log_level", "want debug, info, warn or error", "%q is no level", c.LogLevel)
+	}
+	if _, err := accesslog.Parse(c.AccessLog); err != nil {
+		bad("access_log", err.Error(), "%q cannot be used", c.AccessLog)
 	}
 	switch c.LogFormat {
 	case "json", "console", "auto":

@@ -1,0 +1,202 @@
+// Package accesslog writes a line of JSON for each finished request, or for some of them. Lines hold
+// what was asked of whom and what it cost, never prompts or answers.
+package accesslog
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/rs/zerolog"
+
+	"grapevine/proxy"
+	"grapevine/proxy/policy"
+)
+
+// Which says which requests are logged. The zero value is none.
+type Which struct {
+	errors bool
+	share  float64 // of all requests
+}
+
+var errWhich = errors.New("want off, errors, all or sample:SHARE, where SHARE lies between 0 and 1")
+
+// Parse reads "off", "errors", "all" or "sample:SHARE". A sample has all errors, too.
+func Parse(s string) (Which, error) {
+	switch s {
+	case "off":
+		return Which{}, nil
+	case "errors":
+		return Which{errors: true}, nil
+	case "all":
+		return Which{share: 1}, nil
+	}
+	text, sample := strings.CutPrefix(s, "sample:")
+	share, err := strconv.ParseFloat(text, 64)
+	if !sample || err != nil || !(share > 0 && share < 1) {
+		return Which{}, errWhich
+	}
+	return Which{errors: true, share: share}, nil
+}
+
+func (w Which) wants(r *proxy.Record) bool {
+	return w.share >= 1 || w.errors && failed(r) || w.share > 0 && rand.Float64() < w.share
+}
+
+// failed reports whether the router or an engine let a client down, which a wrong request or a client
+// that left does not show.
+func failed(r *proxy.Record) bool {
+	return r.Status >= 500 || r.Status == 429 || r.Broken
+}
+
+// queued lines, of some 500 bytes, wait to be written; further ones are dropped and counted.
+const queued = 4096
+
+// Log writes lines behind the requests, so that a slow disk delays none. Safe for concurrent use.
+type Log struct {
+	log     zerolog.Logger
+	path    string // "": out
+	which   atomic.Pointer[Which]
+	dropped atomic.Uint64
+
+	lines  chan []byte
+	done   chan struct{}
+	stop   sync.Once
+	closed chan struct{}
+
+	mu  sync.Mutex
+	out io.Writer // the open file, or what New got; nil: a file that is not open
+}
+
+// New returns a log to a file, or to out if path is empty, which keeps its first lines until Open.
+func New(path string, out io.Writer, node string, which Which) *Log {
+	l := &Log{path: path, lines: make(chan []byte, queued), done: make(chan struct{}), closed: make(chan struct{})}
+	if path == "" {
+		l.out = out
+	}
+	l.log = zerolog.New((*enqueue)(l)).With().Timestamp().Str("component", "access").Str("node", node).Logger()
+	l.which.Store(&which)
+	return l
+}
+
+// Open begins to write, once. The caller must call Close.
+func (l *Log) Open() error {
+	if err := l.Reopen(); err != nil {
+		return err
+	}
+	go l.write()
+	return nil
+}
+
+// Reopen opens the file by its name, again after it was renamed. After an error the old one stays.
+func (l *Log) Reopen() error {
+	if l.path == "" {
+		return nil
+	}
+	file, err := os.OpenFile(l.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o640) //nolint:gosec // the group may read logs
+	if err != nil {
+		return fmt.Errorf("access_log_file: %w", err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	old, _ := l.out.(*os.File)
+	l.out = file
+	if old != nil {
+		return old.Close()
+	}
+	return nil
+}
+
+// Set changes which requests are logged.
+func (l *Log) Set(which Which) { l.which.Store(&which) }
+
+// Dropped counts lines that were lost because the file was too slow, or failed.
+func (l *Log) Dropped() uint64 { return l.dropped.Load() }
+
+// Close writes what waits and closes the file. Later requests are not logged.
+func (l *Log) Close() error {
+	l.stop.Do(func() { close(l.done) })
+	<-l.closed
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if file, ok := l.out.(*os.File); ok && l.path != "" {
+		return file.Close()
+	}
+	return nil
+}
+
+// Observe logs a finished request; r is valid during the call only.
+func (l *Log) Observe(r *proxy.Record) {
+	if !l.which.Load().wants(r) {
+		return
+	}
+	e := l.log.Log().Bytes("id", r.ID).Bytes("peer", r.Peer).Str("client", r.Client).
+		Bytes("method", r.Method).Bytes("path", r.Path).Bytes("model", r.Model).Bool("stream", r.Stream).
+		Int("status", r.Status).Str("backend", r.Backend).Int("attempts", r.Attempts).
+		Int("bytes_in", r.RequestBytes).Int64("bytes_out", r.ResponseBytes)
+	if d := r.Decision; d != nil {
+		e.Str("strategy", d.Strategy).Str("rung", d.Rung.String()).Int("predicted_tokens", d.PredictedTokens)
+	}
+	for _, count := range []struct {
+		name   string
+		tokens int
+	}{{"prompt_tokens", r.PromptTokens}, {"cached_tokens", r.CachedTokens}, {"output_tokens", r.OutputTokens}} {
+		if count.tokens >= 0 {
+			e.Int(count.name, count.tokens)
+		}
+	}
+	e.Int64("overhead_us", r.Overhead.Microseconds()).Int64("queue_ms", r.Queue.Milliseconds())
+	if r.TTFT > 0 {
+		e.Int64("ttft_ms", r.TTFT.Milliseconds())
+	}
+	if r.Failed != policy.None {
+		e.Stringer("failed", r.Failed)
+	}
+	e.Int64("total_ms", r.Total.Milliseconds()).Send()
+}
+
+// enqueue is the Log as zerolog's writer.
+type enqueue Log
+
+func (q *enqueue) Write(line []byte) (int, error) {
+	select {
+	case q.lines <- bytes.Clone(line):
+	default:
+		q.dropped.Add(1)
+	}
+	return len(line), nil
+}
+
+func (l *Log) write() {
+	defer close(l.closed)
+	var buffer bytes.Buffer
+	waiting := func() {
+		for range len(l.lines) {
+			buffer.Write(<-l.lines)
+		}
+		l.mu.Lock()
+		_, err := l.out.Write(buffer.Bytes())
+		l.mu.Unlock()
+		if err != nil {
+			l.dropped.Add(uint64(bytes.Count(buffer.Bytes(), []byte{'\n'})))
+		}
+		buffer.Reset()
+	}
+	for {
+		select {
+		case line := <-l.lines:
+			buffer.Write(line)
+			waiting()
+		case <-l.done:
+			waiting()
+			return
+		}
+	}
+}
