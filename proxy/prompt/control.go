@@ -42,6 +42,9 @@ func (p *Parser) control(f field) {
 		p.options()
 	case asExtraArgs:
 		p.extraArgs()
+	case asResponseID:
+		c.named = true
+		p.skip()
 	default:
 		p.skip()
 	}
@@ -102,6 +105,20 @@ func (p *Parser) fill(r *Request) {
 			r.Session = p.decoded(o)
 		}
 	}
+	r.Previous = p.previous()
+}
+
+// previous reads the setting previous_response_id, a single string of the prompt bytes.
+func (p *Parser) previous() []byte {
+	at := p.slots[slotPrevious]
+	if at.to != at.from+1 {
+		return nil
+	}
+	_, id, found := bytes.Cut(p.tape.bytes(p.tape.ops[at.from]), []byte(`":"`))
+	if !found {
+		return nil
+	}
+	return bytes.TrimSuffix(id, []byte(`"`))
 }
 
 // Canonical escapes are also Go's.

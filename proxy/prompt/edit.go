@@ -17,6 +17,14 @@ var (
 
 const optionMember = `"stream_options":{"include_usage":true}`
 
+// ResponseIDLen is the length of the ids that vLLM and SGLang give responses themselves.
+const ResponseIDLen = len(noResponseID)
+
+const (
+	noResponseID = "resp_00000000000000000000000000000000"
+	idMember     = `"request_id":"` // of the response to this request
+)
+
 func (p *Parser) options() {
 	c := &p.ctl
 	c.usage, c.continuous, c.optionsGiven, c.ask = false, false, true, ask{}
@@ -107,6 +115,12 @@ func (p *Parser) finishEdits(r *Request) {
 	}
 	if r.UsageAdded && !c.optionsGiven {
 		head = append(head, optionMember+","...)
+	}
+	if p.kind == Responses && p.opt.NameResponse && !(c.named && p.opt.Control) {
+		head = append(head, idMember...)
+		r.ResponseID = len(head)
+		head = append(head, noResponseID...)
+		head = append(head, `",`...)
 	}
 	p.head = head
 	if len(head) > 0 {

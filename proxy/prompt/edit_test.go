@@ -340,3 +340,37 @@ func TestTenantsShareNothing(t *testing.T) {
 		}
 	}
 }
+
+func TestResponsesAreNamed(t *testing.T) {
+	const room = `"request_id":"` + noResponseID + `"`
+	p := newTestParser(t)
+	for _, c := range []struct {
+		name       string
+		kind       Kind
+		o          Options
+		body, want string
+		previous   string
+	}{
+		{"first", Responses, Options{NameResponse: true}, `{"input":"a"}`, `{` + room + `,"input":"a"}`, ""},
+		{"follow-up", Responses, Options{NameResponse: true}, `{"previous_response_id":"resp_1"}`, `{` + room + `,"previous_response_id":"resp_1"}`, "resp_1"},
+		{"nothing", Responses, Options{NameResponse: true}, ` { } `, ` {` + room + ` } `, ""},
+		{"the client's", Responses, Options{NameResponse: true}, `{"request_id":"mine","input":"a", "request_id":7}`, `{` + room + `,"input":"a"}`, ""},
+		{"the client's stays", Responses, Options{NameResponse: true, Control: true}, `{"request_id":"mine"}`, `{"request_id":"mine"}`, ""},
+		{"with control", Responses, Options{NameResponse: true, Control: true}, `{"input":"a"}`, `{` + room + `,"input":"a"}`, ""},
+		{"not asked", Responses, Options{}, `{"request_id":"mine","previous_response_id":null}`, `{"request_id":"mine","previous_response_id":null}`, ""},
+		{"no text", Responses, Options{}, `{"previous_response_id":["resp_1"]}`, `{"previous_response_id":["resp_1"]}`, ""},
+		{"the last", Responses, Options{}, `{"previous_response_id":"a","previous_response_id":"b"}`, `{"previous_response_id":"a","previous_response_id":"b"}`, "b"},
+		{"another kind", Chat, Options{NameResponse: true}, `{"request_id":"mine","previous_response_id":"a"}`, `{"request_id":"mine","previous_response_id":"a"}`, ""},
+	} {
+		var r Request
+		if err := p.Parse(c.kind, []byte(c.body), c.o, &r); err != nil {
+			t.Fatal(err)
+		}
+		if got := string(apply(nil, []byte(c.body), r.Edits)); got != c.want || string(r.Previous) != c.previous {
+			t.Errorf("%s: %s, previous %q\nwant %s", c.name, got, r.Previous, c.want)
+		}
+		if strings.Contains(c.want, room) != (r.ResponseID >= 0) || r.ResponseID >= 0 && string(r.Edits[0].Text[r.ResponseID:][:ResponseIDLen]) != noResponseID {
+			t.Errorf("%s: the id goes to %d of %+v", c.name, r.ResponseID, r.Edits)
+		}
+	}
+}

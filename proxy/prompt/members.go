@@ -46,6 +46,7 @@ const (
 	asOptions
 	asSampling
 	asSteering // cut out unless Options.Control
+	asResponseID
 	asExtraArgs
 )
 
@@ -154,6 +155,7 @@ var perKind = [kinds]map[string]field{
 		"previous_response_id": {slotPrevious, asSetting, markSetting},
 		"prompt":               {slotStored, asSorted, markSetting},
 		"chat_template_kwargs": {slotTemplateArgs, asSorted, markSetting},
+		"request_id":           {0, asResponseID, 0},
 	},
 	Embeddings:  with(chat, map[string]field{"input": {slotPrompt, asPrompt, 0}}),
 	Messages:    messages,

@@ -8,7 +8,7 @@ func NewParser(h *prefixtree.Hasher) *Parser { return &Parser{hasher: h} }
 // Parse scans body once and fills r, without hashes and edits after an *Error. Bodies of kind Other
 // are not read.
 func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
-	*r = Request{}
+	*r = Request{ResponseID: -1}
 	if k == Other {
 		return nil
 	}
@@ -100,6 +100,9 @@ func (p *Parser) top() {
 func (p *Parser) unwanted(name []byte, f field) bool {
 	if f.how == asRoot {
 		return len(p.opt.Tenant) > 0 && string(name) == saltMember(p.kind)
+	}
+	if f.how == asResponseID {
+		return p.opt.NameResponse && !p.opt.Control
 	}
 	return !p.opt.Control && steers(name)
 }

@@ -94,6 +94,10 @@ type Request struct {
 	// metadata.user_id, prompt_cache_key.
 	Session []byte
 
+	// Previous is previous_response_id: the engine that stores this response has the rest of the
+	// prompt. Nil if absent or not a string.
+	Previous []byte
+
 	Hashes      []prefixtree.Hash // full blocks, root to leaf; empty after an error
 	PromptBytes int
 
@@ -102,6 +106,9 @@ type Request struct {
 	// UsageAdded says that the router must remove the usage from the answer. Not with
 	// continuous_usage_stats, which adds usage to every chunk.
 	UsageAdded bool
+	// ResponseID is where in the text of Edits[0] the router puts the id of the response, over
+	// ResponseIDLen bytes; -1: nowhere. See Options.NameResponse.
+	ResponseID int
 }
 
 // Parser does not allocate once warm. Not safe for concurrent use.
@@ -194,6 +201,7 @@ type controls struct {
 	session      [6]op
 	ask          ask
 	optionsGiven bool
+	named        bool // the client's request_id stays
 }
 
 type ask struct {
@@ -216,6 +224,9 @@ type Edit struct {
 // Options say how to change a body.
 type Options struct {
 	Control bool
+	// NameResponse makes room for an id in requests of kind Responses, and cuts the client's own
+	// unless Control.
+	NameResponse bool
 	// Tenant, if not empty, adds a salt made of it, the client's salt and the hasher's key.
 	Tenant []byte
 }
