@@ -14,7 +14,8 @@ import (
 // ledger.go).
 
 // Pick chooses a backend and charges the request to it. Without an error the caller must call
-// att.End exactly once. Errors: ErrNoBackend, ErrUnknownModel, ErrUnknownStrategy, ErrAttemptInUse.
+// att.End exactly once. Errors: ErrNoBackend, ErrUnknownModel, ErrHolderGone, ErrUnknownStrategy,
+// ErrAttemptInUse.
 func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	if att.stage != idle && att.stage != ended {
 		if invariants {
@@ -51,6 +52,14 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 	}
 	s.model = r.models.of(q.Model) // after the pool lookup, so that unknown names cannot fill the table
 	r.open(s, q, p, now)
+	if q.Stored {
+		if !s.stageStored(t) {
+			return 0, ErrHolderGone
+		}
+		r.assign(s)
+		d.fill(s, 0, Stored, strategy, false)
+		return 0, nil
+	}
 	lastResort := r.stage(s, strategy)
 	if len(s.Candidates) == 0 {
 		return 0, ErrNoBackend
@@ -121,6 +130,9 @@ func (r *Router) charge(s *Scene, c *Candidate, att *Attempt) {
 	q, now := s.Request, s.Now
 	att.router, att.slot, att.model = r, c.slot, s.model
 	att.hashes, att.bytes = q.Hashes, s.promptBytes(r.cfg.BlockBytes)
+	if q.Continued {
+		att.bytes = 0
+	}
 	att.held, att.followed = c.Held, c.Held > s.CommonTokens
 	att.charged = int64(att.decision.UncachedTokens)
 	att.resident = int64(s.PromptTokens + q.OutputHint)

@@ -49,7 +49,7 @@ type entry struct {
 	weight float64 // share of work
 	kv     int     // capacity of the KV cache in tokens; 0: unknown
 	id     prefixtree.Backend
-	at     int32 // position in the pool
+	at     int32 // position in the pool; -1: none
 }
 
 func (p *pool) name(b prefixtree.Backend) string {
@@ -150,6 +150,12 @@ func (r *Router) SetView(v *View) {
 	r.table.Store(t)
 }
 
+// entry returns one that is in no pool.
+func (t *table) entry(at int32) entry {
+	b := &t.view.Backends[at]
+	return entry{slot: t.slots[at], key: keyOf(b), weight: b.Weight, kv: b.KVTokens, id: b.ID, at: -1}
+}
+
 func (t *table) newPool(key uint64, positions []int32, known map[uint64]*history) *pool {
 	p := &pool{key: key, view: t.view, history: known[key], byID: make([]int32, len(t.view.byID))}
 	if p.history == nil {
@@ -165,7 +171,9 @@ func (t *table) newPool(key uint64, positions []int32, known map[uint64]*history
 			continue
 		}
 		p.byID[b.ID] = int32(len(p.entries))
-		p.entries = append(p.entries, entry{slot: t.slots[at], key: keyOf(b), weight: b.Weight, kv: b.KVTokens, id: b.ID, at: p.byID[b.ID]})
+		e := t.entry(at)
+		e.at = p.byID[b.ID]
+		p.entries = append(p.entries, e)
 		p.weighted = p.weighted || b.Weight != p.entries[0].weight
 	}
 	return p

@@ -18,6 +18,7 @@ import (
 var (
 	ErrNoBackend       = errors.New("no backend can take the request") // no active backend is left after exclusions
 	ErrUnknownModel    = errors.New("no backend serves the model")
+	ErrHolderGone      = errors.New("the backend that stores the response is no longer in the fleet")
 	ErrUnknownStrategy = errors.New("no such strategy")
 	ErrAttemptInUse    = errors.New("attempt has not ended")        // Pick before End of the previous request
 	ErrConfig          = errors.New("invalid policy configuration") // wrapped by every error of NewRouter
@@ -70,7 +71,13 @@ type Request struct {
 	NonStreaming bool                     // the proxy cannot observe the first token: not streamed, or not understood
 	Header       func(name string) []byte // may be nil; used when a rule names a header
 	Exclude      []prefixtree.Backend     // backends that already failed this request
-	Strategy     string
+	// Continued: a backend stores the conversation, and the prompt bytes are its last turn only. They
+	// have no hashes, and neither caches nor bytes per token are learned from them.
+	Continued bool
+	// Stored: only the backend with the prefixtree.BackendKey Holder can answer.
+	Stored   bool
+	Holder   uint32
+	Strategy string
 }
 
 type named struct {

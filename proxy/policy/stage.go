@@ -58,6 +58,10 @@ func (s *Scene) stageLeastBad() {
 
 func (s *Scene) add(at int, e *entry, half bool) {
 	s.where[at] = int32(len(s.Candidates))
+	s.stand(e, half)
+}
+
+func (s *Scene) stand(e *entry, half bool) {
 	rate := e.slot.rateOr(s.FleetRate)
 	own := e.slot.active.Load()
 	// A composite literal would be copied: a third of a Pick at 2,000 backends.

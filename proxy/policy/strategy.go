@@ -27,15 +27,16 @@ type Rung uint8
 
 // Rungs, best first.
 const (
-	Cache Rung = iota // what backends hold
-	Hot               // replica set of a hot prefix
-	Hash              // rendezvous order of the prompt or session
+	Stored Rung = iota // the backend that stores the response to go on from
+	Cache              // what backends hold
+	Hot                // replica set of a hot prefix
+	Hash               // rendezvous order of the prompt or session
 	Load
 	Rotate // round robin without knowledge
 	rungs
 )
 
-var rungNames = [rungs]string{"cache", "hot", "hash", "load", "rotate"}
+var rungNames = [rungs]string{"stored", "cache", "hot", "hash", "load", "rotate"}
 
 func (r Rung) String() string {
 	if r < rungs {

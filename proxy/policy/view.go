@@ -54,6 +54,7 @@ type View struct {
 	Rules    []Rule
 
 	byID    []int32
+	byKey   map[uint32]int32 // by prefixtree.BackendKey
 	byModel map[string][]int32
 	general []int32
 	all     []int32
@@ -89,6 +90,7 @@ func NewView(backends []Backend, rules []Rule, extra ...string) (*View, error) {
 
 func (v *View) indexBackends() error {
 	names := make(map[string]int, len(v.Backends))
+	v.byKey = make(map[uint32]int32, len(v.Backends))
 	top := 0
 	for _, b := range v.Backends {
 		top = max(top, int(b.ID)+1)
@@ -108,6 +110,7 @@ func (v *View) indexBackends() error {
 			return fmt.Errorf("backends[%d]: name %q is already that of backends[%d]: list every backend once", i, b.Name, j)
 		}
 		names[b.Name] = i
+		v.byKey[prefixtree.BackendKey(b.Name)] = int32(i)
 		if b.Weight < 0 || math.IsNaN(b.Weight) || math.IsInf(b.Weight, 0) {
 			return fmt.Errorf("backends[%d] (%s): weight %v: use a number above 0, or leave it out for 1", i, b.Name, b.Weight)
 		}
