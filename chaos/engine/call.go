@@ -73,6 +73,8 @@ type fields struct {
 	Prompt       texts           `json:"prompt"`
 	Input        json.RawMessage `json:"input"`
 	Previous     string          `json:"previous_response_id"`
+	RequestID    string          `json:"request_id"`
+	Store        *bool           `json:"store"`
 	Continue     bool            `json:"continue_final_message"`
 	Echo         bool            `json:"echo"`
 	Dimensions   int             `json:"dimensions"`
@@ -84,6 +86,7 @@ type call struct {
 	fields   fields
 	model    string
 	adapter  string
+	earlier  []message // of previous_response_id, with its answer
 	prompts  [][]byte
 	n        int
 	output   int
@@ -117,6 +120,11 @@ func (s *Server) parse(e endpoint, body []byte) (*call, error) {
 		return nil, err
 	}
 	var err error
+	if e == endpointResponses && f.Previous != "" {
+		if c.earlier, err = s.stored.conversation(f.Previous); err != nil {
+			return nil, err
+		}
+	}
 	if c.prompts, err = c.render(); err != nil {
 		return nil, err
 	}
@@ -219,9 +227,6 @@ func (c *call) input() ([][]byte, error) {
 
 func (c *call) responses() ([][]byte, error) {
 	f := &c.fields
-	if f.Previous != "" {
-		return nil, &apiError{status: http.StatusNotFound, param: "previous_response_id", message: fmt.Sprintf("Response with id '%s' not found.", f.Previous)}
-	}
 	switch {
 	case !present(f.Input):
 		return nil, badRequest("input", "Field required")
@@ -240,6 +245,7 @@ func (c *call) responses() ([][]byte, error) {
 			m.Role = "user"
 		}
 	}
+	f.Messages = slices.Concat(c.earlier, f.Messages)
 	return one(c.conversation(f.Instructions.text))
 }
 

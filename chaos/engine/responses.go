@@ -1,20 +1,92 @@
 package engine
 
-// response returns OpenAI's Responses object. The server stores none, so it never finds a
-// previous_response_id.
+import (
+	"cmp"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+)
+
+// maxStored bounds the responses that a server stores; real ones store all until they end.
+const maxStored = 16 << 10
+
+// responseStore has the latest responses by id. The zero value is empty.
+type responseStore struct {
+	mu    sync.Mutex
+	byID  map[string]storedResponse
+	order []string // oldest first
+}
+
+type storedResponse struct {
+	answer   object
+	messages []message // with the answer, without the instructions
+}
+
+func (s *responseStore) put(id string, r storedResponse) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byID == nil {
+		s.byID = make(map[string]storedResponse)
+	}
+	if _, known := s.byID[id]; !known {
+		s.order = append(s.order, id)
+	}
+	s.byID[id] = r
+	if len(s.order) > maxStored {
+		delete(s.byID, s.order[0])
+		s.order = s.order[1:]
+	}
+}
+
+func (s *responseStore) get(id, param string) (storedResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r, ok := s.byID[id]
+	if !ok {
+		return r, &apiError{status: http.StatusNotFound, param: param, message: fmt.Sprintf("Response with id '%s' not found.", id)}
+	}
+	return r, nil
+}
+
+func (s *responseStore) conversation(id string) ([]message, error) {
+	r, err := s.get(id, "previous_response_id")
+	return r.messages, err
+}
+
+func (s *Server) retrieve(_ http.ResponseWriter, r *http.Request, _ []byte) (any, error) {
+	stored, err := s.stored.get(r.PathValue("id"), "response_id")
+	if err != nil {
+		return nil, err
+	}
+	return stored.answer, nil
+}
+
+func (s *Server) cancelResponse(_ http.ResponseWriter, r *http.Request, _ []byte) (any, error) {
+	if _, err := s.stored.get(r.PathValue("id"), "response_id"); err != nil {
+		return nil, err
+	}
+	return nil, badRequest("response_id", "Cannot cancel a synchronous response.")
+}
+
+// response returns OpenAI's Responses object.
 func (t *responsesScript) response(status string) object {
-	var instructions any
+	var instructions, previous any
+	if id := t.c.fields.Previous; id != "" {
+		previous = id
+	}
 	if text := t.c.fields.Instructions; text.given {
 		instructions = string(text.text)
 	}
 	return object{
 		"id": t.id, "object": "response", "created_at": t.created, "status": status, "background": false, "error": nil,
 		"incomplete_details": nil, "instructions": instructions, "max_output_tokens": t.c.fields.MaxOutputTokens, "model": t.c.model,
-		"output": []object{}, "parallel_tool_calls": true, "previous_response_id": nil, "temperature": 1, "tool_choice": "auto",
+		"output": []object{}, "parallel_tool_calls": true, "previous_response_id": previous, "temperature": 1, "tool_choice": "auto",
 		"tools": []any{}, "top_p": 1, "truncation": "disabled", "usage": nil, "metadata": object{},
 	}
 }
 
+// whole also stores the response; it is called once.
 func (t *responsesScript) whole() object {
 	status := t.c.ended("incomplete", "completed")
 	r := t.response(status)
@@ -29,7 +101,12 @@ func (t *responsesScript) whole() object {
 	if u.Details != nil {
 		counts["input_tokens_details"] = object{"cached_tokens": u.Details.CachedTokens, "cache_write_tokens": 0}
 	}
-	r["usage"], r["output"] = counts, []object{outputItem(t.itemID, status, outputText(t.f.seats[0].reply))}
+	reply := t.f.seats[0].reply
+	r["usage"], r["output"] = counts, []object{outputItem(t.itemID, status, outputText(reply))}
+	if store := t.c.fields.Store; store == nil || *store {
+		answer := message{Role: "assistant", Content: content{text: reply, given: true}}
+		t.s.stored.put(t.id, storedResponse{r, append(slices.Clip(t.c.fields.Messages), answer)})
+	}
 	return r
 }
 
@@ -48,7 +125,7 @@ type responsesScript struct {
 }
 
 func newResponsesScript(t told) *responsesScript {
-	t.id = t.s.id("resp_")
+	t.id = cmp.Or(t.c.fields.RequestID, t.s.id("resp_"))
 	return &responsesScript{told: t, itemID: t.s.id("msg_")}
 }
 

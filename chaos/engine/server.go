@@ -92,6 +92,7 @@ type Server struct {
 	nonce  string
 	began  time.Time
 	ids    atomic.Int64
+	stored responseStore
 
 	requests atomic.Int64 // to inference endpoints
 	aborted  atomic.Int64 // requests whose client left before the end
@@ -248,6 +249,8 @@ func (s *Server) routes() {
 	}
 	s.mux.HandleFunc("POST /v1/chat/completions/render", s.answering(endpointChat, s.renderHandler))
 	s.mux.HandleFunc("GET /v1/models", s.models)
+	s.mux.HandleFunc("GET /v1/responses/{id}", s.answering(endpointResponses, s.retrieve))
+	s.mux.HandleFunc("POST /v1/responses/{id}/cancel", s.answering(endpointResponses, s.cancelResponse))
 	s.mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	s.routeMetrics()
 	s.mux.HandleFunc("POST /emulator/cached", s.answering(endpointNone, s.cachedHandler))

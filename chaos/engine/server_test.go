@@ -66,6 +66,24 @@ func (l *live) post(path, body string) (int, []byte) {
 	return resp.StatusCode, answer
 }
 
+// get decodes an answer of that status into anything but nil.
+func (l *live) get(path string, want int, into any) {
+	l.t.Helper()
+	resp, err := l.client.Get(l.url + path)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != want {
+		l.t.Fatalf("%s: %d, want %d", path, resp.StatusCode, want)
+	}
+	if into != nil {
+		if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
+			l.t.Fatal(err)
+		}
+	}
+}
+
 func (l *live) ok(path, body string, into any) {
 	l.t.Helper()
 	status, answer := l.post(path, body)
