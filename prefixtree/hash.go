@@ -1,6 +1,7 @@
 package prefixtree
 
 import (
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -67,6 +68,14 @@ func (h *Hasher) BlockBytes() int { return h.blockBytes }
 
 // KeyID identifies secret, block size and chain version; hashes of another KeyID never match.
 func (h *Hasher) KeyID() uint32 { return h.keyID }
+
+// Secret returns a secret for a purpose, equal on every node, from which neither the fleet's secret
+// nor that of another purpose can be computed.
+func (h *Hasher) Secret(purpose string) [sha256.Size]byte {
+	mac := hmac.New(sha256.New, h.saltKey[:])
+	mac.Write([]byte(purpose))
+	return [sha256.Size]byte(mac.Sum(nil))
+}
 
 // Salt appends 32 hexadecimal digits for a tenant and its own salt, equal on every node, that
 // cannot be computed without the secret.

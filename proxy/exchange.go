@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"slices"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -44,6 +45,7 @@ type inquiry struct {
 	target []byte
 	ownKey bool   // send Target.Header: an inference path
 	body   []byte // as received
+	named  []byte // where in pieces the id of the response goes; nil: nowhere
 	strip  bool   // remove the usage that only the router asked for
 	usage  engine.Usage
 }
@@ -76,6 +78,7 @@ type scratch struct {
 	pieces   [][]byte             // the body to send: views of body and inserted
 	inserted []byte               // texts of the edits
 	tenant   []byte
+	block    idBlock
 	id       []byte
 	route    []byte
 	names    []byte
@@ -134,6 +137,9 @@ func (e *exchange) pick() (Target, error) {
 	e.rec.Attempts++
 	e.rec.Decision = e.guard.attempt.Decision()
 	e.rec.Backend = t.Name
+	if e.named != nil {
+		e.proxy.responses.name(e.named, t.Name, e.tenant, &e.block)
+	}
 	return t, nil
 }
 
@@ -309,7 +315,11 @@ func (e *exchange) matchedTokens(d *policy.Decision) int {
 
 // splice copies the edits' texts, which the parser reuses.
 func (e *exchange) splice(edits []prompt.Edit) {
-	e.inserted, e.pieces = e.inserted[:0], e.pieces[:0]
+	texts := 0
+	for _, d := range edits {
+		texts += len(d.Text)
+	}
+	e.inserted, e.pieces = slices.Grow(e.inserted[:0], texts), e.pieces[:0] // pieces stay views of inserted
 	at := 0
 	for _, d := range edits {
 		e.addPiece(e.body[at:d.From])

@@ -202,12 +202,13 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	q.Path = e.path
 	q.Session = e.head.session
 	e.splice(nil)
+	e.tenant = e.proxy.cfg.Tenant.of(e.tenant[:0], e.client, e.head.block)
 	if kind == prompt.Other {
 		q.NonStreaming = true // tokens of the answer are not observed
-		return fault{}, false
+		id, _ := responseOf(e.path)
+		return e.findHolder(id)
 	}
-	e.tenant = e.proxy.cfg.Tenant.of(e.tenant[:0], e.client, e.head.block)
-	o := prompt.Options{Control: e.proxy.controls(e.client), Tenant: e.tenant}
+	o := prompt.Options{Control: e.proxy.controls(e.client), NameResponse: true, Tenant: e.tenant}
 	if e.head.encoded {
 		q.NonStreaming, e.rec.Unparsed = true, true
 		return fault{fasthttp.StatusUnsupportedMediaType, "encoded_body", "request bodies may not be compressed: send it without Content-Encoding"}, !e.proxy.TakesUnreadable()
@@ -226,7 +227,10 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	}
 	e.strip = r.UsageAdded
 	e.splice(r.Edits)
-	return fault{}, false
+	if r.ResponseID >= 0 {
+		e.named = e.inserted[r.ResponseID:][:prompt.ResponseIDLen]
+	}
+	return e.findHolder(r.Previous)
 }
 
 // A session already in q wins over the body's.
@@ -240,7 +244,9 @@ func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefi
 	if len(q.Session) == 0 {
 		q.Session = keep(r.Session)
 	}
-	hashes = append(hashes, r.Hashes...)
+	if q.Continued = len(r.Previous) > 0; !q.Continued {
+		hashes = append(hashes, r.Hashes...)
+	}
 	q.Hashes, q.PromptBytes, q.OutputHint, q.NonStreaming = hashes, r.PromptBytes, r.MaxTokens, !r.Stream
 	return names, hashes
 }
@@ -260,6 +266,9 @@ func (p *Proxy) Describe(path []byte, header func(name string) []byte, body []by
 	var r prompt.Request
 	err := parser.Parse(prompt.KindOf(path), body, o, &r)
 	describe(q, &r, nil, nil)
+	if id := r.Previous; len(id) > 0 {
+		q.Holder, q.Stored = p.responses.holder(id, o.Tenant, new(idBlock))
+	}
 	return err
 }
 
@@ -298,6 +307,8 @@ func (e *exchange) refusePick(err error) {
 		e.refuseExhausted() // every backend failed
 	case errors.Is(err, policy.ErrUnknownModel):
 		e.refuse(fault{fasthttp.StatusNotFound, "model_not_found", "no backend serves the model " + quoted(e.rec.Model)})
+	case errors.Is(err, policy.ErrHolderGone):
+		e.refuse(responseLost)
 	case errors.Is(err, policy.ErrNoBackend):
 		e.refuse(fault{fasthttp.StatusServiceUnavailable, "no_backend", "no backend can take the request now"})
 		e.retryAfter(1)

@@ -24,17 +24,26 @@ func methods(path []byte) string {
 	if isModels(path) {
 		return "GET, HEAD, OPTIONS"
 	}
-	if id, ok := bytes.CutPrefix(path, []byte("/v1/responses/")); ok {
-		id, cancel := bytes.CutSuffix(id, []byte("/cancel"))
-		switch {
-		case len(id) == 0 || bytes.IndexByte(id, '/') >= 0:
-		case cancel:
-			return "POST, OPTIONS"
-		default:
-			return "GET, HEAD, OPTIONS"
-		}
+	switch id, cancel := responseOf(path); {
+	case id == nil:
+		return ""
+	case cancel:
+		return "POST, OPTIONS"
 	}
-	return ""
+	return "GET, HEAD, OPTIONS"
+}
+
+// responseOf returns the id in the path of a stored response, or nil.
+func responseOf(path []byte) (id []byte, cancel bool) {
+	rest, ok := bytes.CutPrefix(path, []byte("/v1/responses/"))
+	if !ok {
+		return nil, false
+	}
+	rest, cancel = bytes.CutSuffix(rest, []byte("/cancel"))
+	if len(rest) == 0 || bytes.IndexByte(rest, '/') >= 0 {
+		return nil, false
+	}
+	return rest, cancel
 }
 
 func isModels(path []byte) bool {

@@ -33,7 +33,8 @@ var ErrClosed = errors.New("proxy is shut down")
 // Picker chooses backends. It must be safe for concurrent use.
 type Picker interface {
 	// Pick books the request; after a nil error the proxy calls a.End exactly once.
-	// policy.ErrNoBackend is answered 503, policy.ErrUnknownModel 404, other errors 500.
+	// policy.ErrNoBackend is answered 503, policy.ErrUnknownModel and policy.ErrHolderGone 404, other
+	// errors 500.
 	Pick(q *policy.Request, a *policy.Attempt) (Target, error)
 	Now() prefixtree.Time
 }
@@ -123,6 +124,7 @@ type Proxy struct {
 
 	departures departures
 	broken     broken
+	responses  responseIDs
 
 	mu        sync.Mutex // guards the fields below
 	listeners map[net.Listener]struct{}
@@ -156,6 +158,7 @@ func New(cfg Config) (*Proxy, error) {
 	p.bodies.limit = int64(cfg.MaxBodyMemory)
 	p.upstreams.init(p)
 	p.broken.seed = rand.Uint64()
+	p.responses = newResponseIDs(cfg.Hasher)
 	p.exchanges.New = func() any { return newExchange(p) }
 	p.parsers.New = func() any { return prompt.NewParser(cfg.Hasher) }
 	p.server = p.newServer()

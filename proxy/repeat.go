@@ -23,13 +23,13 @@ const (
 )
 
 // A request that no engine received may always move; one of inference, which has no side effects,
-// once.
+// once; one for a stored response never, because another engine would deny that it exists.
 func (e *exchange) mayMove() bool {
 	if e.last.failed == policy.Busy {
 		e.last.busy++
-		return e.last.busy < maxBusy && !e.rec.Decision.LastResort
+		return e.last.busy < maxBusy && !e.rec.Decision.LastResort && !e.query.Stored
 	}
-	if e.rec.Attempts-e.last.busy >= e.proxy.tuned.Load().MaxAttempts {
+	if e.query.Stored || e.rec.Attempts-e.last.busy >= e.proxy.tuned.Load().MaxAttempts {
 		return false
 	}
 	return e.last.failed == policy.Connect || e.rec.Kind != prompt.Other && len(e.suspects) < maxSeen

@@ -82,7 +82,8 @@ for port in "$e1" "$e2"; do
 	await "http://127.0.0.1:$port/health" "the engine on port $port" "$!"
 done
 # One router that asks engines for their models, and lets them judge a model that none has listed; one that was told, and refuses
-# it itself.
+# it itself. They share the secret, so that each reads the ids of responses that the other made.
+export GRAPEVINE_SECRET="the secret that both routers share"
 "$grapevine" serve --listen "127.0.0.1:$data" --admin "127.0.0.1:$admin" --drain-grace 0s --response-headers all \
 	--backend "http://127.0.0.1:$e1" --backend "http://127.0.0.1:$e2" >"$logs/serve.log" 2>&1 &
 pids+=($!)

@@ -166,6 +166,28 @@ def test_responses_stream():
     assert events[-1].response.usage.output_tokens == 10
 
 
+def test_responses_go_on():
+    """Turns through two routers that share the secret and the engines, half of them streamed."""
+    for talk in range(6):
+        first = oai.responses.create(model=MODEL, input=prose("talk" + unique()), max_output_tokens=10)
+        previous, tokens = first.id, first.usage.input_tokens
+        for turn in range(3):
+            client = (strict_oai, oai)[turn % 2]
+            r = client.responses.create(
+                model=MODEL, input=f"And then, number {turn}?", previous_response_id=previous, max_output_tokens=10, stream=turn == talk % 3)
+            if turn == talk % 3:
+                with r as s:
+                    r = list(s)[-1].response
+            assert r.previous_response_id == previous
+            assert r.usage.input_tokens > tokens and r.usage.input_tokens_details.cached_tokens > tokens // 2, r.usage
+            previous, tokens = r.id, r.usage.input_tokens
+        assert strict_oai.responses.retrieve(previous).id == previous
+        e = raises(openai.BadRequestError, lambda: strict_oai.responses.cancel(previous))
+        assert "synchronous" in str(e)
+    e = raises(openai.NotFoundError, lambda: oai.responses.create(model=MODEL, input="x", previous_response_id="resp_0"))
+    assert "not found" in str(e), e
+
+
 def test_raw_headers():
     mine = "test-" + unique()
     raw = oai.chat.completions.with_raw_response.create(
