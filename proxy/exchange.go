@@ -244,7 +244,7 @@ func (e *exchange) recycle() {
 	e.forgetPieces()
 	clear(e.tenant) // a credential
 	e.inquiry, e.relayed = inquiry{}, relayed{}
-	e.head = requestHead{block: reuse(e.head.block), forwarded: reuse(e.head.forwarded)}
+	e.head = requestHead{block: reuse(e.head.block), forwarded: reuse(e.head.forwarded), talk: reuse(e.head.talk)}
 	e.query = policy.Request{Header: e.query.Header, Exclude: e.query.Exclude[:0]}
 	e.suspects, e.partial, e.tail = e.suspects[:0], reuse(e.partial), reuse(e.tail)
 	if cap(e.hashes) > retainHashes {

@@ -200,7 +200,7 @@ func (p *Proxy) controls(c *clients.Client) bool {
 func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	q := &e.query
 	q.Path = e.path
-	q.Session = e.head.session
+	q.Session = e.head.conversation()
 	e.splice(nil)
 	e.tenant = e.proxy.cfg.Tenant.of(e.tenant[:0], e.client, e.head.block)
 	if kind == prompt.Other {

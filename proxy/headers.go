@@ -61,6 +61,8 @@ type requestHead struct {
 	key         []byte // of the client
 	session     []byte
 	sessionRank int
+	agent       []byte
+	talk        []byte // scratch
 	forwarded   []byte // scratch: X-Forwarded-For values, joined
 	websocket   bool
 	encoded     bool // the body is compressed
@@ -80,7 +82,7 @@ type scanOptions struct {
 // scan reads raw lines: fasthttp's parser joins folded lines, and drops Content-Length or
 // Transfer-Encoding if both are given.
 func (h *requestHead) scan(raw []byte, o scanOptions) {
-	*h = requestHead{block: h.block[:0], forwarded: h.forwarded[:0], sessionRank: len(sessionHeaders)}
+	*h = requestHead{block: h.block[:0], forwarded: h.forwarded[:0], talk: h.talk[:0], sessionRank: len(sessionHeaders)}
 	for len(raw) > 0 {
 		end := bytes.IndexByte(raw, '\n')
 		if end < 0 {
@@ -174,6 +176,10 @@ func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 }
 
 func (h *requestHead) takeSession(name, value []byte) bool {
+	if string(name) == agentHeader {
+		h.agent = value
+		return true
+	}
 	for rank, known := range sessionHeaders {
 		if string(name) == known {
 			if rank < h.sessionRank && len(value) > 0 {
@@ -194,16 +200,34 @@ func steersByHeader(name []byte) bool {
 	})
 }
 
-// Most specific first.
-var sessionHeaders = [...]string{"x-session-id", "x-session-affinity", "x-claude-code-session-id", "session-id", "thread-id"}
+// Most specific first: an agent that Codex starts shares the session-id, not the thread-id.
+var sessionHeaders = [...]string{"x-session-id", "x-session-affinity", claudeSession, "thread-id", "session-id"}
+
+// Agents of one Claude Code session have conversations of their own, and names that other sessions
+// also use. Headers that name a parent are not read: a child that goes on from its parent's prompt
+// is found by the prompt, and another has no use for the parent's cache.
+const (
+	claudeSession = "x-claude-code-session-id"
+	agentHeader   = "x-claude-code-agent-id"
+)
+
+// conversation returns the key of the conversation that the headers name, valid until the next scan.
+func (h *requestHead) conversation() []byte {
+	if h.sessionRank == len(sessionHeaders) || sessionHeaders[h.sessionRank] != claudeSession || len(h.agent) == 0 {
+		return h.session
+	}
+	h.talk = append(h.talk[:0], h.session...)
+	h.talk = append(h.talk, '\n') // cannot occur in a value
+	h.talk = append(h.talk, h.agent...)
+	return h.talk
+}
 
 func sessionOf(header func(name string) []byte) []byte {
-	for _, name := range sessionHeaders {
-		if value := header(name); len(value) > 0 {
-			return value
-		}
+	h := requestHead{sessionRank: len(sessionHeaders)}
+	for _, name := range append([]string{agentHeader}, sessionHeaders[:]...) {
+		h.takeSession([]byte(name), header(name))
 	}
-	return nil
+	return h.conversation()
 }
 
 func (h *requestHead) nominate(value []byte) {

@@ -136,11 +136,21 @@ func TestSessionHeaders(t *testing.T) {
 		{"x-session-affinity: o\r\nx-claude-code-session-id: c\r\n", "o"},
 		{"X-Session-Id:\r\nthread-id: t\r\n", "t"},
 		{"X-Other: a\r\n", ""},
+		{"x-claude-code-agent-id: helper\r\nx-claude-code-session-id: c\r\nx-claude-code-parent-agent-id: p\r\n", "c\nhelper"},
+		{"x-claude-code-agent-id: helper\r\n", ""},
+		{"X-Claude-Code-Agent-Id:\r\nX-Claude-Code-Session-Id: c\r\n", "c"},
+		{"x-session-id: a\r\nx-parent-session-id: p\r\n", "a"},
+		{"session_id: root\r\nthread_id: t\r\n", "t"},
 	} {
 		var h requestHead
 		h.scan([]byte(tc.headers+"\r\n"), scanOptions{plainAnswer: true})
-		if string(h.session) != tc.want || h.fault != "" {
-			t.Errorf("%q: %q %s", tc.headers, h.session, h.fault)
+		if key := h.conversation(); string(key) != tc.want || h.fault != "" {
+			t.Errorf("%q: %q %s", tc.headers, key, h.fault)
+		}
+		of, err := http.ReadRequest(bufio.NewReader(strings.NewReader("GET / HTTP/1.1\r\nHost: a\r\n" + strings.ReplaceAll(tc.headers, "_", "-") + "\r\n")))
+		must(t, err)
+		if key := sessionOf(func(name string) []byte { return []byte(of.Header.Get(name)) }); string(key) != tc.want {
+			t.Errorf("%q: explained as %q", tc.headers, key)
 		}
 	}
 	var addrs []string
