@@ -28,8 +28,8 @@ type Event struct {
 	Kind      Kind
 	Hashes    []uint64 // the low 64 bits of the engine's block hashes, root to leaf; each covers the whole prefix
 	Parent    uint64   // hash of the block before Hashes[0], if HasParent
-	HasParent bool     // Stored only: false at the first block of a prompt
-	BlockSize int      // Stored only: tokens per block; a partial block may have fewer than others of its stream
+	HasParent bool     // Stored only: false at the first block of a prompt, and if BlockSize is 0
+	BlockSize int      // Stored only: tokens per block; fewer in a partial block; 0 if the engine names only the hashes
 	Tokens    int      // Stored only: token ids that the event carried, over all of Hashes
 	Group     int32    // the KV cache group of a hybrid model; 0 where the engine names none
 	Tier      Tier
@@ -40,9 +40,9 @@ type Event struct {
 type State uint8
 
 const (
-	Live     State = iota // every batch arrived, or was replayed
-	Degraded              // at most 1,024 batches are missing: some blocks are believed held or gone wrongly
-	Down                  // not connected; batches may be missing
+	Live     State = iota // every batch since the stream's start or the last Reset has arrived
+	Degraded              // 1 to 1,024 batches since then are lost; lasts until a Reset, or until the engine clears its cache
+	Down                  // not connected, or it is not yet certain that the engine is still the same process
 )
 
 func (s State) String() string {
@@ -64,6 +64,7 @@ type Sink interface {
 	// Reset forgets every block of the stream: the engine restarted, or too many batches are lost. The stream goes on
 	// with what the engine stores from now.
 	Reset(why string)
-	// State reports a change of state and its reason.
+	// State reports a new state, or a new reason for it: each loss and each failed connection has one. The first call
+	// says Down.
 	State(s State, why string)
 }
