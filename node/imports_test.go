@@ -31,6 +31,8 @@ var mayImport = map[string][]string{
 
 	"proxy": {"prefixtree", "proxy/..."},
 
+	"proxy/engine/events": {},
+
 	"node/hot":       {"node/metrics", "prefixtree", "proxy", "proxy/policy", "proxy/prompt", "raftstore"},
 	"node/notify":    {},
 	"node/health":    {"node/backends", "node/config", "node/metrics", "prefixtree", "proxy/engine", "proxy/policy", "raftstore"},
@@ -81,10 +83,13 @@ var mayImport = map[string][]string{
 
 // outside lists the imports of pure packages from other modules.
 var outside = map[string][]string{
-	"prefixtree":       {"github.com/zeebo/xxh3"},
-	"proxy/policy":     {"github.com/zeebo/xxh3"},
-	"proxy/prompt":     {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
-	"proxy/engine":     nil,
+	"prefixtree":   {"github.com/zeebo/xxh3"},
+	"proxy/policy": {"github.com/zeebo/xxh3"},
+	"proxy/prompt": {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
+	"proxy/engine": nil,
+
+	"proxy/engine/events": nil,
+
 	"proxy/clients":    nil,
 	"gossip/discovery": nil,
 	"gossip/wire":      nil,
@@ -98,6 +103,8 @@ var impure = map[string][]string{
 	"proxy/policy": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/prompt": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/engine": {"log", "log/slog", "os"},
+
+	"proxy/engine/events": {"log", "log/slog", "os"},
 
 	"proxy/clients": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"node/share":    {"net", "net/http", "log", "log/slog", "os", "context"},
