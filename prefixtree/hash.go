@@ -97,8 +97,18 @@ type Chain struct {
 	started bool
 	buf     []byte
 	hashes  []Hash
+	marks   []Mark
 	length  int
 }
+
+// Mark names the prompt bytes up to a place that need not end a block. Its hash equals no block's.
+type Mark struct {
+	Hash  Hash
+	Bytes int // of the prompt, before the place
+}
+
+// maxMarks is the number of marks that a Chain keeps: the last ones, because a prompt is most like the turn before it.
+const maxMarks = 64
 
 func (c *Chain) Reset(h *Hasher) {
 	c.h = h
@@ -106,6 +116,7 @@ func (c *Chain) Reset(h *Hasher) {
 	c.started = false
 	c.length = 0
 	c.hashes = c.hashes[:0]
+	c.marks = c.marks[:0]
 	if cap(c.buf) < h.blockBytes {
 		c.buf = make([]byte, 0, h.blockBytes)
 	}
@@ -163,6 +174,25 @@ func (c *Chain) block(content uint64) {
 func (c *Chain) Hashes() []Hash { return c.hashes }
 
 func (c *Chain) Len() int { return c.length }
+
+// Mark marks the place behind the bytes written so far, once, unless that is the root.
+func (c *Chain) Mark() {
+	if n := len(c.marks); c.length == 0 || n > 0 && c.marks[n-1].Bytes == c.length {
+		return
+	} else if n == maxMarks {
+		c.marks = append(c.marks[:0], c.marks[1:]...)
+	}
+	state := c.state
+	if !c.started {
+		state.seal()
+	}
+	state.absorb(uint64(len(c.buf)))
+	state.absorb(xxh3.Hash(c.buf))
+	c.marks = append(c.marks, Mark{state.sum(), c.length})
+}
+
+// Marks returns the last 64 marks in the order of their places, valid until the next Reset.
+func (c *Chain) Marks() []Mark { return c.marks }
 
 // FromKeys appends one hash per key, for traces with block ids; root is as for Chain.Root.
 func FromKeys(dst []Hash, h *Hasher, root []byte, keys []uint64) []Hash {

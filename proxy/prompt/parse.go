@@ -1,6 +1,10 @@
 package prompt
 
-import "grapevine/prefixtree"
+import (
+	"bytes"
+
+	"grapevine/prefixtree"
+)
 
 // NewParser returns a parser that hashes with h.
 func NewParser(h *prefixtree.Hasher) *Parser { return &Parser{hasher: h} }
@@ -39,12 +43,27 @@ func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
 	}
 	for _, s := range p.slots {
 		for _, o := range p.tape.ops[s.from:s.to] {
-			c.Write(p.tape.bytes(o))
+			p.write(o)
 		}
 	}
-	r.Hashes = c.Hashes()
+	c.Mark()
+	r.Hashes, r.Marks = c.Hashes(), c.Marks()
 	r.PromptBytes = c.Len()
 	return nil
+}
+
+// write hashes an op and marks where messages begin. Only the arena has markers.
+func (p *Parser) write(o op) {
+	b := p.tape.bytes(o)
+	if o.off&arenaBit != 0 {
+		for i := bytes.IndexByte(b, markMessage); i >= 0; i = bytes.IndexByte(b, markMessage) {
+			p.chain.Write(b[:i])
+			p.chain.Mark()
+			p.chain.Write(b[i : i+1])
+			b = b[i+1:]
+		}
+	}
+	p.chain.Write(b)
 }
 
 func (p *Parser) scan(k Kind, body []byte, o Options) error {

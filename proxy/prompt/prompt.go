@@ -99,6 +99,7 @@ type Request struct {
 	Previous []byte
 
 	Hashes      []prefixtree.Hash // full blocks, root to leaf; empty after an error
+	Marks       []prefixtree.Mark // the ends of the messages and, last, of the prompt; the last 64 of them
 	PromptBytes int
 
 	// Edits also request a stream's usage.
