@@ -32,6 +32,7 @@ var mayImport = map[string][]string{
 	"proxy": {"prefixtree", "proxy/..."},
 
 	"proxy/engine/events": {},
+	"proxy/engine/ledger": {"prefixtree", "proxy/engine/events"},
 
 	"node/hot":       {"node/metrics", "prefixtree", "proxy", "proxy/policy", "proxy/prompt", "raftstore"},
 	"node/notify":    {},
@@ -96,6 +97,8 @@ var outside = map[string][]string{
 	"node/machine":     nil,
 	"node/notify":      nil,
 	"node/share":       nil,
+
+	"proxy/engine/ledger": nil,
 }
 
 var impure = map[string][]string{
@@ -108,6 +111,8 @@ var impure = map[string][]string{
 
 	"proxy/clients": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"node/share":    {"net", "net/http", "log", "log/slog", "os", "context"},
+
+	"proxy/engine/ledger": {"net", "net/http", "log", "log/slog", "os", "context", "time"},
 }
 
 var topLevel = []string{
