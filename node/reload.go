@@ -88,5 +88,5 @@ func (n *Node) Running() *config.Config { return n.running.Load() }
 
 func sameButKeys(a, b config.Backend) bool {
 	return a.URL == b.URL && a.Name == b.Name && slices.Equal(a.Models, b.Models) && a.Weight == b.Weight &&
-		a.KVTokens == b.KVTokens
+		a.KVTokens == b.KVTokens && a.Role == b.Role && a.BootstrapPort == b.BootstrapPort
 }

@@ -47,7 +47,10 @@ type UpdateBackend struct {
 	Models    *[]string
 	Weight    *float64
 	KVTokens  *int64
-	Source    *Source
+	Role      *Role
+	// BootstrapPort of a backend of role both is ErrInvalid.
+	BootstrapPort *uint16
+	Source        *Source
 }
 
 type Action uint8

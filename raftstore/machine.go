@@ -113,12 +113,15 @@ func (m *machine) addBackends(index uint64, at int64, c AddBackends) (bool, *ref
 		if owner, found := urls[b.URL]; found {
 			return false, refuse(refusedExists, "url %s is given for %s and for %s", b.URL, owner, b.Name)
 		}
+		if refused := b.misfit(); refused != nil {
+			return false, refused
+		}
 		names[b.Name], urls[b.URL] = true, b.Name
 	}
 	for _, b := range c.Backends {
 		m.backends = append(m.backends, Backend{
-			Name: b.Name, URL: b.URL, Models: b.Models, Weight: cmp.Or(b.Weight, 1), KVTokens: b.KVTokens, Source: b.Source,
-			Generation: m.retired + 1, Since: at, Version: index,
+			Name: b.Name, URL: b.URL, Models: b.Models, Weight: cmp.Or(b.Weight, 1), KVTokens: b.KVTokens, Role: b.Role, BootstrapPort: b.BootstrapPort,
+			Source: b.Source, Generation: m.retired + 1, Since: at, Version: index,
 		})
 		m.urls[b.URL] = b.Name
 	}
@@ -145,8 +148,13 @@ func (m *machine) updateBackend(index uint64, c UpdateBackend) (bool, *refusal) 
 	}
 	set(&b.Weight, c.Weight)
 	set(&b.KVTokens, c.KVTokens)
+	set(&b.Role, c.Role)
+	set(&b.BootstrapPort, c.BootstrapPort)
 	set(&b.Source, c.Source)
 	set(&b.Models, c.Models)
+	if refused := b.misfit(); refused != nil {
+		return false, refused
+	}
 	if sameBackend(b, old) {
 		return false, nil
 	}
@@ -157,6 +165,13 @@ func (m *machine) updateBackend(index uint64, c UpdateBackend) (bool, *refusal) 
 	return true, nil
 }
 
+func (b *Backend) misfit() *refusal {
+	if b.Role == Both && b.BootstrapPort != 0 {
+		return refuse(refusedInvalid, "backend %s has bootstrap_port %d and role both: give it the role prefill or decode, or no bootstrap_port", b.Name, b.BootstrapPort)
+	}
+	return nil
+}
+
 func set[T any](field, value *T) {
 	if value != nil {
 		*field = *value
@@ -165,7 +180,8 @@ func set[T any](field, value *T) {
 
 func sameBackend(a, b Backend) bool {
 	return a.URL == b.URL && a.Weight == b.Weight &&
-		a.KVTokens == b.KVTokens && a.Source == b.Source && slices.Equal(a.Models, b.Models)
+		a.KVTokens == b.KVTokens && a.Role == b.Role && a.BootstrapPort == b.BootstrapPort && a.Source == b.Source &&
+		slices.Equal(a.Models, b.Models)
 }
 
 func (m *machine) setBackendState(index uint64, at int64, c SetBackendState) (bool, *refusal) {

@@ -37,7 +37,11 @@ type Backend struct {
 	Models   []string `json:"models,omitempty"`    // empty: the engine is asked
 	Weight   float64  `json:"weight,omitempty"`    // share of the load, above 0
 	KVTokens int64    `json:"kv_tokens,omitempty"` // tokens; 0: the engine is asked
-	Source   Source   `json:"-"`
+	Role     Role     `json:"role,omitempty"`
+	// BootstrapPort, if not 0, makes a prefill or decode engine SGLang's: the port at which decode
+	// engines ask a prefill engine for its KV cache.
+	BootstrapPort uint16 `json:"bootstrap_port,omitempty"`
+	Source        Source `json:"-"`
 
 	// Generation separates KV caches: it grows with each restart and new URL, and a removed name
 	// returns with a higher one.
@@ -50,6 +54,30 @@ type Backend struct {
 	Since     int64  `json:"-"` // last change of State, unix ms
 	Reason    string `json:"-"`
 	Version   uint64 `json:"-"` // raft index of the last change
+}
+
+// Role says which part of a request an engine computes.
+type Role uint8
+
+const (
+	Both    Role = iota // whole requests
+	Prefill             // prompts, whose KV cache a decode engine fetches
+	Decode              // replies to prompts that a prefill engine computed; also whole requests, except SGLang's
+)
+
+func (r Role) String() string { return nameOf(r, "both", "prefill", "decode") }
+
+func (r Role) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
+
+// UnmarshalText reads both, prefill or decode.
+func (r *Role) UnmarshalText(text []byte) error {
+	for known := Both; known <= Decode; known++ {
+		if string(text) == known.String() {
+			*r = known
+			return nil
+		}
+	}
+	return fmt.Errorf("role %q is unknown: write both, prefill or decode", text)
 }
 
 type Author uint8

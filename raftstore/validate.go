@@ -38,7 +38,7 @@ func (c AddBackends) validate() error {
 
 // Check says what AddBackends would refuse about a backend alone.
 func (b Backend) Check() error {
-	c := UpdateBackend{Name: b.Name, URL: &b.URL, Models: &b.Models, KVTokens: &b.KVTokens, Source: &b.Source}
+	c := UpdateBackend{Name: b.Name, URL: &b.URL, Models: &b.Models, KVTokens: &b.KVTokens, Role: &b.Role, Source: &b.Source}
 	if b.Weight != 0 {
 		c.Weight = &b.Weight
 	}
@@ -52,6 +52,7 @@ func (c UpdateBackend) validate() error {
 		in("models of "+c.Name, given(c.Models, checkModels)),
 		in("weight of "+c.Name, given(c.Weight, checkWeight)),
 		in("kv_tokens of "+c.Name, given(c.KVTokens, checkTokens)),
+		in("role of "+c.Name, given(c.Role, checkRole)),
 		given(c.Source, checkSource),
 	)
 }
@@ -220,6 +221,13 @@ func checkWeight(w float64) error {
 func checkTokens(n int64) error {
 	if n < 0 {
 		return fmt.Errorf("%d is negative", n)
+	}
+	return nil
+}
+
+func checkRole(r Role) error {
+	if r > Decode {
+		return fmt.Errorf("%d is none", r)
 	}
 	return nil
 }

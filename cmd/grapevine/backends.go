@@ -13,6 +13,7 @@ import (
 	"unicode"
 
 	"grapevine/node/admin"
+	"grapevine/raftstore"
 )
 
 type backendsCmd struct {
@@ -57,6 +58,9 @@ func printBackends(out io.Writer, list *admin.BackendList) error {
 		if b.Drained && state != "draining" {
 			state += ", drained"
 		}
+		if b.Role != "" {
+			state += ", " + b.Role
+		}
 		if !b.Agreed {
 			own++
 		}
@@ -99,12 +103,14 @@ func plain(text string) string {
 }
 
 type backendsAddCmd struct {
-	URLs     []string `arg:"" name:"url" placeholder:"URL" help:"http://host:port of an engine."`
-	Name     string   `name:"name" placeholder:"NAME" help:"Its name, for one engine; host:port if left out."`
-	Models   []string `name:"model" placeholder:"MODEL" help:"Model that it serves. Without it the router asks the engine. Repeatable."`
-	Weight   float64  `name:"weight" placeholder:"W" help:"Its share of the work; an engine without a weight has 1."`
-	KVTokens int64    `name:"kv-tokens" placeholder:"N" help:"Size of its KV cache. Without it the router asks the engine."`
-	Force    bool     `name:"force" help:"Add it even if no engine answers at the URL now."`
+	URLs      []string `arg:"" name:"url" placeholder:"URL" help:"http://host:port of an engine."`
+	Name      string   `name:"name" placeholder:"NAME" help:"Its name, for one engine; host:port if left out."`
+	Models    []string `name:"model" placeholder:"MODEL" help:"Model that it serves. Without it the router asks the engine. Repeatable."`
+	Weight    float64  `name:"weight" placeholder:"W" help:"Its share of the work; an engine without a weight has 1."`
+	KVTokens  int64    `name:"kv-tokens" placeholder:"N" help:"Size of its KV cache. Without it the router asks the engine."`
+	Role      string   `name:"role" enum:"both,prefill,decode" default:"both" help:"Part of a request that it computes: both, prefill or decode."`
+	Bootstrap uint16   `name:"bootstrap-port" placeholder:"PORT" help:"Bootstrap port of SGLang's prefill engines, for SGLang engines of role prefill or decode."`
+	Force     bool     `name:"force" help:"Add it even if no engine answers at the URL now."`
 	adminFlags
 }
 
@@ -112,10 +118,15 @@ func (c *backendsAddCmd) Run(s *streams) error {
 	if c.Name != "" && len(c.URLs) > 1 {
 		return usagef("--name is the name of one engine, and %d are given", len(c.URLs))
 	}
+	var role raftstore.Role
+	if err := role.UnmarshalText([]byte(c.Role)); err != nil {
+		return err
+	}
 	var add []admin.NewBackend
 	for _, u := range c.URLs {
 		add = append(add, admin.NewBackend{
 			Name: c.Name, URL: u, Models: c.Models, Weight: c.Weight, KVTokens: c.KVTokens,
+			Role: role, BootstrapPort: c.Bootstrap,
 		})
 	}
 	return c.change(s, func(client *admin.Client, ctx context.Context) (*admin.Changed, error) {

@@ -87,6 +87,8 @@ type BackendStatus struct {
 	Version       uint64        `json:"version"` // of its last change, for if_version
 	Weight        float64       `json:"weight"`
 	KVTokens      int           `json:"kv_tokens,omitempty"`
+	Role          string        `json:"role,omitempty"` // prefill or decode; absent: both
+	BootstrapPort uint16        `json:"bootstrap_port,omitempty"`
 	Active        int64         `json:"active"`         // requests of this node
 	FleetActive   int64         `json:"fleet_active"`   // of all nodes, as last reported
 	PrefillTokens int64         `json:"prefill_tokens"` // outstanding

@@ -78,7 +78,9 @@ func (s *Server) addBackends(r *http.Request, body *newBackends) (*Changed, erro
 }
 
 func completeNew(b *NewBackend, place string) error {
-	own := config.Backend{URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight}
+	own := config.Backend{
+		URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight, Role: b.Role.String(), BootstrapPort: int(b.BootstrapPort),
+	}
 	if err := own.Check(); err != nil {
 		return invalid(place, "", "%v", err)
 	}
@@ -116,6 +118,9 @@ type backendUpdate struct {
 	Models    *[]string `json:"models,omitempty"`
 	Weight    *float64  `json:"weight,omitempty"`
 	KVTokens  *int64    `json:"kv_tokens,omitempty"`
+
+	Role          *raftstore.Role `json:"role,omitempty"`
+	BootstrapPort *uint16         `json:"bootstrap_port,omitempty"`
 }
 
 func (s *Server) updateBackend(r *http.Request, body *backendUpdate) (*Changed, error) {
@@ -135,6 +140,7 @@ func (s *Server) updateBackend(r *http.Request, body *backendUpdate) (*Changed, 
 	}
 	return s.Service.UpdateBackend(r.Context(), raftstore.UpdateBackend{
 		Name: name, IfVersion: body.IfVersion, URL: body.URL, Models: body.Models, Weight: body.Weight, KVTokens: body.KVTokens,
+		Role: body.Role, BootstrapPort: body.BootstrapPort,
 	}, isSet(r, "force"))
 }
 

@@ -97,7 +97,8 @@ func engineEvent(was, is *raftstore.Backend) string {
 		return EventEngineUp
 	case was.URL == is.URL && was.Generation != is.Generation:
 		return EventEngineRestart
-	case was.URL != is.URL || was.Weight != is.Weight || was.KVTokens != is.KVTokens || !slices.Equal(was.Models, is.Models):
+	case was.URL != is.URL || was.Weight != is.Weight || was.KVTokens != is.KVTokens || was.Role != is.Role ||
+		was.BootstrapPort != is.BootstrapPort || !slices.Equal(was.Models, is.Models):
 		return EventEngineChanged
 	}
 	return ""

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -22,7 +23,10 @@ type Backend struct {
 	Models   []string // nil: the engine is asked
 	Weight   float64  // share of traffic; 0 becomes 1
 	KVTokens int      // KV cache in tokens; 0: learned
-	APIKey   string   // bearer token instead of the client's
+	Role     string   // prefill or decode; "": both
+	// BootstrapPort makes a prefill or decode engine SGLang's; 0: vLLM's.
+	BootstrapPort int
+	APIKey        string // bearer token instead of the client's
 	// APIKeyFile is read again at each reload.
 	APIKeyFile string
 	CAFile     string // PEM roots; default: the system's
@@ -40,6 +44,7 @@ type Rule struct {
 func (b *Backend) fields() []field {
 	return []field{
 		{"url", &b.URL}, {"name", &b.Name}, {"models", &b.Models}, {"weight", &b.Weight}, {"kv_tokens", &b.KVTokens},
+		{"role", &b.Role}, {"bootstrap_port", &b.BootstrapPort},
 		{"api_key", &b.APIKey}, {"api_key_file", &b.APIKeyFile}, {"ca_file", &b.CAFile},
 	}
 }
@@ -149,10 +154,15 @@ func (b *Backend) Check() error {
 		return fmt.Errorf("weight %v is not a number from 0 up", b.Weight)
 	case b.KVTokens < 0:
 		return fmt.Errorf("kv_tokens %d is negative", b.KVTokens)
+	case b.BootstrapPort < 0 || b.BootstrapPort > 65535:
+		return fmt.Errorf("bootstrap_port %d is not from 1 to 65535", b.BootstrapPort)
 	case b.APIKey != "" && b.APIKeyFile != "":
 		return errors.New("api_key and api_key_file are both given: keep one")
 	case b.CAFile != "" && u.Scheme != "https":
 		return errors.New("ca_file without https")
+	}
+	if err := b.checkRole(); err != nil {
+		return err
 	}
 	if p := u.Port(); p != "" {
 		if n, err := strconv.Atoi(p); err != nil || n < 1 || n > 65535 {
@@ -177,6 +187,20 @@ func (b *Backend) Check() error {
 	}
 	if b.Weight == 0 {
 		b.Weight = 1
+	}
+	return nil
+}
+
+func (b *Backend) checkRole() error {
+	var role raftstore.Role
+	if err := role.UnmarshalText([]byte(cmp.Or(b.Role, role.String()))); err != nil {
+		return err
+	}
+	if role == raftstore.Both {
+		b.Role = ""
+		if b.BootstrapPort != 0 {
+			return errors.New("bootstrap_port without role prefill or decode: add the role, or leave out the port")
+		}
 	}
 	return nil
 }
@@ -210,9 +234,14 @@ func (b *Backend) Address() (addr, host, base string, tls bool) {
 
 // Spec is what the fleet agrees on.
 func (b *Backend) Spec() raftstore.Backend {
-	return raftstore.Backend{
-		Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens), Source: raftstore.Static,
+	s := raftstore.Backend{
+		Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens),
+		BootstrapPort: uint16(b.BootstrapPort), Source: raftstore.Static,
 	}
+	if err := s.Role.UnmarshalText([]byte(cmp.Or(b.Role, s.Role.String()))); err != nil {
+		panic("config: an unchecked backend: " + err.Error())
+	}
+	return s
 }
 
 // SameURL reports whether two URLs lead to the same engine.

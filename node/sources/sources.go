@@ -181,7 +181,8 @@ func (s *Sources) findClashesLocked() {
 const maxClashes = 5
 
 func sameBackend(b, c *config.Backend) bool {
-	return config.SameURL(b.URL, c.URL) && b.Weight == c.Weight && b.KVTokens == c.KVTokens && slices.Equal(b.Models, c.Models)
+	return config.SameURL(b.URL, c.URL) && b.Weight == c.Weight && b.KVTokens == c.KVTokens && slices.Equal(b.Models, c.Models) &&
+		b.Role == c.Role && b.BootstrapPort == c.BootstrapPort
 }
 
 func (s *Sources) firstLocked(name string) *answer {
@@ -327,6 +328,9 @@ func changed(have *raftstore.Backend, b *config.Backend) (commands []raftstore.C
 	}
 	if tokens := int64(b.KVTokens); have.KVTokens != tokens {
 		u.KVTokens, differs = &tokens, true
+	}
+	if spec := b.Spec(); have.Role != spec.Role || have.BootstrapPort != spec.BootstrapPort {
+		u.Role, u.BootstrapPort, differs = &spec.Role, &spec.BootstrapPort, true
 	}
 	if !slices.Equal(have.Models, b.Models) {
 		u.Models, differs = &b.Models, true
