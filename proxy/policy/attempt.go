@@ -46,6 +46,7 @@ type Attempt struct {
 	work         *workMeter
 	prefix       *prefixWork // popular prefix of the prompt; may be nil
 	interval     float64     // seconds of prefill; 0: unknown
+	remote       bool        // another backend prefills; see PickPrefill
 	at           struct{ picked, dispatched, first prefixtree.Time }
 	stage        stage
 	trial        bool
@@ -85,6 +86,11 @@ func (a *Attempt) FirstToken(now prefixtree.Time) {
 	}
 	a.stage = answering
 	a.at.first = now
+	if a.remote {
+		a.router.transfers.learn(float64(a.decision.UncachedTokens), float64(now-a.at.dispatched)/1000)
+		a.router.answered(a.slot, a.at.picked, now)
+		return
+	}
 	a.slot.prefilled(a, now, true)
 	a.slot.mu.Lock()
 	// Engines prefill in order of arrival.
@@ -110,11 +116,7 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 		return
 	}
 	before := a.stage
-	a.stage = ended
-	a.slot.prefilled(a, now, false)
-	a.slot.release(a)
-	a.work.end(a.prefix, now)
-	a.work, a.prefix = nil, nil
+	a.release(now)
 	switch {
 	case o.Failed.blames():
 		if a.router.failed(a.slot, &o, a.at.picked, now) && a.router.cfg.Failed != nil {
@@ -125,11 +127,8 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	case o.Failed != ClientGone && before != picked:
 		a.router.answered(a.slot, a.at.picked, now)
 	}
-	if a.trial {
-		a.slot.trial.Store(false)
-	}
 	a.router.outcomes[min(int(o.Failed), len(a.router.outcomes)-1)].Add(1)
-	useless := o.Failed.blames() || o.Failed == Busy
+	useless := o.Failed.blames() || o.Failed == Busy || o.Failed == Transfer
 	if before == dispatched && useless && len(a.hashes) > 0 {
 		a.router.tree.Revert(a.slot.id, a.hashes, &a.trail)
 	}
@@ -139,9 +138,33 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	a.hashes = nil
 }
 
+// Withdraw is End for an attempt that was not dispatched: it releases the charges and teaches nothing.
+func (a *Attempt) Withdraw(now prefixtree.Time) {
+	if a.stage != picked {
+		a.misused()
+		return
+	}
+	a.release(now)
+	a.hashes = nil
+}
+
+func (a *Attempt) release(now prefixtree.Time) {
+	a.stage = ended
+	a.slot.prefilled(a, now, false)
+	a.slot.release(a)
+	a.work.end(a.prefix, now)
+	a.work, a.prefix = nil, nil
+	if a.trial {
+		a.slot.trial.Store(false)
+	}
+}
+
 func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	if o.PromptTokens > 0 {
 		a.model.learn(a.bytes, o.PromptTokens)
+	}
+	if a.remote {
+		o.CachedTokens = -1 // the engine counts what it fetched as cached
 	}
 	if a.followed && o.PromptTokens > 0 && o.CachedTokens >= 0 {
 		a.model.learnAnswers(a.held, float64(o.CachedTokens), float64(o.PromptTokens))
@@ -150,7 +173,7 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	if o.PromptTokens > 0 && o.CachedTokens >= 0 {
 		uncached = float64(max(o.PromptTokens-o.CachedTokens, 0))
 	}
-	if a.nonStreaming && a.at.first == 0 && o.Failed == None && o.OutputTokens > 0 {
+	if a.nonStreaming && !a.remote && a.at.first == 0 && o.Failed == None && o.OutputTokens > 0 {
 		a.slot.learnPace(a.router.rate, uncached, float64(now-a.at.dispatched)/1000, float64(o.OutputTokens))
 	}
 	// Prefills of other nodes' requests or of non-streamed ones in front may have taken a part.

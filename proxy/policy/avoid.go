@@ -20,11 +20,12 @@ const (
 	ClientGone // no evidence about the backend
 	Client4xx  // the backend is alive
 	Busy       // answered 429
+	Transfer   // answered with an error instead of a reply to a prompt that another backend computed
 )
 
 const Failures = len(failureNames)
 
-var failureNames = [...]string{"none", "connect", "timeout", "reset", "5xx", "client-gone", "4xx", "busy"}
+var failureNames = [...]string{"none", "connect", "timeout", "reset", "5xx", "client-gone", "4xx", "busy", "transfer"}
 
 // String returns the name used in metrics.
 func (f Failure) String() string {

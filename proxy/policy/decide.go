@@ -51,8 +51,8 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 		return 0, ErrUnknownModel
 	}
 	s.model = r.models.of(q.Model) // after the pool lookup, so that unknown names cannot fill the table
-	r.open(s, q, p, now)
 	if q.Stored {
+		r.open(s, q, p, now)
 		if !s.stageStored(t) {
 			return 0, ErrHolderGone
 		}
@@ -60,9 +60,22 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 		d.fill(s, 0, Stored, strategy, false)
 		return 0, nil
 	}
+	if p.parts != nil {
+		if p = p.parts.of(q.Need); len(p.entries) == 0 {
+			return 0, ErrNoRole
+		}
+	}
+	return r.decideIn(s, q, p, strategy, now, d)
+}
+
+func (r *Router) decideIn(s *Scene, q *Request, p *pool, strategy *named, now prefixtree.Time, d *Decision) (int, error) {
+	r.open(s, q, p, now)
 	lastResort := r.stage(s, strategy)
 	if len(s.Candidates) == 0 {
 		return 0, ErrNoBackend
+	}
+	if p.decodes {
+		s.keepRoomy()
 	}
 	if int64(now) < r.coldUntil.Load() {
 		r.easeIn(s, strategy)
@@ -141,6 +154,7 @@ func (r *Router) charge(s *Scene, c *Candidate, att *Attempt) {
 		att.adapter = xxh3.Hash(q.LoRA)
 	}
 	att.work, att.prefix = &s.pool.work, s.count(c)
+	att.remote = false
 	att.at.picked, att.at.dispatched, att.at.first = now, 0, 0
 	att.stage = picked
 	c.slot.charge(att, now)

@@ -30,6 +30,12 @@ type Decision struct {
 	Eligible        int                `json:"eligible"`
 	Trial           bool               `json:"trial"` // trial request of a half-open backend
 	LastResort      bool               `json:"last_resort"`
+	Role            Role               `json:"role"`
+	Paired          bool               `json:"paired"`
+	// Alone is, for a decode backend, the seconds to compute the prompt itself, with the delay of its
+	// running requests; Remote, of PickPrefill, until it has the KV cache from this backend.
+	Alone  float64 `json:"alone_s"`
+	Remote float64 `json:"remote_s"`
 	// Handle is Backend.Handle from the view of this decision.
 	Handle any `json:"-"`
 	// Candidates are the chosen backend and the cheapest alternatives.
@@ -88,7 +94,11 @@ func (d *Decision) fill(s *Scene, chosen int, rung Rung, strategy *named, lastRe
 		PromptTokens: s.PromptTokens, MatchedBlocks: int(c.HeldBlocks), PredictedTokens: int(c.Held),
 		UncachedTokens: int(math.Ceil(c.Uncached)), Age: time.Duration(c.Age) * time.Millisecond, Branch: s.Branch,
 		Hot: s.hot.Anchor, Replicas: s.hot.Replicas, Eligible: s.size, Trial: c.half, LastResort: lastResort,
+		Role: c.role, Paired: c.paired,
 		Candidates: d.Candidates[:0],
+	}
+	if c.role == Decode {
+		d.Alone = c.alone()
 	}
 	if cap(d.Candidates) < MaxConsidered {
 		d.Candidates = make([]Considered, 0, MaxConsidered)

@@ -27,6 +27,8 @@ type pool struct {
 	byID    []int32 // backend id -> entry, -1: none
 	*history
 	weighted bool
+	decodes  bool   // some are decode backends
+	parts    *parts // nil unless a backend has a role
 
 	setsMu sync.RWMutex
 	sets   map[prefixtree.Hash][]int32 // entries in the order of a hot prefix's anchor
@@ -49,6 +51,8 @@ type entry struct {
 	weight float64 // share of work
 	kv     int     // capacity of the KV cache in tokens; 0: unknown
 	id     prefixtree.Backend
+	role   Role
+	paired bool
 	at     int32 // position in the pool; -1: none
 }
 
@@ -88,6 +92,11 @@ func (t *table) pools() []*pool {
 	}
 	for _, p := range t.byModel {
 		list = append(list, p)
+	}
+	for _, p := range list {
+		if p.parts != nil {
+			list = append(list, p.parts.prefill[0], p.parts.prefill[1])
+		}
 	}
 	return list
 }
@@ -153,10 +162,19 @@ func (r *Router) SetView(v *View) {
 // entry returns one that is in no pool.
 func (t *table) entry(at int32) entry {
 	b := &t.view.Backends[at]
-	return entry{slot: t.slots[at], key: keyOf(b), weight: b.Weight, kv: b.KVTokens, id: b.ID, at: -1}
+	return entry{slot: t.slots[at], key: keyOf(b), weight: b.Weight, kv: b.KVTokens, id: b.ID, role: b.Role, paired: b.Paired, at: -1}
 }
 
 func (t *table) newPool(key uint64, positions []int32, known map[uint64]*history) *pool {
+	for _, at := range positions {
+		if t.view.Backends[at].Role != Both {
+			return t.newParts(key, positions, known)
+		}
+	}
+	return t.newPart(key, positions, known)
+}
+
+func (t *table) newPart(key uint64, positions []int32, known map[uint64]*history) *pool {
 	p := &pool{key: key, view: t.view, history: known[key], byID: make([]int32, len(t.view.byID))}
 	if p.history == nil {
 		p.history = new(history)
@@ -174,6 +192,7 @@ func (t *table) newPool(key uint64, positions []int32, known map[uint64]*history
 		e := t.entry(at)
 		e.at = p.byID[b.ID]
 		p.entries = append(p.entries, e)
+		p.decodes = p.decodes || b.Role == Decode
 		p.weighted = p.weighted || b.Weight != p.entries[0].weight
 	}
 	return p

@@ -16,7 +16,9 @@ import (
 )
 
 var (
-	ErrNoBackend       = errors.New("no backend can take the request") // no active backend is left after exclusions
+	ErrNoBackend = errors.New("no backend can take the request") // no active backend is left after exclusions
+	// ErrNoRole: the model has active backends, but none whose role lets it take the request.
+	ErrNoRole          = errors.New("no backend has a role that the request needs")
 	ErrUnknownModel    = errors.New("no backend serves the model")
 	ErrHolderGone      = errors.New("the backend that stores the response is no longer in the fleet")
 	ErrUnknownStrategy = errors.New("no such strategy")
@@ -71,6 +73,7 @@ type Request struct {
 	NonStreaming bool                     // the proxy cannot observe the first token: not streamed, or not understood
 	Header       func(name string) []byte // may be nil; used when a rule names a header
 	Exclude      []prefixtree.Backend     // backends that already failed this request
+	Need         Need
 	// Continued: a backend stores the conversation, and the prompt bytes are its last turn only. They
 	// have no hashes, and neither caches nor bytes per token are learned from them.
 	Continued bool
@@ -95,6 +98,7 @@ type Router struct {
 	peers          peerLoads
 	models         *modelStats
 	ledger         ledger
+	transfers      transfers
 	ejecting       sync.Mutex // serialises failures to bound ejections; taken before slot.mu
 	table          atomic.Pointer[table]
 	viewMu         sync.Mutex // serialises SetView and SetPeerPopularity

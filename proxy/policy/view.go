@@ -27,6 +27,23 @@ func (s State) String() string {
 	return fmt.Sprintf("state(%d)", uint8(s))
 }
 
+// Role says which part of a request a backend computes.
+type Role uint8
+
+const (
+	Both    Role = iota // whole requests
+	Prefill             // prompts, for backends that decode
+	Decode              // replies, to prompts that a prefill backend computed or, unless Paired, itself
+)
+
+// String returns the name used in configuration and the admin API.
+func (r Role) String() string {
+	if r <= Decode {
+		return [...]string{"both", "prefill", "decode"}[r]
+	}
+	return fmt.Sprintf("role(%d)", uint8(r))
+}
+
 type Backend struct {
 	ID         prefixtree.Backend
 	Generation uint32   // a new generation starts with an empty slot; 0: unknown
@@ -34,6 +51,8 @@ type Backend struct {
 	Models     []string // empty: serves any model
 	Weight     float64  // relative share of work; 0 means 1
 	State      State
+	Role       Role
+	Paired     bool            // serves only its part of a request, as SGLang's prefill and decode engines do
 	KVTokens   int             // capacity of the KV cache in tokens; 0: unknown
 	Since      prefixtree.Time // start of slow start; 0: none
 	Handle     any             // the caller's value, copied to Decision.Handle
@@ -122,6 +141,9 @@ func (v *View) indexBackends() error {
 		}
 		if b.State > Down {
 			return fmt.Errorf("backends[%d] (%s): state %d: use active, draining or down", i, b.Name, b.State)
+		}
+		if b.Role > Decode || b.Paired && b.Role == Both {
+			return fmt.Errorf("backends[%d] (%s): role %s, paired %t: use both, prefill or decode; only prefill and decode backends are paired", i, b.Name, b.Role, b.Paired)
 		}
 		if slices.Contains(b.Models, "") {
 			return fmt.Errorf("backends[%d] (%s): empty model name: remove it, or list no models to serve any", i, b.Name)
