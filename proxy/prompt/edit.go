@@ -105,14 +105,7 @@ func (p *Parser) finishEdits(r *Request) {
 		at, _ := slices.BinarySearchFunc(p.edits, c.ask.from, func(e Edit, from int) int { return e.From - from })
 		p.edits = slices.Insert(p.edits, at, Edit{c.ask.from, c.ask.to, c.ask.text})
 	}
-	head := p.head[:0]
-	if name := saltMember(p.kind); name != "" && len(p.salt) > 0 {
-		head = append(head, '"')
-		head = append(head, name...)
-		head = append(head, `":"`...)
-		head = append(head, p.salt...)
-		head = append(head, `",`...)
-	}
+	head := p.appendSalt(p.head[:0])
 	if r.UsageAdded && !c.optionsGiven {
 		head = append(head, optionMember+","...)
 	}
@@ -133,6 +126,18 @@ func (p *Parser) finishEdits(r *Request) {
 		p.edits[0].Text = head
 	}
 	r.Edits = p.edits
+}
+
+func (p *Parser) appendSalt(dst []byte) []byte {
+	name := saltMember(p.kind)
+	if name == "" || len(p.salt) == 0 {
+		return dst
+	}
+	dst = append(dst, '"')
+	dst = append(dst, name...)
+	dst = append(dst, `":"`...)
+	dst = append(dst, p.salt...)
+	return append(dst, `",`...)
 }
 
 // saltMember returns "" if engines take no salt.

@@ -31,6 +31,9 @@ func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
 		}
 		p.salt = p.hasher.Salt(p.salt, o.Tenant, p.tape.bytes(p.root[salted]))
 	}
+	if o.Split {
+		p.finishSplit(k, r)
+	}
 	p.finishEdits(r)
 	c := &p.chain
 	c.Reset(p.hasher)
@@ -68,6 +71,7 @@ func (p *Parser) write(o op) {
 
 func (p *Parser) scan(k Kind, body []byte, o Options) error {
 	p.opt, p.edits = o, p.edits[:0]
+	p.split.reset()
 	p.tape.reset(body)
 	if 32*cap(p.members)+16*cap(p.spans)+4*cap(p.table) > keepBytes {
 		p.members, p.spans, p.table = nil, nil, nil
@@ -102,6 +106,7 @@ func (p *Parser) top() {
 			f = common[string(name)]
 		}
 		gone := p.unwanted(name, f)
+		at := p.pos
 		switch {
 		case f.how == asIgnored:
 			p.skip()
@@ -111,6 +116,9 @@ func (p *Parser) top() {
 			from := p.tape.mark()
 			p.value(key, f)
 			p.slots[f.slot] = p.tape.since(from)
+		}
+		if p.opt.Split {
+			p.split.member(name, p.body, at, p.pos)
 		}
 		p.end(&p.rest, gone)
 	}

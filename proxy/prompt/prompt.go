@@ -110,6 +110,12 @@ type Request struct {
 	// ResponseID is where in the text of Edits[0] the router puts the id of the response, over
 	// ResponseIDLen bytes; -1: nowhere. See Options.NameResponse.
 	ResponseID int
+
+	// With Options.Split: whether one engine can compute the prompt and another the only reply, the
+	// offset of the first member, and the edits that ask for the prompt and one token, not streamed.
+	Splits  bool
+	Inside  int
+	Prefill []Edit
 }
 
 // Parser does not allocate once warm. Not safe for concurrent use.
@@ -142,6 +148,7 @@ type Parser struct {
 	edits  []Edit
 	head   []byte // scratch
 	salt   []byte
+	split  splitting
 }
 
 // slot is a place in the prompt, in template order.
@@ -228,6 +235,7 @@ type Options struct {
 	// NameResponse makes room for an id in requests of kind Responses, and cuts the client's own
 	// unless Control.
 	NameResponse bool
+	Split        bool // see Request.Splits
 	// Tenant, if not empty, adds a salt made of it, the client's salt and the hasher's key.
 	Tenant []byte
 }
