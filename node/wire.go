@@ -33,6 +33,13 @@ func (p *picker) Pick(q *policy.Request, a *policy.Attempt) (proxy.Target, error
 	return *a.Decision().Handle.(*proxy.Target), nil
 }
 
+func (p *picker) PickPrefill(q *policy.Request, decode, a *policy.Attempt) (proxy.Target, bool) {
+	if !p.n.router.PickPrefill(q, now(), decode, a) {
+		return proxy.Target{}, false
+	}
+	return *a.Decision().Handle.(*proxy.Target), true
+}
+
 // anyModel decides as if the request named no model: learned lists may be out of date, so an engine
 // has to judge.
 func (n *Node) anyModel(q *policy.Request, decide func() error) error {
@@ -57,6 +64,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Con
 		Hasher:   n.hasher,
 		Models:   n.backends.ModelsAnswer,
 		Clients:  n.clients.book,
+		Roles:    n.router.Roles,
 		Observer: n.observe,
 		Log:      n.log.With().Str("component", "proxy").Logger(),
 		NodeName: n.name,

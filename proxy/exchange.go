@@ -29,6 +29,8 @@ type exchange struct {
 	head    requestHead
 	query   policy.Request
 	guard   guard
+	prefill guard // of another backend that computes the prompt
+	split   split
 	learner engine.Stream
 	relay   relay
 }
@@ -144,17 +146,15 @@ func (e *exchange) pick() (Target, error) {
 }
 
 func (e *exchange) end(f policy.Failure) {
-	if !e.guard.open {
-		return
+	if e.guard.open {
+		e.rec.Failed = f
+		e.close(&e.guard, f, e.usage)
 	}
-	e.guard.open = false
-	e.rec.Failed = f
-	o := policy.Outcome{
-		PromptTokens: e.usage.PromptTokens,
-		CachedTokens: e.usage.CachedTokens,
-		OutputTokens: e.usage.OutputTokens,
-		Failed:       f,
-	}
+}
+
+func (e *exchange) close(g *guard, f policy.Failure, u engine.Usage) {
+	g.open = false
+	o := policy.Outcome{PromptTokens: u.PromptTokens, CachedTokens: u.CachedTokens, OutputTokens: u.OutputTokens, Failed: f}
 	switch f {
 	case policy.Timeout, policy.Reset, policy.Status5xx:
 		// Others may fail for reasons that only the client knows.
@@ -164,7 +164,7 @@ func (e *exchange) end(f policy.Failure) {
 	case policy.Busy:
 		o.RetryAfter = int64(e.wait) * 1000
 	}
-	e.guard.attempt.End(o, e.proxy.cfg.Picker.Now())
+	g.attempt.End(o, e.proxy.cfg.Picker.Now())
 }
 
 func outcome(status int) policy.Failure {
@@ -210,6 +210,9 @@ func (e *exchange) finish() {
 		e.up = nil
 	}
 	e.end(policy.ClientGone)
+	if e.prefill.open { // after a panic
+		e.close(&e.prefill, policy.ClientGone, engine.Unknown)
+	}
 	if e.rec.Attempts > 0 || e.last.refused {
 		e.observe()
 	}
@@ -222,6 +225,9 @@ func (e *exchange) observe() {
 		r.Total = time.Since(r.Start)
 	}
 	r.PromptTokens, r.CachedTokens, r.OutputTokens = e.usage.PromptTokens, e.usage.CachedTokens, e.usage.OutputTokens
+	if e.split.transfers() {
+		r.CachedTokens = e.split.usage.CachedTokens // the decode backend counts what it fetched
+	}
 	if ev := e.proxy.cfg.Log.Debug(); ev.Enabled() {
 		ev.Bytes("id", r.ID).Stringer("kind", r.Kind).Int("status", r.Status).Str("backend", r.Backend).
 			Int("attempt", r.Attempts).Stringer("failed", r.Failed).Dur("dur_ms", r.Total).Msg("request")
@@ -245,6 +251,7 @@ func (e *exchange) recycle() {
 	clear(e.tenant) // a credential
 	e.inquiry, e.relayed = inquiry{}, relayed{}
 	e.head = requestHead{block: reuse(e.head.block), forwarded: reuse(e.head.forwarded), talk: reuse(e.head.talk)}
+	e.split.reset()
 	e.query = policy.Request{Header: e.query.Header, Exclude: e.query.Exclude[:0]}
 	e.suspects, e.partial, e.tail = e.suspects[:0], reuse(e.partial), reuse(e.tail)
 	if cap(e.hashes) > retainHashes {
@@ -268,6 +275,7 @@ func (e *exchange) dropBody() {
 }
 
 func (e *exchange) forgetPieces() {
+	e.split.forgetBodies()
 	clear(e.pieces)
 	e.pieces, e.inserted = e.pieces[:0], reuse(e.inserted)
 }
@@ -284,6 +292,9 @@ func (e *exchange) decorate() {
 	}
 	if show >= AllHeaders && e.rec.Attempts > 0 {
 		h.Set(headerBackend, e.rec.Backend)
+	}
+	if show >= AllHeaders && e.split.transfers() {
+		h.Set(headerPrefill, e.rec.Prefill.Backend)
 	}
 	if show >= RouteHeader && e.rec.Attempts > 0 {
 		d := e.rec.Decision
@@ -313,26 +324,28 @@ func (e *exchange) matchedTokens(d *policy.Decision) int {
 	return int(int64(d.PromptTokens) * int64(matched) / int64(e.rec.PromptBytes))
 }
 
-// splice copies the edits' texts, which the parser reuses.
-func (e *exchange) splice(edits []prompt.Edit) {
+// splice appends the pieces of the body after the edits, whose texts it copies, since the parser
+// reuses them.
+func (e *exchange) splice(pieces [][]byte, edits []prompt.Edit) [][]byte {
 	texts := 0
 	for _, d := range edits {
 		texts += len(d.Text)
 	}
-	e.inserted, e.pieces = slices.Grow(e.inserted[:0], texts), e.pieces[:0] // pieces stay views of inserted
+	e.inserted = slices.Grow(e.inserted, texts) // pieces stay views of inserted
 	at := 0
 	for _, d := range edits {
-		e.addPiece(e.body[at:d.From])
+		pieces = addPiece(pieces, e.body[at:d.From])
 		from := len(e.inserted)
 		e.inserted = append(e.inserted, d.Text...)
-		e.addPiece(e.inserted[from:])
+		pieces = addPiece(pieces, e.inserted[from:])
 		at = d.To
 	}
-	e.addPiece(e.body[at:])
+	return addPiece(pieces, e.body[at:])
 }
 
-func (e *exchange) addPiece(p []byte) {
+func addPiece(pieces [][]byte, p []byte) [][]byte {
 	if len(p) > 0 {
-		e.pieces = append(e.pieces, p)
+		pieces = append(pieces, p)
 	}
+	return pieces
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"grapevine/prefixtree"
 	"grapevine/proxy/engine"
 	"grapevine/proxy/policy"
 	"grapevine/proxy/prompt"
@@ -22,9 +23,23 @@ const earlyAnswer = 200 * time.Millisecond
 // attempt reports whether the request is settled; if not, e.last says why. It ends the policy's
 // attempt unless the response is relayed.
 func (e *exchange) attempt(t *Target) (settled bool) {
-	var up *upstreamConn
-	if e.rec.Kind != prompt.Other || e.ctx.IsGet() || e.ctx.IsHead() || e.ctx.IsOptions() {
-		// A stale connection would require sending others twice.
+	// What was fetched once must not be fetched again, and a stale connection would require sending
+	// other requests twice.
+	once := e.split.transfers() || e.rec.Kind == prompt.Other && !e.ctx.IsGet() && !e.ctx.IsHead() && !e.ctx.IsOptions()
+	up, f, why := e.reach(t, e.toSend(), &e.guard.attempt, e.patience(), !once)
+	switch {
+	case up != nil:
+		return e.takeAnswer(up)
+	case f != policy.None:
+		return e.failed(f)
+	}
+	return e.cutShort(why)
+}
+
+// reach sends pieces and reads the response's head. It returns the connection, what failed, or why
+// the request must stop.
+func (e *exchange) reach(t *Target, pieces [][]byte, a *policy.Attempt, patience time.Duration, reuse bool) (up *upstreamConn, f policy.Failure, why reason) {
+	if reuse {
 		up = e.proxy.upstreams.get(t)
 	}
 	for {
@@ -32,21 +47,22 @@ func (e *exchange) attempt(t *Target) (settled bool) {
 			var err error
 			if up, err = e.proxy.upstreams.dial(e.proxy.base, t); err != nil {
 				if why := e.conn.cause(); why != undisturbed && why != expired {
-					return e.cutShort(why)
+					return nil, policy.None, why
 				}
-				return e.failed(policy.Connect)
+				return nil, policy.Connect, undisturbed
 			}
 		}
-		if why := e.conn.attach(up, e.patience()); why != undisturbed {
+		if why := e.conn.attach(up, patience); why != undisturbed {
 			up.raw.Close()
-			return e.cutShort(why)
+			return nil, policy.None, why
 		}
-		err := e.converse(up, t)
+		err := e.converse(up, t, pieces, a)
 		if err == nil {
-			return e.takeAnswer(up)
+			return up, policy.None, undisturbed
 		}
 		if !up.reused || !untouched(err) || e.conn.cause() != undisturbed {
-			return e.broke(up)
+			f, why := e.lost(up)
+			return nil, f, why
 		}
 		// This says nothing about the backend's health.
 		e.release(up, false)
@@ -55,16 +71,32 @@ func (e *exchange) attempt(t *Target) (settled bool) {
 	}
 }
 
+// lost closes a connection that failed, and returns what failed or why the request must stop.
+func (e *exchange) lost(up *upstreamConn) (policy.Failure, reason) {
+	switch why := e.release(up, false); why {
+	case undisturbed:
+		return policy.Reset, why
+	case expired:
+		return policy.Timeout, why
+	default:
+		return policy.None, why
+	}
+}
+
 func (e *exchange) failed(f policy.Failure) bool {
 	e.end(f)
+	e.blame(f, e.rec.Decision.Backend)
+	return false
+}
+
+func (e *exchange) blame(f policy.Failure, b prefixtree.Backend) {
 	if f != policy.Connect {
-		e.suspects = append(e.suspects, e.rec.Decision.Backend)
+		e.suspects = append(e.suspects, b)
 		if f == policy.Reset && e.last.failed == policy.Reset && len(e.suspects) == maxSeen {
 			e.proxy.broken.add(e.requestName(), time.Now())
 		}
 	}
 	e.last.failed, e.last.status = f, 0
-	return false
 }
 
 func (e *exchange) cutShort(why reason) bool {
@@ -82,15 +114,15 @@ func (e *exchange) cutShort(why reason) bool {
 	return true
 }
 
-func (e *exchange) converse(up *upstreamConn, t *Target) error {
-	up.head = e.appendRequest(up.head[:0], t, pieceBytes(e.pieces))
-	if err := up.send(e.pieces); err != nil {
+func (e *exchange) converse(up *upstreamConn, t *Target, pieces [][]byte, a *policy.Attempt) error {
+	up.head = e.appendRequest(up.head[:0], t, pieceBytes(pieces))
+	if err := up.send(pieces); err != nil {
 		if up.reused {
 			return untouchedError{err}
 		}
 		return e.converseEarly(up, err)
 	}
-	e.guard.attempt.Dispatched(e.proxy.cfg.Picker.Now())
+	a.Dispatched(e.proxy.cfg.Picker.Now())
 	e.rec.Queue = time.Since(e.rec.Start)
 	return e.readHead(up)
 }
@@ -125,6 +157,9 @@ func (e *exchange) takeAnswer(up *upstreamConn) (settled bool) {
 	keep = keep && clean
 	e.sse = isEventStream(h.ContentType()) && len(h.ContentEncoding()) == 0
 	relayed := !bodiless && (length < 0 || length > bufferedBody || e.sse)
+	if e.split.transfers() && status != fasthttp.StatusOK && status != fasthttp.StatusTooManyRequests {
+		return e.loseTransfer(up)
+	}
 	switch status {
 	case fasthttp.StatusBadGateway, fasthttp.StatusServiceUnavailable, fasthttp.StatusGatewayTimeout:
 		if inference {
@@ -164,14 +199,11 @@ func (e *exchange) takeAnswer(up *upstreamConn) (settled bool) {
 }
 
 func (e *exchange) broke(up *upstreamConn) bool {
-	switch why := e.release(up, false); why {
-	case undisturbed:
-		return e.failed(policy.Reset)
-	case expired:
-		return e.failed(policy.Timeout)
-	default:
+	f, why := e.lost(up)
+	if f == policy.None {
 		return e.cutShort(why)
 	}
+	return e.failed(f)
 }
 
 // passOver closes the connection, which is cheaper than reading the body.
@@ -209,6 +241,9 @@ func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 		flush = true
 	}
 	e.conn.deadline.Store(0)
+	if e.split.transfers() && e.sse && engine.BeginsWithError(e.first) {
+		return e.loseTransfer(up)
+	}
 	e.up, e.keep = up, keep
 	status := e.ctx.Response.StatusCode()
 	e.prepare(status)

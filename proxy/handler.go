@@ -201,7 +201,8 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	q := &e.query
 	q.Path = e.path
 	q.Session = e.head.conversation()
-	e.splice(nil)
+	e.pieces = e.splice(e.pieces[:0], nil)
+	q.Need = needOf(kind)
 	e.tenant = e.proxy.cfg.Tenant.of(e.tenant[:0], e.client, e.head.block)
 	if kind == prompt.Other {
 		q.NonStreaming = true // tokens of the answer are not observed
@@ -209,6 +210,7 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 		return e.findHolder(id)
 	}
 	o := prompt.Options{Control: e.proxy.controls(e.client), NameResponse: true, Tenant: e.tenant}
+	o.Split = !o.Control && e.proxy.splits()
 	if e.head.encoded {
 		q.NonStreaming, e.rec.Unparsed = true, true
 		return fault{fasthttp.StatusUnsupportedMediaType, "encoded_body", "request bodies may not be compressed: send it without Content-Encoding"}, !e.proxy.TakesUnreadable()
@@ -226,7 +228,10 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 		return fault{fasthttp.StatusBadRequest, "invalid_json", "the request body cannot be read: " + strings.TrimPrefix(err.Error(), "prompt: ")}, !e.proxy.TakesUnreadable()
 	}
 	e.strip = r.UsageAdded
-	e.splice(r.Edits)
+	e.pieces = e.splice(e.pieces[:0], r.Edits)
+	if r.Splits {
+		e.allowSplit(&r)
+	}
 	if r.ResponseID >= 0 {
 		e.named = e.inserted[r.ResponseID:][:prompt.ResponseIDLen]
 	}
@@ -256,18 +261,22 @@ func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefi
 func (p *Proxy) Describe(path []byte, header func(name string) []byte, body []byte, q *policy.Request) error {
 	parser := p.parsers.Get().(*prompt.Parser)
 	defer p.parsers.Put(parser)
-	*q = policy.Request{Path: path, Header: header}
+	*q = policy.Request{Path: path, Header: header, Need: needOf(prompt.KindOf(path))}
 	o := prompt.Options{Control: p.cfg.AllowEngineControl}
 	if header != nil {
 		client := p.clientOf(header)
 		q.Session = sessionOf(header)
 		o.Control, o.Tenant = p.controls(client), p.cfg.Tenant.of(nil, client, p.cfg.Tenant.lines(header))
 	}
+	o.Split = !o.Control && p.splits()
 	var r prompt.Request
 	err := parser.Parse(prompt.KindOf(path), body, o, &r)
 	describe(q, &r, nil, nil)
 	if id := r.Previous; len(id) > 0 {
 		q.Holder, q.Stored = p.responses.holder(id, o.Tenant, new(idBlock))
+	}
+	if r.Splits {
+		q.Need = policy.Split
 	}
 	return err
 }
@@ -288,15 +297,21 @@ func (e *exchange) forward() {
 			e.last.held = false
 		}
 		e.rec.Overhead += time.Since(began)
-		if e.attempt(&t) {
+		ready, settled := e.prefillElsewhere(&t)
+		if settled || ready && e.attempt(&t) {
 			return
 		}
 		began = time.Now()
-		if !e.mayMove() {
+		if ready && !e.mayMove() || len(e.suspects) >= maxSeen {
 			e.refuseExhausted()
 			return
 		}
-		e.query.Exclude = append(e.query.Exclude, t.ID)
+		if ready && e.last.failed != policy.Transfer {
+			e.query.Exclude = append(e.query.Exclude, t.ID)
+		}
+		if !ready || e.split.transfers() {
+			e.runWhole()
+		}
 	}
 }
 
@@ -309,6 +324,10 @@ func (e *exchange) refusePick(err error) {
 		e.refuse(fault{fasthttp.StatusNotFound, "model_not_found", "no backend serves the model " + quoted(e.rec.Model)})
 	case errors.Is(err, policy.ErrHolderGone):
 		e.refuse(responseLost)
+	case errors.Is(err, policy.ErrNoRole):
+		e.refuse(fault{fasthttp.StatusServiceUnavailable, "no_backend_role", "no active backend of the model has a role that can serve the request: it needs " +
+			neededRoles(e.query.Need) + ". Add such a backend, or resume one"})
+		e.retryAfter(1)
 	case errors.Is(err, policy.ErrNoBackend):
 		e.refuse(fault{fasthttp.StatusServiceUnavailable, "no_backend", "no backend can take the request now"})
 		e.retryAfter(1)

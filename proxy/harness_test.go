@@ -53,6 +53,13 @@ func (r *routed) Now() prefixtree.Time {
 	return prefixtree.Time(time.Now().UnixMilli())
 }
 
+func (r *routed) PickPrefill(q *policy.Request, decode, a *policy.Attempt) (Target, bool) {
+	if !r.router.PickPrefill(q, r.Now(), decode, a) {
+		return Target{}, false
+	}
+	return r.targets[a.Decision().Backend], true
+}
+
 func (r *routed) Pick(q *policy.Request, a *policy.Attempt) (Target, error) {
 	if err := r.router.Pick(q, r.Now(), a); err != nil {
 		return Target{}, err
@@ -78,6 +85,7 @@ type rigConfig struct {
 	strategy string
 	models   map[string][]string // backend address -> models
 	stopped  prefixtree.Time
+	roles    string // a letter per backend: p prefill, d decode, b both; P and D: pairs
 }
 
 func withTimeouts(f func(*Timeouts)) rigOption { return func(c *rigConfig) { f(&c.Timeouts) } }
@@ -85,6 +93,8 @@ func withTimeouts(f func(*Timeouts)) rigOption { return func(c *rigConfig) { f(&
 func withConfig(f func(*Config)) rigOption { return func(c *rigConfig) { f(&c.Config) } }
 
 func withStrategy(s string) rigOption { return func(c *rigConfig) { c.strategy = s } }
+
+func withRoles(letters string) rigOption { return func(c *rigConfig) { c.roles = letters } }
 
 func withModels(m map[string][]string) rigOption { return func(c *rigConfig) { c.models = m } }
 
@@ -124,13 +134,19 @@ func newRig(t testing.TB, backends []string, options ...rigOption) *rig {
 		if rest, ok := strings.CutPrefix(addr, "tls://"); ok {
 			target.Addr, target.TLS = rest, secure
 		}
+		entry := policy.Backend{ID: target.ID, Generation: 1, Name: target.Name, State: policy.Active, Models: cfg.models[addr]}
+		if cfg.roles != "" {
+			entry.Role = map[byte]policy.Role{'b': policy.Both, 'p': policy.Prefill, 'd': policy.Decode}[cfg.roles[i]|0x20]
+			entry.Paired = cfg.roles[i] < 'a'
+			target.Role = entry.Role
+		}
 		picker.targets[target.ID] = target
-		entries = append(entries, policy.Backend{ID: target.ID, Generation: 1, Name: target.Name, State: policy.Active, Models: cfg.models[addr]})
+		entries = append(entries, entry)
 	}
 	view, err := policy.NewView(entries, nil)
 	must(t, err)
 	r.router.SetView(view)
-	cfg.Picker, cfg.Hasher = picker, hasher
+	cfg.Picker, cfg.Hasher, cfg.Roles = picker, hasher, r.router.Roles
 	cfg.Observer = func(rec *Record) {
 		kept := *rec
 		kept.ID, kept.Model, kept.Path, kept.Method = bytes.Clone(rec.ID), bytes.Clone(rec.Model), bytes.Clone(rec.Path), bytes.Clone(rec.Method)

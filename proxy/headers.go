@@ -18,6 +18,7 @@ const (
 	headerRequestID = "X-Request-Id"
 	headerNode      = "X-Grapevine-Node"
 	headerBackend   = "X-Grapevine-Backend"
+	headerPrefill   = "X-Grapevine-Prefill"
 	headerRoute     = "X-Grapevine-Route"
 	headerRetry     = "X-Should-Retry"
 )

@@ -36,6 +36,9 @@ type Picker interface {
 	// policy.ErrNoBackend is answered 503, policy.ErrUnknownModel and policy.ErrHolderGone 404, other
 	// errors 500.
 	Pick(q *policy.Request, a *policy.Attempt) (Target, error)
+	// PickPrefill books the prompt at another backend, for the decode backend that Pick chose. After
+	// true the proxy calls a.End exactly once.
+	PickPrefill(q *policy.Request, decode, a *policy.Attempt) (Target, bool)
 	Now() prefixtree.Time
 }
 
@@ -70,6 +73,9 @@ type Config struct {
 	// Clients may use the proxy; SetClients replaces them. If nil, everybody may, and credentials
 	// are passed on to engines.
 	Clients *clients.Book
+	// Roles, if not nil, reports whether backends have roles; only then are bodies read for what two
+	// backends can share. It must not block.
+	Roles func() bool
 	// Observer receives, concurrently, the Record of every request to be forwarded.
 	Observer func(*Record)
 	Log      zerolog.Logger
@@ -263,11 +269,15 @@ func (p *Proxy) logPanic(r any) {
 }
 
 // When each may be logged again.
-type warnings struct{ proxyHeader, plain, bodyMemory atomic.Int64 }
+type warnings struct{ proxyHeader, plain, bodyMemory, noTransfer atomic.Int64 }
+
+func (p *Proxy) mayWarn(due *atomic.Int64) bool {
+	now, then := int64(time.Since(p.epoch)), due.Load()
+	return now >= then && due.CompareAndSwap(then, now+int64(time.Minute))
+}
 
 func (p *Proxy) warn(due *atomic.Int64, c *clientConn, message string) {
-	now, then := int64(time.Since(p.epoch)), due.Load()
-	if now >= then && due.CompareAndSwap(then, now+int64(time.Minute)) {
+	if p.mayWarn(due) {
 		p.cfg.Log.Warn().Str("peer", c.raw.RemoteAddr().String()).Msg(message)
 	}
 }
@@ -293,6 +303,7 @@ type Record struct {
 
 	Decision *policy.Decision // the last attempt's receipt, or nil
 	Backend  string
+	Prefill  PrefillRecord
 
 	Body          [][]byte // as sent; empty once a stream has begun
 	RequestBytes  int      // as received
@@ -306,6 +317,14 @@ type Record struct {
 	// TTFT lasts until a stream's first token, a relayed body's first byte, or a whole body's end.
 	TTFT  time.Duration
 	Total time.Duration
+}
+
+// PrefillRecord describes the prompt's computation by another backend than the reply's.
+type PrefillRecord struct {
+	Backend  string           // "": not tried
+	Decision *policy.Decision // its receipt, or nil
+	Failed   policy.Failure   // of the prefill backend, or Transfer: one backend then computed all
+	Took     time.Duration
 }
 
 // StatusClientGone, as in nginx, means that the client left before the answer.

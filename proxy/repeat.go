@@ -81,12 +81,18 @@ func (e *exchange) refuseBroken() bool {
 	return true
 }
 
+// retryAfterOf returns seconds, at least 1.
+func retryAfterOf(response *fasthttp.Response) int {
+	wait, err := fasthttp.ParseUint(response.Header.Peek("Retry-After"))
+	if err != nil || wait == 0 {
+		return 1
+	}
+	return wait
+}
+
 // held says that the response holds the 429 answer.
 func (e *exchange) busy(held bool) {
-	wait, err := fasthttp.ParseUint(e.ctx.Response.Header.Peek("Retry-After"))
-	if err != nil || wait == 0 {
-		wait = 1
-	}
+	wait := retryAfterOf(&e.ctx.Response)
 	if e.last.busy == 0 || wait < e.last.wait {
 		e.last.wait = wait
 	}
@@ -115,6 +121,8 @@ func (e *exchange) refuseExhausted() {
 	f := fault{fasthttp.StatusBadGateway, "upstream_unreachable", "cannot connect to a backend"}
 	again := true
 	switch last.failed {
+	case policy.Transfer:
+		f = fault{fasthttp.StatusBadGateway, "upstream_broken", "the decode backend did not get the KV cache of the prompt"}
 	case policy.Timeout:
 		f = fault{fasthttp.StatusGatewayTimeout, "upstream_timeout", "the backend did not answer in time"}
 		again = false

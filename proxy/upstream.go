@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"grapevine/prefixtree"
+	"grapevine/proxy/policy"
 )
 
 // upstreamBuffer bounds a response's head; larger reads are not cheaper.
@@ -30,6 +31,7 @@ type Target struct {
 	Host     string      // Host header; "" for Addr
 	TLS      *tls.Config // nil for plain HTTP; one pointer per backend, which keys the pool
 	BasePath string      // without a trailing slash
+	Role     policy.Role
 	Header   [][2]string // replaces the client's headers, on inference paths only
 }
 

@@ -130,7 +130,7 @@ func (d *Directory) connect(e, was *Engine, c credentials) {
 		}}
 	}
 	e.apiKey = c.apiKey
-	e.target = proxy.Target{ID: e.ID, Name: e.Name, Addr: addr, Host: host, BasePath: base, TLS: e.tls}
+	e.target = proxy.Target{ID: e.ID, Name: e.Name, Addr: addr, Host: host, BasePath: base, TLS: e.tls, Role: roleOf(e.Role)}
 	if was != nil && was.link == e.link && was.apiKey == e.apiKey {
 		e.prober = was.prober
 	} else {
@@ -264,14 +264,26 @@ const maxKVTokens = 1 << 40
 func (e *Engine) forPolicy() policy.Backend {
 	return policy.Backend{
 		ID: e.ID, Generation: e.KnownGeneration(), Name: e.Name, Models: e.models(), Weight: e.Weight, State: e.eligible(),
+		Role: e.target.Role, Paired: e.BootstrapPort != 0,
 		KVTokens: e.kvTokens(), Since: e.since, Handle: &e.target,
 	}
+}
+
+func roleOf(r raftstore.Role) policy.Role {
+	switch r {
+	case raftstore.Prefill:
+		return policy.Prefill
+	case raftstore.Decode:
+		return policy.Decode
+	}
+	return policy.Both
 }
 
 func sameForPolicy(x, y policy.Backend) bool {
 	a, b := x.Handle.(*proxy.Target), y.Handle.(*proxy.Target)
 	return x.ID == y.ID && x.Generation == y.Generation && x.Name == y.Name && slices.Equal(x.Models, y.Models) &&
 		x.Weight == y.Weight && x.State == y.State && x.KVTokens == y.KVTokens && x.Since == y.Since &&
+		x.Role == y.Role && x.Paired == y.Paired &&
 		a.Addr == b.Addr && a.Host == b.Host && a.BasePath == b.BasePath && a.TLS == b.TLS && slices.Equal(a.Header, b.Header)
 }
 

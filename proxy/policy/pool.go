@@ -16,6 +16,7 @@ type table struct {
 	rules   ruleSet
 	byModel map[string]*pool
 	general *pool // backends that serve any model; may be nil
+	roles   bool  // a backend has a role
 	all     *pool
 }
 
@@ -116,6 +117,9 @@ func (t *table) named() iter.Seq2[string, *pool] {
 	}
 }
 
+// Roles reports whether a backend of the view has another role than Both.
+func (r *Router) Roles() bool { return r.table.Load().roles }
+
 func (r *Router) View() *View { return r.table.Load().view }
 
 // SetView replaces the view; requests and remaining backends keep their state. It panics if a rule
@@ -129,6 +133,7 @@ func (r *Router) SetView(v *View) {
 		b := &v.Backends[i]
 		t.slots[i] = r.ledger.slot(b.ID, b.Generation)
 		r.begins(t.slots[i], b.Since)
+		t.roles = t.roles || b.Role != Both
 	}
 	for _, rule := range v.Rules {
 		rr := resolvedRule{Rule: rule, strategy: r.strategies[rule.Strategy]}
