@@ -242,7 +242,7 @@ func TestTransfersLearnALine(t *testing.T) {
 	truth := func(n float64) float64 { return 0.2 + 50e-6*n }
 	for range 300 {
 		n := float64(rnd.IntN(20_000))
-		tr.learn(n, truth(n)*(0.9+0.2*rnd.Float64()))
+		tr.learn(n, truth(n)*(0.98+0.04*rnd.Float64()))
 	}
 	for _, n := range []float64{100, 2000, 20_000} {
 		if got := tr.seconds(n); math.Abs(got/truth(n)-1) > 0.15 {
