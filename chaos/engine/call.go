@@ -77,6 +77,7 @@ type fields struct {
 	Store        *bool           `json:"store"`
 	Continue     bool            `json:"continue_final_message"`
 	Echo         bool            `json:"echo"`
+	Transfer     *transferParams `json:"kv_transfer_params"`
 	Dimensions   int             `json:"dimensions"`
 	Encoding     string          `json:"encoding_format"`
 }

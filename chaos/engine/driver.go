@@ -135,10 +135,17 @@ type progress struct {
 	done   bool
 }
 
-func (d *driver) launch(f *flight) error {
+func (d *driver) prepare(f *flight) {
 	f.driver, f.left, f.notify = d, len(f.seats), make(chan struct{}, 1)
+}
+
+// launch submits the jobs of a prepared flight, unless it was aborted.
+func (d *driver) launch(f *flight) error {
 	var failed error
 	err := d.do(func(now time.Duration) {
+		if _, failed = f.landed(); failed != nil {
+			return
+		}
 		if len(d.model.waiting)+len(f.seats) > maxWaiting {
 			failed = errBusy
 			return

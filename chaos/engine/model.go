@@ -74,12 +74,16 @@ type Job struct {
 	// PromptTokens is at least 1. With OutputTokens 0 (embedding, scoring) the job ends with its
 	// prefill.
 	PromptTokens, OutputTokens int
+	// Loaded leading tokens of the prompt have their KV cache from another engine: they need memory,
+	// but no computation at the first admission. The last token is always computed.
+	Loaded int
 	// Watch asks for a Tokens event per generated token. The model then simulates every step
 	// singly.
 	Watch bool
 	User  any
 
-	// Cached is the number of prompt tokens served from cache at the first admission.
+	// Cached is the number of prompt tokens not computed at the first admission: found in the cache
+	// or, as vLLM counts them too, loaded.
 	Cached int
 	// Times since the start of the model. For a job without output FirstToken is the end of the
 	// prefill.
@@ -155,6 +159,7 @@ type Stats struct {
 
 	PromptTokens  int64 `json:"prompt_tokens"`  // of admitted jobs, each counted once
 	CachedTokens  int64 `json:"cached_tokens"`  // part of PromptTokens found in the cache
+	LoadedTokens  int64 `json:"loaded_tokens"`  // part of PromptTokens that came from another engine
 	PrefillTokens int64 `json:"prefill_tokens"` // computed by prefill, including recomputation after preemption
 	OutputTokens  int64 `json:"output_tokens"`  // generated
 	EvictedTokens int64 `json:"evicted_tokens"`

@@ -116,7 +116,7 @@ func (s *Server) models(w http.ResponseWriter, _ *http.Request) {
 }
 
 func openAIError(e *apiError) object {
-	kinds := map[int]string{http.StatusNotFound: "NotFoundError", http.StatusServiceUnavailable: "ServiceUnavailableError"}
+	kinds := map[int]string{http.StatusNotFound: "NotFoundError", http.StatusServiceUnavailable: "ServiceUnavailableError", http.StatusInternalServerError: "InternalServerError"}
 	var param, code any = nil, e.status
 	if e.param != "" {
 		param = e.param

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"math"
 	"net"
 	"net/http"
 	"strconv"
@@ -35,14 +36,18 @@ const (
 type ServerConfig struct {
 	Config `embed:""`
 
-	Models         []string     `name:"model" default:"emulated" placeholder:"NAME" group:"server" help:"Name of the model. Repeatable: all names mean the same model."`
-	Adapters       []string     `name:"adapter" placeholder:"NAME" group:"server" help:"LoRA adapter: a name and a cache of its own. Repeatable."`
-	MaxModelLen    int          `name:"max-model-len" placeholder:"N" group:"server" help:"Most tokens of prompt and reply together. Default: the size of the KV memory."`
-	DefaultOutput  int          `name:"default-output" placeholder:"N" group:"server" help:"Tokens of a reply if the request sets no length. Default 64."`
-	TokensPerChunk int          `name:"tokens-per-chunk" placeholder:"N" group:"server" help:"Tokens in one event of a stream. Default 1."`
-	HideCached     bool         `name:"hide-cached" group:"server" help:"Do not report cached tokens, as engines do by default."`
-	MetricsStyle   MetricsStyle `name:"metrics" enum:"vllm,sglang" default:"vllm" group:"server" help:"Style of metrics names and of cached-token reports: vllm or sglang."`
+	Models         []string      `name:"model" default:"emulated" placeholder:"NAME" group:"server" help:"Name of the model. Repeatable: all names mean the same model."`
+	Adapters       []string      `name:"adapter" placeholder:"NAME" group:"server" help:"LoRA adapter: a name and a cache of its own. Repeatable."`
+	MaxModelLen    int           `name:"max-model-len" placeholder:"N" group:"server" help:"Most tokens of prompt and reply together. Default: the size of the KV memory."`
+	DefaultOutput  int           `name:"default-output" placeholder:"N" group:"server" help:"Tokens of a reply if the request sets no length. Default 64."`
+	TokensPerChunk int           `name:"tokens-per-chunk" placeholder:"N" group:"server" help:"Tokens in one event of a stream. Default 1."`
+	HideCached     bool          `name:"hide-cached" group:"server" help:"Do not report cached tokens, as engines do by default."`
+	Transfer       bool          `name:"transfer" group:"server" help:"Give the KV cache of prompts to other engines, and fetch it from them, as vLLM with the NIXL connector."`
+	TransferRate   float64       `name:"transfer-rate" placeholder:"N" group:"server" help:"Tokens whose KV cache it gives per second. Default 200000."`
+	TransferStart  time.Duration `name:"transfer-start" placeholder:"DURATION" group:"server" help:"Time before the first of them. Default 5ms."`
+	MetricsStyle   MetricsStyle  `name:"metrics" enum:"vllm,sglang" default:"vllm" group:"server" help:"Style of metrics names and of cached-token reports: vllm or sglang."`
 
+	Lease        time.Duration `kong:"-"` // how long another engine may fetch a prompt's KV cache; default 30 s
 	MaxBody      int64         `kong:"-"` // bytes of a request body; default 256 MiB
 	IdleTimeout  time.Duration `kong:"-"` // of a kept-alive connection; default 5 s, as uvicorn
 	WriteTimeout time.Duration `kong:"-"` // how long a client may take to accept a write; default 30 s
@@ -64,6 +69,9 @@ func (c ServerConfig) withDefaults() (ServerConfig, error) {
 	c.MaxModelLen = cmp.Or(c.MaxModelLen, c.KVTokens)
 	c.DefaultOutput = cmp.Or(c.DefaultOutput, 64)
 	c.TokensPerChunk = cmp.Or(c.TokensPerChunk, 1)
+	c.TransferRate = cmp.Or(c.TransferRate, 200_000)
+	c.TransferStart = cmp.Or(c.TransferStart, 5*time.Millisecond)
+	c.Lease = cmp.Or(c.Lease, 30*time.Second)
 	c.MetricsStyle = cmp.Or(c.MetricsStyle, StyleVLLM)
 	c.MaxBody = cmp.Or(c.MaxBody, 256<<20)
 	c.IdleTimeout = cmp.Or(c.IdleTimeout, 5*time.Second)
@@ -73,6 +81,8 @@ func (c ServerConfig) withDefaults() (ServerConfig, error) {
 		return c, fmt.Errorf("%w: metrics style %q, want %q or %q", ErrConfig, c.MetricsStyle, StyleVLLM, StyleSGLang)
 	case c.MaxModelLen < 2 || c.MaxModelLen > c.KVTokens:
 		return c, fmt.Errorf("%w: context of %d tokens, want 2 to the KV memory's %d", ErrConfig, c.MaxModelLen, c.KVTokens)
+	case !(c.TransferRate > 0) || math.IsInf(c.TransferRate, 0) || c.TransferStart < 0 || c.Lease < 0:
+		return c, fmt.Errorf("%w: transfer of %v tokens/s after %v within %v", ErrConfig, c.TransferRate, c.TransferStart, c.Lease)
 	case c.DefaultOutput < 1 || c.TokensPerChunk < 1 || c.MaxBody < 1 || c.IdleTimeout < 0 || c.WriteTimeout < 0:
 		return c, fmt.Errorf("%w: negative limit", ErrConfig)
 	}
@@ -89,6 +99,7 @@ type Server struct {
 	http   http.Server
 	mux    *http.ServeMux
 	faults faults
+	leases leases
 	nonce  string
 	began  time.Time
 	ids    atomic.Int64
@@ -254,6 +265,7 @@ func (s *Server) routes() {
 	s.mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	s.routeMetrics()
 	s.mux.HandleFunc("POST /emulator/cached", s.answering(endpointNone, s.cachedHandler))
+	s.mux.HandleFunc("POST /emulator/kv", s.answering(endpointNone, s.giveHandler))
 	s.mux.HandleFunc("POST /emulator/fault", s.answering(endpointNone, s.faultHandler))
 	s.mux.HandleFunc("GET /emulator/stats", s.statsHandler)
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -293,7 +305,12 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint, body 
 		return object{"input_tokens": c.promptTokens()}, nil
 	}
 	f := c.flight()
-	if err := s.driver.launch(f); err != nil {
+	s.driver.prepare(f)
+	if s.cfg.Transfer && c.fetches() {
+		if err := s.fetch(r.Context(), c, f); err != nil {
+			return nil, err
+		}
+	} else if err := s.driver.launch(f); err != nil {
 		return nil, err
 	}
 	// The context shows a client that leaves during a blocked write; the failed write shows one
@@ -322,7 +339,11 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint, body 
 	if e == endpointEmbeddings {
 		return t.embeddings(), nil
 	}
-	return t.script().whole(), nil
+	answer := t.script().whole()
+	if s.cfg.Transfer && c.leases() {
+		answer["kv_transfer_params"] = s.lease(r.Context(), c)
+	}
+	return answer, nil
 }
 
 func (f *flight) wait(ctx context.Context) error {

@@ -282,9 +282,13 @@ func (m *Model) admit(j *Job) bool {
 	m.makeRoom()
 	s.done = m.usable(base, s.context)
 	if s.generated == 0 {
-		j.Cached = s.done
 		m.stats.PromptTokens += int64(j.PromptTokens)
-		m.stats.CachedTokens += int64(j.Cached)
+		m.stats.CachedTokens += int64(s.done)
+		if loaded := min(j.Loaded, j.PromptTokens-1) - s.done; loaded > 0 {
+			s.done += loaded
+			m.stats.LoadedTokens += int64(loaded)
+		}
+		j.Cached = s.done
 	}
 	s.state = statePrefill
 	m.running = append(m.running, j)

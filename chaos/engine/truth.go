@@ -41,12 +41,13 @@ type ServerStats struct {
 	Requests int64 `json:"requests"` // to inference endpoints
 	Departed int64 `json:"departed"` // requests whose client left before the end
 	Faulted  int64 `json:"faulted"`  // requests that suffered a fault
+	Given    int64 `json:"given"`    // prompts whose KV cache another engine began to fetch
 }
 
 // Stats returns counts and totals; zero after Close.
 func (s *Server) Stats() ServerStats {
 	s.faults.mu.Lock()
-	out := ServerStats{Requests: s.requests.Load(), Departed: s.aborted.Load(), Faulted: s.faults.suffered}
+	out := ServerStats{Requests: s.requests.Load(), Departed: s.aborted.Load(), Faulted: s.faults.suffered, Given: s.leases.given.Load()}
 	s.faults.mu.Unlock()
 	if s.driver.do(func(time.Duration) { out.Stats = s.driver.model.Stats() }) != nil {
 		return ServerStats{}

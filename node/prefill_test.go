@@ -1,0 +1,152 @@
+package node
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"grapevine/chaos/engine"
+	"grapevine/node/config"
+)
+
+// roleEngines are emulated engines whose transfers take long enough to be interrupted.
+func roleEngines(t *testing.T, roles ...string) (list []*engine.Server, own []config.Backend) {
+	t.Helper()
+	for i, role := range roles {
+		s, err := engine.NewServer(roleEngine)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		if err := s.Start("127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, s)
+		own = append(own, config.Backend{URL: "http://" + s.Addr(), Name: fmt.Sprintf("%s-%d", role, i), Role: role})
+	}
+	return list, own
+}
+
+var roleEngine = engine.ServerConfig{
+	Config: engine.Config{PrefillRate: 400_000, DecodeStep: 2 * time.Millisecond}, Models: []string{"m"},
+	Transfer: true, TransferStart: 100 * time.Millisecond,
+}
+
+// question has a prompt of its own, of 8,000 tokens.
+func question(i int, stream bool) []byte {
+	text := strings.Repeat(fmt.Sprintf("question %d of many ", i), 32_000/20)
+	body, err := json.Marshal(map[string]any{
+		"model": "m", "messages": []message{{"user", text}}, "max_tokens": 40, "stream": stream,
+	})
+	if err != nil {
+		panic(err)
+	}
+	return body
+}
+
+// asked is what a client saw of one answer.
+type asked struct {
+	status  int
+	prefill string
+	text    string
+	whole   bool
+	err     error
+}
+
+func askFor(url string, body []byte, stream bool) (a asked) {
+	resp, err := http.Post(url+"/v1/chat/completions", "application/json", bytes.NewReader(body))
+	if err != nil {
+		return asked{err: err}
+	}
+	defer resp.Body.Close()
+	a.status, a.prefill = resp.StatusCode, resp.Header.Get("x-grapevine-prefill")
+	type choices struct {
+		Choices []struct{ Message, Delta message }
+	}
+	if !stream || a.status != http.StatusOK {
+		text, err := io.ReadAll(resp.Body)
+		var c choices
+		if a.err = err; json.Unmarshal(text, &c) == nil && len(c.Choices) == 1 {
+			a.text, a.whole = c.Choices[0].Message.Content, true
+		}
+		return a
+	}
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() {
+		data, ok := strings.CutPrefix(lines.Text(), "data: ")
+		var c choices
+		switch {
+		case !ok:
+		case data == "[DONE]":
+			a.whole = true
+		case json.Unmarshal([]byte(data), &c) == nil:
+			for _, c := range c.Choices {
+				a.text += c.Delta.Content
+			}
+		}
+	}
+	a.err = lines.Err()
+	return a
+}
+
+// Either side dies in mid-transfer, under load. Every answer is that to its own prompt, and none
+// fails before its first byte.
+func TestKillInTransfer(t *testing.T) {
+	for _, side := range []string{"none", "prefill", "decode"} {
+		for _, stream := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/stream=%v", side, stream), func(t *testing.T) {
+				engines, own := roleEngines(t, "prefill", "prefill", "decode", "decode")
+				cfg := testConfig()
+				cfg.Backends = own
+				n := startNode(t, cfg)
+				var next, split atomic.Int64
+				var clients sync.WaitGroup
+				const questions = 120
+				for range 16 {
+					clients.Go(func() {
+						for i := int(next.Add(1)); i <= questions; i = int(next.Add(1)) {
+							body := question(i, stream)
+							want, err := engine.Replies(roleEngine, "chat", body)
+							if err != nil {
+								t.Error(err)
+								return
+							}
+							a := askFor("http://"+n.Addr(), body, stream)
+							if a.prefill != "" {
+								split.Add(1)
+							}
+							broken := stream && side == "decode" && len(a.text) > 0 // its engine died
+							switch {
+							case a.status != http.StatusOK, !a.whole && !broken:
+								t.Errorf("question %d: status %d, whole %t, %v, text %q", i, a.status, a.whole, a.err, a.text)
+							case a.whole && a.text != string(want[0]), !strings.HasPrefix(string(want[0]), a.text):
+								t.Errorf("question %d has the answer %q, want %q", i, a.text, want[0])
+							}
+						}
+					})
+				}
+				if side != "none" {
+					eventually(t, "many transfers have begun", func() bool { return engines[0].Stats().Given+engines[1].Stats().Given > 20 })
+					victim := engines[0]
+					if side == "decode" {
+						victim = engines[2]
+					}
+					_ = victim.Close()
+				}
+				clients.Wait()
+				if split.Load() < 20 {
+					t.Errorf("%d of %d requests were split", split.Load(), questions)
+				}
+				t.Logf("%d of %d split", split.Load(), questions)
+			})
+		}
+	}
+}
