@@ -18,15 +18,32 @@ func fillReceipt(r *admin.Receipt, d *policy.Decision) {
 	if r.Replicas = d.Replicas; d.Replicas > 0 {
 		r.Hot = hot.AnchorText(d.Hot)
 	}
+	r.Candidates = candidatesOf(d)
+	if d.Strategy == policy.Prefix {
+		r.Why = why(d.Candidates)
+	}
+}
+
+func candidatesOf(d *policy.Decision) (list []admin.Candidate) {
 	for _, c := range d.Candidates {
-		r.Candidates = append(r.Candidates, admin.Candidate{
+		list = append(list, admin.Candidate{
 			Backend: c.Name, MatchedBlocks: c.MatchedBlocks, HeldTokens: c.HeldTokens, QueuedTokens: c.QueuedTokens,
 			Active: c.Active, Rate: c.Rate, AgeS: c.Age.Seconds(), Cost: c.Cost,
 			WaitS: c.Wait, ComputeS: c.Compute, LaterS: c.Later,
 		})
 	}
-	if d.Strategy == policy.Prefix {
-		r.Why = why(d.Candidates)
+	return list
+}
+
+func (n *Node) explainPrefill(q *policy.Request, decode *policy.Decision) *admin.PrefillReceipt {
+	var d policy.Decision
+	elsewhere := n.router.ExplainPrefill(q, now(), decode, &d)
+	if d.Name == "" {
+		return nil // the request, or the backend, does not allow it
+	}
+	return &admin.PrefillReceipt{
+		Backend: d.Name, Elsewhere: elsewhere, MatchedBlocks: d.MatchedBlocks, PredictedTokens: d.PredictedTokens,
+		RemoteS: d.Remote, AloneS: d.Alone, Candidates: candidatesOf(&d),
 	}
 }
 
@@ -109,5 +126,6 @@ func (n *Node) Explain(path string, header func(name string) []byte, body []byte
 		return nil, err
 	}
 	fillReceipt(r, &d)
+	r.Prefill = n.explainPrefill(&q, &d)
 	return r, nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"grapevine/chaos/engine"
 	"grapevine/node/config"
+	"grapevine/proxy/policy"
 )
 
 // roleEngines are emulated engines whose transfers take long enough to be interrupted.
@@ -95,6 +96,28 @@ func askFor(url string, body []byte, stream bool) (a asked) {
 	}
 	a.err = lines.Err()
 	return a
+}
+
+// explain says where the prompt would be computed, and both times.
+func TestExplainPrefill(t *testing.T) {
+	_, own := roleEngines(t, "prefill", "decode")
+	cfg := testConfig()
+	cfg.Backends = own
+	n := startNode(t, cfg)
+	r, err := explain(t, n, "/v1/chat/completions", nil, string(question(1, true)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := r.Prefill; r.Backend != "decode-1" || p == nil || p.Backend != "prefill-0" || p.Elsewhere || p.RemoteS <= p.AloneS || p.AloneS <= 0 {
+		t.Errorf("an idle decode engine: %s, %+v", r.Backend, p)
+	}
+	n.router.SetPeerLoad("other", []policy.PeerLoad{{Backend: 0, Active: 40}, {Backend: 1, Active: 40}})
+	if r, err = explain(t, n, "/v1/chat/completions", nil, string(question(1, true))); err != nil || r.Prefill == nil || !r.Prefill.Elsewhere {
+		t.Errorf("a busy one: %+v, %v", r.Prefill, err)
+	}
+	if r, err = explain(t, n, "/v1/messages", nil, string(question(1, true))); err != nil || r.Prefill != nil {
+		t.Errorf("a request that cannot be split: %+v, %v", r.Prefill, err)
+	}
 }
 
 // Either side dies in mid-transfer, under load. Every answer is that to its own prompt, and none

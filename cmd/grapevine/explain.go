@@ -47,6 +47,15 @@ func printReceipt(out io.Writer, r *admin.Receipt) error {
 	if r.Note != "" {
 		fmt.Fprintf(out, "  note: %s\n", r.Note)
 	}
+	if p := r.Prefill; p != nil {
+		remote := fmt.Sprintf("%.3f s at %s with queue and transfer (%d tokens in its cache)", p.RemoteS, p.Backend, p.PredictedTokens)
+		alone := fmt.Sprintf("%.3f s at %s with the delay of its running requests", p.AloneS, r.Backend)
+		if p.Elsewhere {
+			fmt.Fprintf(out, "  prefill at %s: %s, against %s\n", p.Backend, remote, alone)
+		} else {
+			fmt.Fprintf(out, "  prefill at %s: %s, against %s\n", r.Backend, alone, remote)
+		}
+	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	if r.Why != "" { // strategy prefix
 		fmt.Fprintf(out, "  why: %s\n", r.Why)

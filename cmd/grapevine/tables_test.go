@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -36,6 +37,9 @@ func TestTablesGolden(t *testing.T) {
 		}}
 	byLoad := *receipt
 	byLoad.Strategy, byLoad.Rung, byLoad.Why = "least-request", "load", ""
+	elsewhere, here := *receipt, *receipt
+	elsewhere.Prefill = &admin.PrefillReceipt{Backend: "gpu-node-20:8000", Elsewhere: true, PredictedTokens: 2048, RemoteS: 0.145, AloneS: 1.23}
+	here.Prefill = &admin.PrefillReceipt{Backend: "gpu-node-20:8000", RemoteS: 0.145, AloneS: 0.012}
 	alone := *status
 	alone.Fleet, alone.Ready, alone.NotReady = nil, false, "draining"
 	fresh := alone
@@ -108,6 +112,7 @@ func TestTablesGolden(t *testing.T) {
 		"status-tls":   func(w io.Writer) error { return printStatus(w, &expired) },
 		"explain":      func(w io.Writer) error { return printReceipt(w, receipt) },
 		"explain-load": func(w io.Writer) error { return printReceipt(w, &byLoad) },
+		"explain-part": func(w io.Writer) error { return errors.Join(printReceipt(w, &elsewhere), printReceipt(w, &here)) },
 		"nodes":        func(w io.Writer) error { return printNodes(w, nodes) },
 		"keys": func(w io.Writer) error {
 			ask := func(*admin.Client, context.Context) (*admin.KeyList, error) { return keys, nil }

@@ -144,6 +144,12 @@ func (l *Log) Observe(r *proxy.Record) {
 	if d := r.Decision; d != nil {
 		e.Str("strategy", d.Strategy).Str("rung", d.Rung.String()).Int("predicted_tokens", d.PredictedTokens)
 	}
+	if r.Prefill.Backend != "" {
+		e.Str("prefill", r.Prefill.Backend).Int64("prefill_ms", r.Prefill.Took.Milliseconds())
+		if r.Prefill.Failed != policy.None {
+			e.Stringer("prefill_failed", r.Prefill.Failed)
+		}
+	}
 	for _, count := range []struct {
 		name   string
 		tokens int

@@ -230,6 +230,19 @@ type Receipt struct {
 	Why string `json:"why,omitempty"`
 	// Candidates are the chosen backend, then the cheapest, at most policy.MaxConsidered.
 	Candidates []Candidate `json:"candidates"`
+	// Prefill says which backend computes the prompt, if Backend has the role decode and another could.
+	Prefill *PrefillReceipt `json:"prefill,omitempty"`
+}
+
+// PrefillReceipt compares the best prefill backend with the decode backend.
+type PrefillReceipt struct {
+	Backend         string      `json:"backend"` // the prefill backend
+	Elsewhere       bool        `json:"elsewhere"`
+	MatchedBlocks   int         `json:"matched_blocks"`
+	PredictedTokens int         `json:"predicted_tokens"`
+	RemoteS         float64     `json:"remote_s"` // until the decode backend has fetched the KV cache
+	AloneS          float64     `json:"alone_s"`  // at the decode backend, with the delay of its running requests
+	Candidates      []Candidate `json:"candidates"`
 }
 
 type Candidate struct {

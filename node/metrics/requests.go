@@ -33,6 +33,7 @@ type Metrics struct {
 
 	kinds     [prompt.Pooling + 1]kindSeries  // by prompt.Kind
 	decisions map[string][]prometheus.Counter // by strategy and rung; immutable
+	split     []prometheus.Counter            // by policy.Failure
 	ttft      []prometheus.Observer           // by rung
 	retries   prometheus.Counter
 	resent    prometheus.Counter
@@ -99,6 +100,10 @@ func (m *Metrics) requestSeries(reg prometheus.Registerer) {
 	m.requests = counters("requests_total", "Finished requests, by kind of endpoint and status sent (499: the client left first).", "kind", "code")
 	m.tokens = counters("tokens_total", "Tokens as the engines count them: prompt, cached (of the prompt), output.", "model", "type")
 	m.outcomes = counters("backend_requests_total", "Requests by the backend tried last and the outcome there.", "backend", "outcome")
+	split := counters("split_requests_total", "Requests whose prompt another backend computed for a decode backend, by what failed (none: nothing); then one backend computed all.", "outcome")
+	for f := range policy.Failure(policy.Failures) {
+		m.split = append(m.split, split.WithLabelValues(f.String()))
+	}
 	m.retries = counters("retries_total", "Further backends tried because one failed before the client received a byte.").WithLabelValues()
 	m.resent = counters("resent_total", "Requests sent again to the same backend because a reused connection was stale.").WithLabelValues()
 	m.overhead = histograms("overhead_seconds", "The router's own time before it forwards a request: parsing, matching, picking.", overheadBuckets).WithLabelValues()
@@ -208,6 +213,12 @@ func (m *Metrics) Observe(r *proxy.Record) {
 	m.overhead.Observe(r.Overhead.Seconds())
 	if r.TTFT > 0 {
 		m.ttft[d.Rung].Observe(r.TTFT.Seconds())
+	}
+	if r.Prefill.Backend != "" {
+		m.split[r.Prefill.Failed].Inc()
+		if r.Prefill.Failed == policy.None {
+			d = r.Prefill.Decision // the cached tokens are those of the prefill backend
+		}
 	}
 	m.countTokens(r, d)
 }
