@@ -166,7 +166,7 @@ type Stats struct {
 
 	Steps       int64         `json:"steps"`
 	Busy        time.Duration `json:"busy_ns"`         // total length of all steps
-	PrefillBusy time.Duration `json:"prefill_busy_ns"` // PrefillTokens / PrefillRate
+	PrefillBusy time.Duration `json:"prefill_busy_ns"` // of it for prefill: without other work in the same steps
 }
 
 // NewModel returns an idle engine with an empty cache at time 0. The error wraps ErrConfig.
@@ -401,7 +401,6 @@ func (m *Model) Stats() Stats {
 	s.Running, s.Waiting, s.Decoding = len(m.running), len(m.waiting), m.decoding
 	s.KVTokens, s.KVUsed, s.KVShared, s.KVEvictable = m.cfg.KVTokens, m.used(), m.cache.tokens, m.cache.evictable
 	s.EvictedTokens = m.cache.evicted
-	s.PrefillBusy = time.Duration(float64(s.PrefillTokens) / m.cfg.PrefillRate * float64(time.Second))
 	return s
 }
 

@@ -82,6 +82,7 @@ func (m *Model) schedule(t, until time.Duration, emit func(Event)) {
 	if decoding == 0 && prefilled == 0 {
 		return
 	}
+	m.stats.PrefillBusy += time.Duration(math.Round(float64(prefilled) / m.cfg.PrefillRate * float64(time.Second) * m.slow))
 	m.step.steps, m.step.settled = 1, 1
 	m.step.dur = m.stepTime(decoding, prefilled)
 	if prefilled == 0 && !preempted && m.watched == 0 {

@@ -33,6 +33,8 @@ const (
 	// MaxBackends and MaxNodes bound what a mistyped flag can allocate.
 	MaxBackends = 4096
 	MaxNodes    = 1024
+	// leastTelemetry bounds the number of reads likewise.
+	leastTelemetry = 10 * time.Millisecond
 )
 
 // Config describes a run for every combination of policy, nodes, share and staleness. Only Workload
@@ -58,6 +60,8 @@ type Config struct {
 	Ingress Ingress // "": Random
 	// Warmup is excluded from the report. 0: the workload's (none for traces); negative: none.
 	Warmup time.Duration
+	// Telemetry is how often every node reads the load that each engine reports; 0: never.
+	Telemetry time.Duration
 	// Run sets the routers' seed, block size, number of nodes and extra strategies.
 	Policy policy.Config
 	Tree   prefixtree.Config
@@ -125,6 +129,8 @@ func (c Config) completed() (Config, error) {
 		return c, fmt.Errorf("%w: hot prefixes on %d backends, want 1 or more, or 0 to let the fleet decide", ErrConfig, c.HotReplicas)
 	case c.Ingress != Random && c.Ingress != Sticky:
 		return c, fmt.Errorf("%w: ingress is %q, want %q or %q", ErrConfig, c.Ingress, Random, Sticky)
+	case c.Telemetry < 0 || c.Telemetry > 0 && c.Telemetry < leastTelemetry:
+		return c, fmt.Errorf("%w: telemetry every %v, want %v or more, or 0 for none", ErrConfig, c.Telemetry, leastTelemetry)
 	case c.Parallel < 0:
 		return c, fmt.Errorf("%w: %d runs in parallel, want 1 or more, or 0 for as many as there are processors", ErrConfig, c.Parallel)
 	}

@@ -59,6 +59,7 @@ type fleet struct {
 	nodes     []node
 	*exchange // nil if nodes share nothing
 	hot       *hotBoard
+	telemetry telemetry
 	engines   *engines
 	backends  []policy.Backend // that have joined
 	changes   []change         // of engines, to come
@@ -81,7 +82,7 @@ type fleet struct {
 }
 
 func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, error) {
-	f := &fleet{cfg: cfg, point: pt, span: span}
+	f := &fleet{cfg: cfg, point: pt, span: span, telemetry: telemetry{every: cfg.Telemetry}}
 	f.ingress = rand.New(rand.NewPCG(cfg.Options.Seed, 0x16e55))
 	var err error
 	if f.engines, err = newEngines(cfg.Engines); err != nil {
@@ -195,6 +196,7 @@ func (f *fleet) run(ctx context.Context) error {
 
 // pass advances the clock and samples the engines' busy time.
 func (f *fleet) pass(now time.Duration) {
+	f.telemetry.pass(now, f.nodes, f.engines)
 	f.exchange.pass(now)
 	f.hot.pass(now, f.nodes, f.exchange)
 	if f.atWarm == nil && now >= f.cfg.Warmup {

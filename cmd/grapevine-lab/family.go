@@ -21,7 +21,7 @@ import (
 )
 
 // ofFamily are the flags of simulate that a family of draws leaves to the command line.
-var ofFamily = []string{"family", "family-draw", "policy", "seed", "requests", "oracle", "parallel", "json", "plot"}
+var ofFamily = []string{"family", "family-draw", "policy", "seed", "requests", "oracle", "telemetry", "parallel", "json", "plot"}
 
 func (c *simulateCmd) family(s *streams, line *kong.Context) error {
 	named := false // --policy has a default for other simulations
@@ -31,7 +31,7 @@ func (c *simulateCmd) family(s *streams, line *kong.Context) error {
 		}
 		named = named || p.Flag != nil && p.Flag.Name == "policy"
 	}
-	o := family.Options{Seed: c.Options.Seed, Requests: c.Options.Requests, Oracles: c.Oracle, Parallel: c.Parallel}
+	o := family.Options{Seed: c.Options.Seed, Requests: c.Options.Requests, Oracles: c.Oracle, Telemetry: c.Telemetry, Parallel: c.Parallel}
 	switch {
 	case c.Family != 0 && c.Draw != 0:
 		return usageError{errors.New("--family plays many draws, --family-draw one: give one of them")}

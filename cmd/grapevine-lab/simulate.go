@@ -22,23 +22,24 @@ type simulateCmd struct {
 	workloadFlags `embed:""`
 	Engine        engine.Config `embed:""`
 
-	Policy   []string       `name:"policy" default:"prefix,round-robin" placeholder:"NAME" help:"Policies to compare: the strategies of serve, and from the literature argmin, lmetric, two-choice and sglang."`
-	Nodes    []int          `name:"nodes" default:"1" placeholder:"N" help:"Routers in the fleet."`
-	Share    []string       `name:"share" default:"both" enum:"both,prefix,load,none" placeholder:"WHAT" help:"What routers exchange: both (placements and load), prefix (placements), load, or none."`
-	Stale    []string       `name:"staleness" default:"200ms" placeholder:"DELAY" help:"How long after an event all other routers receive it; none: never."`
-	Loss     float64        `name:"loss" placeholder:"P" help:"Share of placements that are lost between routers and never sent again."`
-	Cut      string         `name:"partition" placeholder:"FROM-TO" help:"Separate the routers into two halves between two times since the start, such as 60s-120s."`
-	Backends int            `name:"backends" placeholder:"N" help:"Number of engines. Default: the generated workload's, or 16 for a trace."`
-	Ingress  string         `name:"ingress" enum:"random,sticky" default:"random" help:"Which router a request enters by: any (random), or one per session (sticky)."`
-	Hot      string         `name:"hot" enum:"on,off" default:"on" help:"Whether the fleet agrees on which engines hold a hot prefix."`
-	HotReps  int            `name:"hot-replicas" placeholder:"R" help:"Hold every hot prefix on this many engines instead of letting the fleet decide."`
-	Warmup   *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave requests that arrive before this time out of the report. Default: the generated workload's."`
-	Parallel int            `name:"parallel" placeholder:"N" help:"Runs at the same time. Default: the number of processors."`
-	JSON     bool           `name:"json" help:"Print one JSON object."`
-	Plot     string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg)."`
-	Oracle   []string       `name:"oracle" enum:"contents,load,outputs" placeholder:"WHAT" help:"Play prefix also with perfect knowledge of caches (contents), of the present queues (load) or of answers' lengths (outputs): each alone, and together."`
+	Policy    []string       `name:"policy" default:"prefix,round-robin" placeholder:"NAME" help:"Policies to compare: the strategies of serve, and from the literature argmin, lmetric, two-choice and sglang."`
+	Nodes     []int          `name:"nodes" default:"1" placeholder:"N" help:"Routers in the fleet."`
+	Share     []string       `name:"share" default:"both" enum:"both,prefix,load,none" placeholder:"WHAT" help:"What routers exchange: both (placements and load), prefix (placements), load, or none."`
+	Stale     []string       `name:"staleness" default:"200ms" placeholder:"DELAY" help:"How long after an event all other routers receive it; none: never."`
+	Loss      float64        `name:"loss" placeholder:"P" help:"Share of placements that are lost between routers and never sent again."`
+	Cut       string         `name:"partition" placeholder:"FROM-TO" help:"Separate the routers into two halves between two times since the start, such as 60s-120s."`
+	Backends  int            `name:"backends" placeholder:"N" help:"Number of engines. Default: the generated workload's, or 16 for a trace."`
+	Ingress   string         `name:"ingress" enum:"random,sticky" default:"random" help:"Which router a request enters by: any (random), or one per session (sticky)."`
+	Hot       string         `name:"hot" enum:"on,off" default:"on" help:"Whether the fleet agrees on which engines hold a hot prefix."`
+	HotReps   int            `name:"hot-replicas" placeholder:"R" help:"Hold every hot prefix on this many engines instead of letting the fleet decide."`
+	Telemetry time.Duration  `name:"telemetry" placeholder:"DURATION" help:"How often each router reads what every engine reports of its load. Default: never."`
+	Warmup    *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave requests that arrive before this time out of the report. Default: the generated workload's."`
+	Parallel  int            `name:"parallel" placeholder:"N" help:"Runs at the same time. Default: the number of processors."`
+	JSON      bool           `name:"json" help:"Print one JSON object."`
+	Plot      string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg)."`
+	Oracle    []string       `name:"oracle" enum:"contents,load,outputs" placeholder:"WHAT" help:"Play prefix also with perfect knowledge of caches (contents), of the present queues (load) or of answers' lengths (outputs): each alone, and together."`
 
-	Family int `name:"family" placeholder:"N" help:"Play all policies, or those of --policy, on N drawn fleets and workloads, and compare prefix with the best other policy. The draws replace all other flags but --policy, --seed, --requests (measured in each), --oracle, --parallel, --json and --plot."`
+	Family int `name:"family" placeholder:"N" help:"Play all policies, or those of --policy, on N drawn fleets and workloads, and compare prefix with the best other policy. The draws replace all other flags but --policy, --seed, --requests (measured in each), --oracle, --telemetry, --parallel, --json and --plot."`
 	Draw   int `name:"family-draw" placeholder:"K" help:"Play draw K of --seed alone and print every policy."`
 }
 
@@ -58,7 +59,7 @@ func (c *simulateCmd) Run(s *streams, line *kong.Context) error {
 	cfg := fleetsim.Config{
 		Workload: w, Options: opt, Policies: append(c.Policy, family.OraclePolicies(c.Oracle)...), Nodes: c.Nodes, Backends: c.Backends, Engine: c.Engine,
 		NoHot: c.Hot == "off", HotReplicas: c.HotReps,
-		Ingress: fleetsim.Ingress(c.Ingress), Parallel: c.Parallel, Loss: c.Loss,
+		Ingress: fleetsim.Ingress(c.Ingress), Parallel: c.Parallel, Loss: c.Loss, Telemetry: c.Telemetry,
 	}
 	for _, s := range c.Share {
 		cfg.Share = append(cfg.Share, fleetsim.Share(s))

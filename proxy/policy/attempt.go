@@ -173,11 +173,12 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	if o.PromptTokens > 0 && o.CachedTokens >= 0 {
 		uncached = float64(max(o.PromptTokens-o.CachedTokens, 0))
 	}
-	if a.nonStreaming && !a.remote && a.at.first == 0 && o.Failed == None && o.OutputTokens > 0 {
+	switch {
+	case a.slot.speaks(now):
+	case a.nonStreaming && !a.remote && a.at.first == 0 && o.Failed == None && o.OutputTokens > 0:
 		a.slot.learnPace(a.router.rate, uncached, float64(now-a.at.dispatched)/1000, float64(o.OutputTokens))
-	}
-	// Prefills of other nodes' requests or of non-streamed ones in front may have taken a part.
-	if a.interval > 0 && a.ahead == 0 && a.front == 0 {
+	case a.interval > 0 && a.ahead == 0 && a.front == 0:
+		// Otherwise prefills of other nodes' requests or of non-streamed ones in front may have taken a part.
 		a.slot.learnRate(a.router.rate, uncached, a.interval)
 	}
 	if len(a.hashes) == 0 || o.CachedTokens < 0 && o.Failed != None && a.at.first == 0 {

@@ -30,7 +30,8 @@ type slot struct {
 	byRequests       atomic.Bool
 	struck           atomic.Bool
 	headNonStreaming atomic.Bool // the head's first token is not observable
-	telemetry        atomic.Pointer[Telemetry]
+	telemetry        atomic.Pointer[telemetry]
+	placed           atomic.Int64 // prefill tokens charged so far
 	id               prefixtree.Backend
 	gen              atomic.Uint32
 	began            atomic.Int64 // ms; start of slow start; 0: none
@@ -42,12 +43,12 @@ type slot struct {
 	lastFirst    prefixtree.Time
 	rates        rateSums
 	peerRates    rateSums // measured by other nodes
+	reported     rateSums // by the engine
 	strikes      strikes
 	reportedAt   prefixtree.Time // since when other nodes report failures; 0: none
 	busyAt       prefixtree.Time // last answer of 429
 	busyUntil    int64           // ms; 0: none
 	adapters     adapterSet
-	_            [24]byte // pads to a cache line
 }
 
 // queued returns the own prefill tokens in front of a new request, less the progress of the running
@@ -81,6 +82,7 @@ func (s *slot) ran(now prefixtree.Time, rate float64) float64 {
 func (s *slot) charge(a *Attempt, now prefixtree.Time) {
 	s.active.Add(1)
 	s.charged.Add(a.charged)
+	s.placed.Add(a.charged)
 	s.resident.Add(a.resident)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,12 +198,6 @@ func (s *slot) rateOr(prior float64) float64 {
 		return prior
 	}
 	return sums.estimate(prior, ratePrior)
-}
-
-// Telemetry is what weighted scorers use of an engine's metrics; zero means idle.
-type Telemetry struct {
-	Running, Waiting int
-	KVUsage          float64 // share of the KV cache in use, 0 to 1
 }
 
 // ledger holds all slots. Safe for concurrent use.

@@ -20,6 +20,7 @@ const (
 type prefix struct{}
 
 func (p prefix) Choose(s *Scene) (int, Rung) {
+	s.hear()
 	s.foresee()
 	s.await()
 	gathered := s.hot.Replicas > 0 && s.gather(s.meanQueue()*(1+hotSlack)+float64(s.PromptTokens)) < s.size

@@ -39,6 +39,14 @@ func (r *rateSums) add(tokens, seconds, present float64) {
 	}
 }
 
+// within keeps the rate and lowers its evidence to at most so many seconds.
+func (r rateSums) within(most float64) rateSums {
+	if part := most / r.seconds; part < 1 {
+		return rateSums{r.tokens * part, most}
+	}
+	return r
+}
+
 func (r rateSums) plus(o rateSums) rateSums {
 	return rateSums{r.tokens + o.tokens, r.seconds + o.seconds}
 }
@@ -131,6 +139,9 @@ func (f *fleetRate) pace(prefill, seconds, outputs float64) (usual, share float6
 // combine needs mu.
 func (s *slot) combine() {
 	all := s.rates.plus(s.peerRates)
+	if s.reported.seconds > 0 {
+		all = s.reported
+	}
 	s.measured.Store(uint64(math.Float32bits(float32(all.tokens)))<<32 | uint64(math.Float32bits(float32(all.seconds))))
 }
 

@@ -216,12 +216,6 @@ func (r *Router) Rate(b prefixtree.Backend) float64 {
 	return r.rate.load()
 }
 
-func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
-	if s := r.table.Load().slot(b); s != nil {
-		s.telemetry.Store(&t)
-	}
-}
-
 // Stats are counters since the start.
 type Stats struct {
 	Picks      uint64

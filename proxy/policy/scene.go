@@ -17,7 +17,7 @@ type Scene struct {
 	CommonTokens   float64         // leading tokens that are common in the fleet, at most PromptTokens
 	FleetRate      float64         // prefill tokens/s over all backends; above 0
 	Nodes          int             // routers in the fleet, at least 1
-	Staleness      int64           // ms; age of the other nodes' reports, at most maxStaleness
+	Staleness      int64           // ms; age of what is known of the other nodes' work, at most maxStaleness
 
 	matches prefixtree.Matches
 	where   []int32 // pool entry -> candidate index, -1: none; see candidate

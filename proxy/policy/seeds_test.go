@@ -373,7 +373,7 @@ func (w *bench) fleet() {
 		b, rate, weight := prefixtree.Backend(w.r.IntN(w.size)), w.r.Float64()*20_000, float64(w.r.IntN(30))
 		w.both(func(r *Router) { r.SetPeerRate(b, rate, weight) })
 	case 4:
-		b, say := prefixtree.Backend(w.r.IntN(w.size)), Telemetry{w.r.IntN(50), w.r.IntN(9), w.r.Float64()}
+		b, say := prefixtree.Backend(w.r.IntN(w.size)), Telemetry{Running: w.r.IntN(50), Waiting: w.r.IntN(9), KVUsage: w.r.Float64()}
 		w.both(func(r *Router) { r.SetTelemetry(b, say) })
 	}
 }

@@ -38,8 +38,10 @@ type Options struct {
 	// Policies to play, the judged one among them; nil: all.
 	Policies []string
 	// Oracles are of fleetsim.Oracles, each played alone and, if several, all together.
-	Oracles  []string
-	Parallel int // draws at once, at least 1
+	Oracles []string
+	// Telemetry is how often routers read what engines report of their load; 0: never.
+	Telemetry time.Duration
+	Parallel  int // draws at once, at least 1
 	// Progress, if set, hears of every draw that ends. It is not called concurrently.
 	Progress func(ended int, took time.Duration, d *Draw)
 }
@@ -72,7 +74,7 @@ func Play(ctx context.Context, o Options) ([]Result, error) {
 					return
 				}
 				began := time.Now()
-				r, err := play(ctx, NewDraw(o.Seed, o.Draws[i], o.Requests), policies)
+				r, err := play(ctx, NewDraw(o.Seed, o.Draws[i], o.Requests), policies, o.Telemetry)
 				if err != nil {
 					cancel(fmt.Errorf("draw %d of seed %d: %w", o.Draws[i], o.Seed, err))
 					return
@@ -104,9 +106,9 @@ func OraclePolicies(oracles []string) (names []string) {
 	return names
 }
 
-func play(ctx context.Context, d Draw, policies []string) (Result, error) {
+func play(ctx context.Context, d Draw, policies []string, telemetry time.Duration) (Result, error) {
 	cfg := d.config(d.build())
-	cfg.Policies, cfg.Nodes = policies, []int{d.Nodes}
+	cfg.Policies, cfg.Nodes, cfg.Telemetry = policies, []int{d.Nodes}, telemetry
 	r := Result{Draw: d}
 	var err error
 	if r.Runs, err = fleetsim.Run(ctx, cfg); err != nil || d.Nodes == 1 {

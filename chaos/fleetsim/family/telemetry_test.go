@@ -1,0 +1,25 @@
+package family
+
+import (
+	"testing"
+	"time"
+)
+
+// An engine becomes five times slower, no answer is streamed, and what nodes report of each other is a
+// second late. What the engine reports of itself shows it.
+func TestTelemetryShowsThatAnEngineSlowsDown(t *testing.T) {
+	d := NewDraw(1, 47, 0)
+	if d.Fleet != "degrading" || d.Streamed != 0 || d.StalenessMS != 1000 || d.Nodes != 32 {
+		t.Fatalf("draw 47 is now another: %s", &d)
+	}
+	p99 := func(every time.Duration) float64 {
+		r, err := play(t.Context(), d, []string{Judged}, every)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.judged().TTFT.P99
+	}
+	if without, with := p99(0), p99(time.Second); with > without/4 {
+		t.Errorf("p99 of the first token is %.0f ms without telemetry and %.0f ms with it every second", without, with)
+	}
+}

@@ -1,0 +1,95 @@
+package policy
+
+import (
+	"time"
+
+	"grapevine/prefixtree"
+)
+
+const (
+	// reportsLast is how long, in ms, an engine's counters stand for its speed; nodes read them every
+	// few seconds.
+	reportsLast = 30_000
+	mostRate    = 1e7 // tokens/s: more than any engine computes
+)
+
+// Telemetry is what an engine reports of itself, at one moment. Zero means idle.
+type Telemetry struct {
+	At               prefixtree.Time // when it was read
+	Running, Waiting int             // requests
+	KVUsage          float64         // share of the KV cache in use, 0 to 1
+	Queued           int64           // prompt tokens that it has yet to compute; -1: not reported
+	// Since the engine started; 0: not reported.
+	Prefilled   int64         // prompt tokens computed
+	PrefillTime time.Duration // in which it computed them
+}
+
+// telemetry is the latest report with this node's counts at that time.
+type telemetry struct {
+	Telemetry
+	placed, active int64
+}
+
+// SetTelemetry takes an engine's report. What the engine computed since the report before shows its
+// prefill rate.
+func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
+	s := r.table.Load().slot(b)
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was := s.telemetry.Swap(&telemetry{t, s.placed.Load(), s.active.Load()})
+	if was == nil || was.PrefillTime == 0 {
+		return
+	}
+	// A restarted engine counts from zero again, and a new one may be behind the old URL.
+	if tokens, seconds := float64(t.Prefilled-was.Prefilled), (t.PrefillTime - was.PrefillTime).Seconds(); tokens > 0 && tokens <= mostRate*seconds {
+		r.rate.add(tokens, seconds)
+		s.reported.add(tokens, seconds, s.rateOr(r.rate.load()))
+		s.reported = s.reported.within(ratePrior)
+		s.combine()
+	}
+}
+
+// speaks reports whether the engine itself tells its speed.
+func (s *slot) speaks(now prefixtree.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.reported.seconds == 0 {
+		return false
+	}
+	if t := s.telemetry.Load(); t.PrefillTime > 0 && int64(now-t.At) < reportsLast {
+		return true
+	}
+	s.reported = rateSums{}
+	s.combine()
+	return false
+}
+
+// hear replaces what nodes report of each other's work by what the engines report, if that is newer for
+// all candidates. To an engine's queue it adds what this node placed since, and takes out what the
+// engine has computed since.
+func (s *Scene) hear() {
+	if s.Nodes == 1 || s.blind() { // blind, the order of the key leads conversations to their caches
+		return
+	}
+	age := int64(0)
+	for i := range s.Candidates {
+		t := s.Candidates[i].slot.telemetry.Load()
+		if t == nil || t.Queued < 0 {
+			return
+		}
+		if age = max(age, int64(s.Now-t.At)); age >= s.Staleness {
+			return
+		}
+	}
+	s.Staleness = age
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		t := c.slot.telemetry.Load()
+		left := float64(t.Queued+c.slot.placed.Load()-t.placed) - c.Rate*seconds(t.At, s.Now)
+		c.Queued = max(c.OwnQueued, left)
+		c.Active = max(c.OwnActive, int64(t.Running+t.Waiting)+c.OwnActive-t.active)
+	}
+}

@@ -1,0 +1,100 @@
+package policy
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"grapevine/prefixtree"
+)
+
+// computes reports that the engine computes so many tokens/s while it prefills, for half of the time.
+func computes(r *Router, b prefixtree.Backend, rate float64, from, to prefixtree.Time, since Telemetry) Telemetry {
+	for now := from; now <= to; now += 1000 {
+		since.At = now
+		since.Prefilled += int64(rate / 2)
+		since.PrefillTime += time.Second / 2
+		r.SetTelemetry(b, since)
+	}
+	return since
+}
+
+func TestEnginesTellTheirRates(t *testing.T) {
+	r, _ := newRouter(t, Config{}, fleetOf(2))
+	about := func(when string, want float64) {
+		t.Helper()
+		if got := r.Rate(0); math.Abs(got-want) > want/50 {
+			t.Errorf("%s: %v tokens/s, want %v", when, got, want)
+		}
+	}
+	// answer is not streamed and takes so long that the engine seems to be ten times slower than others.
+	answer := func(b prefixtree.Backend, took prefixtree.Time, now prefixtree.Time) {
+		q := whole(prompt(1, requests.Add(1), 0, 80))
+		q.Exclude = except(2, b)
+		a := pick(t, r, q, now-took)
+		a.Dispatched(now - took)
+		a.End(Outcome{PromptTokens: 10_240, OutputTokens: 100}, now)
+	}
+	r.SetTelemetry(0, Telemetry{At: t0, Prefilled: 1 << 40, PrefillTime: time.Hour})
+	about("one report shows nothing", defaultPrefillRate)
+	last := computes(r, 0, 40_000, t0+1000, t0+60_000, Telemetry{Prefilled: 1 << 40, PrefillTime: time.Hour})
+	about("a minute of 40,000", 40_000)
+	if got := r.Rate(1); math.Abs(got-40_000) > 1000 {
+		t.Errorf("an engine that reports nothing is taken for %v, the fleet computes 40,000", got)
+	}
+	answer(1, 1000, t0+60_000)
+	answer(0, 10_000, t0+61_000)
+	about("an answer took long", 40_000)
+	r.SetTelemetry(0, Telemetry{At: t0 + 62_000, Prefilled: 10, PrefillTime: time.Second})
+	about("it restarted", 40_000)
+	r.SetTelemetry(0, Telemetry{At: t0 + 63_000, Prefilled: math.MaxInt64, PrefillTime: time.Second + 1})
+	about("it claims nonsense", 40_000)
+	last = computes(r, 0, 8_000, t0+64_000, t0+184_000, last)
+	about("a minute of prefill at 8,000", 8_000)
+	if rate, weight := r.OwnRate(0); rate != 0 || weight != 0 {
+		t.Errorf("%v of weight %v goes to the other nodes, which read the engine themselves", rate, weight)
+	}
+	answer(0, 10_000, last.At+reportsLast)
+	if got := r.Rate(0); math.Abs(got-8_000) < 80 {
+		t.Errorf("half a minute after the last report requests still teach nothing: %v", got)
+	}
+}
+
+func TestNewerReportsOfEnginesReplaceThoseOfPeers(t *testing.T) {
+	const stale = 5000
+	r := among(t, 8, stale*time.Millisecond, fleetOf(2))[0]
+	r.SetPeerLoad("others", []PeerLoad{{Backend: 1, PrefillTokens: 50_000, Active: 9}})
+	seen := func(now prefixtree.Time) *Candidate {
+		s := new(Scene)
+		var d Decision
+		s.peek = true
+		if _, err := r.decide(s, ask(prompt(1, 1, 0, 8)), now, &d); err != nil {
+			t.Fatal(err)
+		}
+		return &s.Candidates[s.where[1]]
+	}
+	want := func(when string, now prefixtree.Time, queued float64, active int64) {
+		t.Helper()
+		if c := seen(now); math.Abs(c.Queued-queued) > 1 || c.Active != active {
+			t.Errorf("%s: %v tokens queued, %d requests, want %v and %d", when, c.Queued, c.Active, queued, active)
+		}
+	}
+	want("only peers report", t0, 50_000, 9)
+	r.SetTelemetry(0, Telemetry{At: t0})
+	want("the other engine says nothing", t0, 50_000, 9)
+	r.SetTelemetry(1, Telemetry{At: t0, Queued: 30_000, Running: 2, Waiting: 3})
+	want("the engine has 30,000", t0, 30_000, 5)
+	want("it has computed for a second", t0+1000, 20_000, 5)
+	q := ask(prompt(2, 2, 0, 80))
+	q.Exclude = except(2, 1)
+	a := pick(t, r, q, t0+1000)
+	a.Dispatched(t0 + 1000)
+	want("this node sent 10,240 more", t0+2000, 20_240, 6)
+	want("older than what peers report", t0+stale, 60_240, 10) // the own request waits behind theirs
+	r.SetFleet(8, time.Hour)
+	want("the peers are silent, so the key decides", t0+4000, 60_240, 10)
+	r.SetTelemetry(1, Telemetry{At: t0 + 4000, Queued: -1})
+	r.SetFleet(8, stale*time.Millisecond)
+	want("the engine does not report its queue", t0+4000, 60_240, 10)
+	a.End(unknown(), t0+4000)
+}
