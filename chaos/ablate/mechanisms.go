@@ -42,7 +42,7 @@ var mechanisms = []variant{
 	{"hot-prefixes", "the fleet agrees which engines hold a hot prefix", []edit{{"chaos/fleetsim/hot.go", "if cfg.NoHot ||", "if true || cfg.NoHot ||"}}},
 	{"learned-rates", "an engine's own prefill rate replaces the fleet's", []edit{{"proxy/policy/ledger.go", ") rateOr(prior float64) float64 {", ") rateOr(prior float64) float64 {\n\treturn prior"}}},
 	{"pace", "how long an answer that is not streamed takes shows its engine's rate", []edit{
-		{attempt, "case a.nonStreaming && a.at.first == 0", "case false && a.nonStreaming && a.at.first == 0"},
+		{attempt, "case a.nonStreaming && !a.remote && a.at.first == 0", "case false && a.nonStreaming && a.at.first == 0"},
 	}},
 	{"slow-start", "a new engine gets fewer requests at first", []edit{{"proxy/policy/decide.go", "if int64(now) < r.cold", "if false && int64(now) < r.cold"}}},
 	{"cached-answers", "a holder is expected to hold the last answer, too", []edit{{match, "answers := s.model.cachedAnswers()", "answers := 0.0"}}},
