@@ -209,9 +209,6 @@ func (n *Node) SetBackendState(ctx context.Context, names []string, action rafts
 			return nil, err
 		}
 	}
-	if action == raftstore.Drain {
-		n.hot.BeforeDrain(ctx, names) // with hot_warm_up their heirs compute hot prefixes first
-	}
 	return n.changePlaced(ctx, raftstore.SetBackendState{Names: names, Action: action, Reason: reason}, func(s *raftstore.State) string {
 		return placeUnknown(s, names, func(i int) string { return fmt.Sprintf("names[%d]", i) })
 	})

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node/admin"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
@@ -88,77 +87,5 @@ func TestPrefixesOfANode(t *testing.T) {
 	}
 	if m := scrape(t, n); m["grapevine_hot_prefixes"] != 0 {
 		t.Error("the metrics say that it is in force")
-	}
-}
-
-// TestHeirsAreWarmed: an engine computes a hot prefix before it takes over; a dead one does not
-// block the drain.
-func TestHeirsAreWarmed(t *testing.T) {
-	for _, tenant := range []string{"none", "credential"} {
-		t.Run(tenant, func(t *testing.T) { testHeirsAreWarmed(t, tenant) })
-	}
-}
-
-func testHeirsAreWarmed(t *testing.T, tenant string) {
-	leakCheck(t)
-	var urls []string
-	engines := map[string]*fakeEngine{}
-	for range 4 {
-		e := newFakeEngine(t, "m")
-		urls = append(urls, e.URL)
-		engines[strings.TrimPrefix(e.URL, "http://")] = e
-	}
-	cfg := testConfig(urls...)
-	cfg.HotWarmUp, cfg.Tenant, cfg.SlowStart = true, tenant, 0 // explain shows all engines
-	n := startAgreed(t, cfg)
-	body := hotBody(0)
-	anchor := hotAnchor(t, n)
-	hot := raftstore.HotChange{Anchor: uint64(anchor), Depth: 1536, R: 2, Expires: time.Now().Add(time.Hour).UnixMilli()}
-	if _, err := n.change(t.Context(), raftstore.SetHot{Changes: []raftstore.HotChange{hot}}); err != nil {
-		t.Fatal(err)
-	}
-	serveHot(t, n)
-	state, err := n.agreement()
-	if err != nil {
-		t.Fatal(err)
-	}
-	sets := n.hot.Sets(state.State(), time.Now())
-	if len(sets) != 1 || len(sets[0].Backends) != 2 {
-		t.Fatalf("sets %+v", sets)
-	}
-	all := *state.State()
-	all.Hot = slices.Clone(all.Hot)
-	all.Hot[0].R = 3
-	order := n.hot.Sets(&all, time.Now())[0].Backends
-	before := engines[order[2]].requests.Load()
-	if _, err := client(n).SetBackendState(t.Context(), order[:1], "drain", ""); err != nil {
-		t.Fatal(err)
-	}
-	if got := engines[order[2]].requests.Load() - before; got != 1 {
-		t.Errorf("%d requests to %s, which takes over", got, order[2])
-	}
-	r, err := explain(t, n, "/v1/chat/completions", nil, body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := slices.IndexFunc(r.Candidates, func(c admin.Candidate) bool { return c.Backend == order[2] })
-	if at < 0 || r.Candidates[at].MatchedBlocks < 10 {
-		t.Errorf("it is not known to hold the prefix: %+v", r.Candidates)
-	}
-	if m := scrape(t, n); m[`grapevine_hot_warm_ups_total{outcome="warmed"}`] != 1 {
-		t.Errorf("%v are counted", m[`grapevine_hot_warm_ups_total{outcome="warmed"}`])
-	}
-	if _, err := client(n).SetBackendState(t.Context(), order[:1], "resume", ""); err != nil {
-		t.Fatal(err)
-	}
-	engines[order[2]].Close()
-	if _, err := client(n).SetBackendState(t.Context(), order[:1], "drain", ""); err != nil {
-		t.Fatal(err)
-	}
-	m := scrape(t, n)
-	for outcome, want := range map[string]float64{"warmed": 1, "failed": 1, "unknown": 0} {
-		if got := m[fmt.Sprintf("grapevine_hot_warm_ups_total{outcome=%q}", outcome)]; got != want {
-			t.Errorf("%s: %v, want %v", outcome, got, want)
-		}
 	}
 }

@@ -201,12 +201,6 @@ func (n *Node) buildRouting() error {
 		n.knowledge = newKnowledge(share.New(n.tree, outbox, n.router, numbers), n.router, n.health)
 		hotCfg.Peers = func(sum hot.Sum) { n.knowledge.shared.PeerWork(sum.Add) }
 	}
-	if n.cfg.HotWarmUp {
-		describe := func(path string, body []byte, q *policy.Request) error {
-			return n.proxy.Describe([]byte(path), nil, body, q)
-		}
-		hotCfg.WarmUp = &hot.WarmUp{Post: n.backends.Post, Describe: describe, Index: n.tree}
-	}
 	n.hot = hot.New(hotCfg)
 	if n.sources, err = sources.New(n.cfg.BackendsFrom, n.busy, n.log.With().Str("component", "sources").Logger()); err != nil {
 		return err

@@ -91,7 +91,6 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Con
 
 func (n *Node) observe(r *proxy.Record) {
 	n.metrics.Observe(r)
-	n.hot.Observe(r)
 	n.access.Observe(r)
 }
 

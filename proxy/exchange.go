@@ -240,7 +240,6 @@ func (e *exchange) observe() {
 			e.proxy.logPanic(p)
 		}
 	}()
-	r.Body = e.pieces
 	e.proxy.cfg.Observer(r)
 }
 

@@ -305,9 +305,8 @@ type Record struct {
 	Backend  string
 	Prefill  PrefillRecord
 
-	Body          [][]byte // as sent; empty once a stream has begun
-	RequestBytes  int      // as received
-	ResponseBytes int64    // as sent
+	RequestBytes  int   // as received
+	ResponseBytes int64 // as sent
 	PromptBytes   int
 	// Tokens by the engine's count; -1 if unknown.
 	PromptTokens, CachedTokens, OutputTokens int

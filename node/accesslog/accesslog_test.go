@@ -19,7 +19,7 @@ import (
 func request(id string, status int) *proxy.Record {
 	return &proxy.Record{
 		ID: []byte(id), Method: []byte("POST"), Path: []byte("/v1/chat/completions"), Model: []byte("m"), Client: "search", Peer: []byte("10.0.0.7"),
-		Status: status, Backend: "gpu1", Attempts: 2, Body: [][]byte{[]byte("the prompt")}, PromptTokens: 100, CachedTokens: -1, OutputTokens: 7,
+		Status: status, Backend: "gpu1", Attempts: 2, PromptTokens: 100, CachedTokens: -1, OutputTokens: 7,
 		Decision: &policy.Decision{Strategy: "prefix", Rung: policy.Cache, PredictedTokens: 96},
 		Overhead: 40 * time.Microsecond, Queue: 3 * time.Millisecond, TTFT: 50 * time.Millisecond, Total: time.Second,
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/node/config"
-	"grapevine/prefixtree"
 	"grapevine/proxy/engine"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
@@ -203,7 +202,7 @@ func (d *Directory) Reach(ctx context.Context, b raftstore.Backend) error {
 	e := &Engine{Backend: b}
 	d.connect(e, nil, c)
 	defer e.client.CloseIdleConnections()
-	resp, err := e.send(ctx, "/v1/models", nil)
+	resp, err := e.send(ctx, "/v1/models")
 	if err != nil {
 		return err
 	}
@@ -212,17 +211,6 @@ func (d *Directory) Reach(ctx context.Context, b raftstore.Backend) error {
 		return fmt.Errorf("it says %s", resp.Status)
 	}
 	return nil
-}
-
-// Post sends a JSON body to the named backend and returns its number. It fails unless the answer is
-// 200.
-func (d *Directory) Post(ctx context.Context, name, path string, body []byte) (prefixtree.Backend, error) {
-	e := d.Roster().Named(name)
-	if e == nil {
-		return 0, fmt.Errorf("backend %s was removed", name)
-	}
-	_, err := e.ask(ctx, path, body)
-	return e.ID, err
 }
 
 // Load returns an engine's latest load report and the cache size in use, 0 if unknown.

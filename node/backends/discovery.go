@@ -113,7 +113,7 @@ func (d *Directory) noteModels(e *Engine, models []listedModel, failure error) (
 
 // AskMetrics queries an engine's load; engines without metrics are ignored.
 func (d *Directory) AskMetrics(ctx context.Context, e *Engine) {
-	text, err := e.ask(ctx, "/metrics", nil)
+	text, err := e.ask(ctx, "/metrics")
 	if err != nil {
 		return
 	}
@@ -154,7 +154,7 @@ func (d *Directory) noteMetrics(e *Engine, m engine.Metrics, at time.Time) (resi
 }
 
 func (e *Engine) askModels(ctx context.Context) ([]listedModel, error) {
-	text, err := e.ask(ctx, "/v1/models", nil)
+	text, err := e.ask(ctx, "/v1/models")
 	if err != nil {
 		return nil, err
 	}

@@ -1,7 +1,6 @@
 package backends
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -145,18 +144,11 @@ func (d *Directory) connect(e, was *Engine, c credentials) {
 
 func (e *Engine) Probe(ctx context.Context) (engine.Ailment, error) { return e.prober.Probe(ctx) }
 
-// send sends the node's own request; a nil body makes it a GET.
-func (e *Engine) send(ctx context.Context, path string, body []byte) (*http.Response, error) {
-	method := http.MethodGet
-	if body != nil {
-		method = http.MethodPost
-	}
-	req, err := http.NewRequestWithContext(ctx, method, e.URL+path, bytes.NewReader(body))
+// send sends the node's own request, a GET.
+func (e *Engine) send(ctx context.Context, path string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL+path, nil)
 	if err != nil {
 		return nil, err
-	}
-	if body != nil {
-		req.Header.Set("Content-Type", "application/json")
 	}
 	if e.apiKey != "" {
 		req.Header.Set("Authorization", "Bearer "+e.apiKey)
@@ -167,8 +159,8 @@ func (e *Engine) send(ctx context.Context, path string, body []byte) (*http.Resp
 // maxAnswer is ten times the largest metrics page seen.
 const maxAnswer = 4 << 20
 
-func (e *Engine) ask(ctx context.Context, path string, body []byte) ([]byte, error) {
-	resp, err := e.send(ctx, path, body)
+func (e *Engine) ask(ctx context.Context, path string) ([]byte, error) {
+	resp, err := e.send(ctx, path)
 	if err != nil {
 		return nil, err
 	}

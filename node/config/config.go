@@ -53,7 +53,6 @@ type Config struct {
 	BlockBytes int                `yaml:"block_bytes" name:"block-bytes" env:"GRAPEVINE_BLOCK_BYTES" default:"512" placeholder:"BYTES" group:"routing" help:"Prompt bytes per block. Equal on every node."`
 	Secret     string             `yaml:"secret" name:"secret" env:"GRAPEVINE_SECRET" placeholder:"TEXT" group:"routing" help:"Key of the prompt hashes, 16 bytes or more, equal on every node. Prefer secret_file: a flag is visible to every user."`
 	SecretFile string             `yaml:"secret_file" name:"secret-file" env:"GRAPEVINE_SECRET_FILE" placeholder:"FILE" group:"routing" help:"File with the secret. A node without a fleet and a secret makes a random one."`
-	HotWarmUp  bool               `yaml:"hot_warm_up" name:"hot-warm-up" env:"GRAPEVINE_HOT_WARM_UP" default:"false" group:"routing" help:"Let engines compute a hot prefix before they get its requests. The node keeps a few prompts in memory for that."`
 	TreeBudget Bytes              `yaml:"tree_budget" name:"tree-budget" env:"GRAPEVINE_TREE_BUDGET" default:"256MiB" placeholder:"BYTES" group:"routing" help:"Memory for the knowledge about caches."`
 	Horizon    time.Duration      `yaml:"horizon" name:"horizon" env:"GRAPEVINE_HORIZON" default:"10m" placeholder:"DURATION" group:"routing" help:"First guess of the age at which engines evict an unused prefix; learned afterwards."`
 

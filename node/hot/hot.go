@@ -1,6 +1,6 @@
 // Package hot decides which prompt prefixes a fleet keeps on how many backends. Every node derives
 // the backends from the anchor. Sizer decides, with time as a parameter; Replicator commits on the
-// leader, applies everywhere and warms engines up.
+// leader and applies everywhere.
 package hot
 
 import (

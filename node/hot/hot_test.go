@@ -291,98 +291,49 @@ func TestManyPrefixes(t *testing.T) {
 	}
 }
 
-type crowd struct {
-	t      *testing.T
-	z      Sizer
-	now    prefixtree.Time
-	agreed []Prefix
-	moved  int
-}
-
-func (c *crowd) step(active []float64) {
-	c.t.Helper()
-	c.now += Every
-	works := []policy.Work{{Pool: 3, Requests: 1000, Active: 1000}}
-	for i, n := range active {
-		works = append(works, policy.Work{Pool: 3, Anchor: prefixtree.Hash(i + 1), Tokens: 4000, Requests: n, Fresh: n, Active: n})
-	}
-	sum := Sum{}
-	sum.Add(works)
-	seen := map[prefixtree.Hash]bool{}
-	for _, d := range c.z.Decide(c.now, []policy.PoolSize{{Pool: 3, Backends: 400}}, sum, c.agreed) {
-		if seen[d.Anchor] {
-			c.t.Fatalf("two changes of prefix %d in one round", d.Anchor)
+// While all sets are taken, further prefixes wait, and one that ends makes room.
+func TestFullTable(t *testing.T) {
+	var z Sizer
+	var agreed []Prefix
+	works := func(from, n int) Sum {
+		list := []policy.Work{{Pool: 3, Requests: 1000, Active: 1000}}
+		for i := range n {
+			list = append(list, policy.Work{Pool: 3, Anchor: prefixtree.Hash(from + i), Tokens: 4000, Requests: 8, Fresh: 8, Active: 8})
 		}
-		seen[d.Anchor] = true
-		i := c.find(d.Anchor)
-		switch {
-		case d.Remove:
-			c.agreed = slices.Delete(c.agreed, i, i+1)
-			c.moved++
-		case i < 0:
-			c.agreed = append(c.agreed, Prefix{d.HotPrefix, c.now, c.now, d.Expires})
-			c.moved++
-		default:
-			if c.agreed[i].Replicas != d.Replicas {
-				c.agreed[i].Changed = c.now
+		sum := Sum{}
+		sum.Add(list)
+		return sum
+	}
+	decide := func(i int, sum Sum) (changes []Change) {
+		now := t0 + prefixtree.Time(i*Every)
+		for _, c := range z.Decide(now, []policy.PoolSize{{Pool: 3, Backends: 400}}, sum, agreed) {
+			at := slices.IndexFunc(agreed, func(p Prefix) bool { return p.Anchor == c.Anchor })
+			switch {
+			case c.Remove:
+				agreed = slices.Delete(agreed, at, at+1)
+			case at < 0:
+				agreed = append(agreed, Prefix{c.HotPrefix, now, now, c.Expires})
+			default:
+				agreed[at].HotPrefix, agreed[at].Expires = c.HotPrefix, c.Expires
 			}
-			c.agreed[i].HotPrefix, c.agreed[i].Expires = d.HotPrefix, d.Expires
+			changes = append(changes, c)
 		}
+		if len(agreed) > MaxPrefixes {
+			t.Fatalf("%d prefixes are agreed on", len(agreed))
+		}
+		return changes
 	}
-	if len(c.agreed) > MaxPrefixes {
-		c.t.Fatalf("%d prefixes are agreed on", len(c.agreed))
+	for i := range 40 {
+		decide(i, works(1, MaxPrefixes+1))
 	}
-}
-
-func (c *crowd) find(a prefixtree.Hash) int {
-	return slices.IndexFunc(c.agreed, func(p Prefix) bool { return p.Anchor == a })
-}
-
-func TestHotterPrefixTakesAPlace(t *testing.T) {
-	for lead := range lifetime/2/Every + 1 { // whatever else is due in that round
-		c := &crowd{t: t, now: t0}
-		active := make([]float64, MaxPrefixes, MaxPrefixes+2)
-		for i := range active {
-			active[i] = 6
-		}
-		active[20] = 5
-		for range 16 + lead {
-			c.step(active)
-		}
-		active = append(active, 2.2*5, 5.5)
-		from := c.now
-		for c.find(MaxPrefixes+1) < 0 {
-			if c.step(active); c.now-from > 90_000 {
-				t.Fatalf("lead %d: after a minute and a half it has no place", lead)
-			}
-		}
-		if c.now-from < looksKnown*Every {
-			t.Errorf("lead %d: displaced after %d ms", lead, c.now-from)
-		}
-		if c.find(21) >= 0 || len(c.agreed) != MaxPrefixes || c.moved != MaxPrefixes+2 {
-			t.Errorf("lead %d: %d agreed on, %d moved, the coolest is at %d", lead, len(c.agreed), c.moved, c.find(21))
-		}
-		for range 24 {
-			c.step(active)
-		}
-		if c.moved != MaxPrefixes+2 {
-			t.Errorf("lead %d: %d moved within two minutes", lead, c.moved-MaxPrefixes-2)
-		}
+	if len(agreed) != MaxPrefixes || slices.ContainsFunc(agreed, func(p Prefix) bool { return p.Anchor == MaxPrefixes+1 }) {
+		t.Fatalf("%d prefixes are agreed on: %+v", len(agreed), agreed)
 	}
-}
-
-func TestPlacesDoNotFlap(t *testing.T) {
-	rnd := rand.New(rand.NewPCG(virtual.Seed(t), 4))
-	c := &crowd{t: t, now: t0}
-	active := make([]float64, MaxPrefixes+26)
-	for range 360 {
-		for i := range active {
-			active[i] = 8 * (0.7 + 0.6*rnd.Float64())
-		}
-		c.step(active)
+	for i := range lifetime/Every + 2 {
+		decide(40+i, works(2, MaxPrefixes)) // the first has no more requests
 	}
-	if c.moved != MaxPrefixes {
-		t.Errorf("%d moved to fill %d places", c.moved, MaxPrefixes)
+	if len(agreed) != MaxPrefixes || !slices.ContainsFunc(agreed, func(p Prefix) bool { return p.Anchor == MaxPrefixes+1 }) {
+		t.Errorf("a set ended, and %d prefixes are agreed on: %+v", len(agreed), agreed)
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 
 	"grapevine/node/metrics"
 	"grapevine/prefixtree"
-	"grapevine/proxy"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
@@ -22,7 +21,6 @@ const MaxPools = 4
 type Config struct {
 	Router *policy.Router
 	Peers  func(Sum) // adds the work that peers report; nil: the node is alone
-	WarmUp *WarmUp   // nil: requests warm new replicas
 	Log    zerolog.Logger
 }
 
@@ -35,8 +33,7 @@ type Store interface {
 // Replicator applies the agreed hot prefixes and, on the leader, decides how many backends hold
 // each. Safe for concurrent use.
 type Replicator struct {
-	cfg    Config
-	warmer *warmer // nil without WarmUp
+	cfg Config
 
 	changes atomic.Uint64 // replica counts changed by this node
 	failed  atomic.Uint64 // commands
@@ -48,11 +45,7 @@ type Replicator struct {
 }
 
 func New(cfg Config) *Replicator {
-	h := &Replicator{cfg: cfg}
-	if cfg.WarmUp != nil {
-		h.warmer = &warmer{WarmUp: *cfg.WarmUp, log: cfg.Log, kept: make(map[prefixtree.Hash]keptPrompt)}
-	}
-	return h
+	return &Replicator{cfg: cfg}
 }
 
 func (h *Replicator) Run(ctx context.Context, s Store) {
@@ -65,13 +58,6 @@ func (h *Replicator) Run(ctx context.Context, s Store) {
 		case <-ctx.Done():
 			return
 		}
-	}
-}
-
-// Observe keeps the prompt of a finished request for warm-ups; r is valid during the call only.
-func (h *Replicator) Observe(r *proxy.Record) {
-	if h.warmer != nil {
-		h.warmer.observe(r)
 	}
 }
 
@@ -141,7 +127,7 @@ func (h *Replicator) look(ctx context.Context, s Store, at time.Time) {
 		}
 		return // the next look retries
 	}
-	h.tell(ctx, state, changes)
+	h.tell(state, changes)
 }
 
 func (h *Replicator) decide(leads bool, state *raftstore.State, at time.Time) []Change {
@@ -157,9 +143,8 @@ func (h *Replicator) decide(leads bool, state *raftstore.State, at time.Time) []
 	return h.sizer.Decide(millis(at), h.cfg.Router.Pools(), h.work(at), agreedPrefixes(state))
 }
 
-func (h *Replicator) tell(ctx context.Context, before *raftstore.State, changes []Change) {
-	ctx, cancel := context.WithTimeout(ctx, warmLimit) // for all changes: prefixes must not expire meanwhile
-	defer cancel()
+// tell counts and logs changed sizes.
+func (h *Replicator) tell(before *raftstore.State, changes []Change) {
 	was := make(map[prefixtree.Hash]policy.HotPrefix)
 	for _, p := range agreedPrefixes(before) {
 		was[p.Anchor] = p.HotPrefix
@@ -175,42 +160,6 @@ func (h *Replicator) tell(ctx context.Context, before *raftstore.State, changes 
 		h.changes.Add(1)
 		h.cfg.Log.Info().Str("anchor", AnchorText(c.Anchor)).Int("tokens", c.Tokens).Int("replicas", c.Replicas).Int("before", old.Replicas).
 			Str("why", c.Why).Msg("hot prefix")
-		if h.warmer != nil && old.Replicas > 0 && c.Replicas > old.Replicas {
-			h.warmer.warm(ctx, c.Anchor, h.joining(c.HotPrefix, old))
-		}
-	}
-}
-
-func (h *Replicator) joining(now, before policy.HotPrefix) []string {
-	pool, ok := poolOf(now.Anchor, h.work(time.Now()))
-	if !ok {
-		return nil
-	}
-	held := h.cfg.Router.HotSet(pool, before)
-	return slices.DeleteFunc(h.cfg.Router.HotSet(pool, now), func(name string) bool { return slices.Contains(held, name) })
-}
-
-// BeforeDrain warms, within warmLimit, the backends that take over hot prefixes from named ones.
-func (h *Replicator) BeforeDrain(ctx context.Context, names []string) {
-	if h.warmer == nil {
-		return // the drain moves them: drained backends are not eligible
-	}
-	ctx, cancel := context.WithTimeout(ctx, warmLimit) // for all prefixes: the client waits
-	defer cancel()
-	h.mu.Lock()
-	list := slices.Clone(h.inForce)
-	h.mu.Unlock()
-	sum := h.work(time.Now())
-	for _, p := range list {
-		pool, ok := poolOf(p.Anchor, sum)
-		if !ok {
-			continue
-		}
-		held := h.cfg.Router.HotSet(pool, p)
-		heirs := slices.DeleteFunc(h.cfg.Router.HotSet(pool, p, names...), func(name string) bool { return slices.Contains(held, name) })
-		if len(heirs) > 0 {
-			h.warmer.warm(ctx, p.Anchor, heirs)
-		}
 	}
 }
 
@@ -259,12 +208,4 @@ func (h *Replicator) Collect(s metrics.Scrape) {
 	s.Gauge("hot_prefix_replicas", "Backends that hold hot prefixes, summed over prefixes. Not additive.")(float64(replicas))
 	s.Counter("hot_prefix_changes_total", "Changed sizes of replica sets, counted by the leader that made them.")(float64(h.changes.Load()))
 	s.Counter("hot_prefix_failures_total", "Changes of hot prefixes that this node could not commit.")(float64(h.failed.Load()))
-	w := h.warmer
-	if w == nil {
-		w = new(warmer) // the series exist without a warmer
-	}
-	warmed := s.Counter("hot_warm_ups_total", "Requests that make an engine compute a hot prefix beforehand: warmed, failed, or not sent because the node had kept no prompt (unknown).", "outcome")
-	warmed(float64(w.warmed.Load()), "warmed")
-	warmed(float64(w.failed.Load()), "failed")
-	warmed(float64(w.unknown.Load()), "unknown")
 }

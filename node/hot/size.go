@@ -68,10 +68,6 @@ func Size(w, all policy.Work, backends int, free float64) Need {
 	return n
 }
 
-func (n *Need) heat(backends int) float64 {
-	return max(n.Work/enterWork, n.Share*float64(backends)/enterShare)
-}
-
 func (n *Need) warm(tokens float64, backends int, agreed bool) bool {
 	work, share, fresh := enterWork, enterShare, enterFresh
 	if agreed {

@@ -1,9 +1,7 @@
 package hot
 
 import (
-	"cmp"
 	"math"
-	"slices"
 
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
@@ -17,16 +15,14 @@ const (
 	// evidence, in requests, is the greatest weight of the past against the requests of one interval,
 	// because the share of few is chance.
 	evidence = 100
-	// Decisions in a row that must find a prefix hot, its need twice its set, or its set too large; and
-	// decisions that must have seen a prefix before it takes the place of another or yields its own.
-	looksNew, looksMore, looksLoose, looksKnown = 2, 2, 12, 12
+	// Decisions in a row that must find a prefix hot, its need twice its set, or its set too large.
+	looksNew, looksMore, looksLoose = 2, 2, 12
 	// A new set has the size of its need. One that is too small gets room times its mean need, or its
 	// need at once if that has doubled; one of more than loose times its mean need shrinks to room times
 	// that.
 	room, loose = 1.25, 2
+	// MaxPrefixes bounds the sets; while all have one, a further prefix waits until one ends.
 	MaxPrefixes = 64
-	// displaceBy is how many times hotter than the coolest set a prefix must be to replace it.
-	displaceBy  = 2
 	forgetAfter = 120 // decisions without a report
 )
 
@@ -41,167 +37,116 @@ type Sizer struct {
 
 // past is a prefix at recent decisions.
 type past struct {
-	need, heat float64 // means over requests; see Need
-	requests   float64 // behind the means, at most evidence
+	need     float64 // mean over requests; see Need
+	requests float64 // behind the mean, at most evidence
 	// Decisions in a row that found it hot, its need twice its set, and its set too large.
 	hot, more, large int
-	looks            int // decisions with a report
-	last             int // the latest of them
+	last             int // the latest decision with a report
 }
 
-func (h *past) add(n *Need, backends int, warm bool, look int) {
+func (h *past) add(n *Need, warm bool, look int) {
 	if requests := n.Requests * Every / 1000; requests > 0 {
-		weight := requests / (h.requests + requests)
-		h.need += weight * (float64(n.Replicas) - h.need)
-		h.heat += weight * (n.heat(backends) - h.heat)
+		h.need += requests / (h.requests + requests) * (float64(n.Replicas) - h.need)
 		h.requests = min(h.requests+requests, evidence)
 	}
 	if h.hot++; !warm {
 		h.hot = 0
 	}
-	h.looks++
 	h.last = look
 }
 
 // Decide returns at most one change per prefix. Call it at interval Every.
-func (z *Sizer) Decide(now prefixtree.Time, pools []policy.PoolSize, sum Sum, agreed []Prefix) []Change {
+func (z *Sizer) Decide(now prefixtree.Time, pools []policy.PoolSize, sum Sum, agreed []Prefix) (changes []Change) {
 	if z.seen == nil {
 		z.seen = map[Key]*past{}
 	}
 	z.look++
-	r := round{
-		Sizer: z, now: now, sum: sum, held: make(map[prefixtree.Hash]Prefix, len(agreed)), used: len(agreed), waiting: map[Key]Change{},
-	}
+	held, used := make(map[prefixtree.Hash]Prefix, len(agreed)), len(agreed)
 	for _, p := range agreed {
-		r.held[p.Anchor] = p
-		if now >= p.Expires {
-			r.changes = append(r.changes, Change{HotPrefix: p.HotPrefix, Remove: true, Why: "no longer hot"})
-			r.used--
+		if held[p.Anchor] = p; now >= p.Expires {
+			changes = append(changes, Change{HotPrefix: p.HotPrefix, Remove: true, Why: "no longer hot"})
+			used--
 		}
 	}
 	for _, pool := range pools {
-		if pool.Backends >= 2 {
-			r.decide(pool, pools)
+		if pool.Backends < 2 {
+			continue
 		}
-	}
-	if r.used >= MaxPrefixes {
-		r.displace()
+		free := memoryShare * float64(pool.KVTokens)
+		if pool.KVTokens <= 0 {
+			free = -1
+		}
+		for _, w := range sum.ofPool(pool.Pool) {
+			p, is := held[w.Anchor]
+			if is && now >= p.Expires || sum.owner(w.Anchor, pools) != pool.Pool {
+				continue
+			}
+			n := Size(w, sum[Key{pool.Pool, 0}].Work, pool.Backends, free)
+			h := z.record(Key{pool.Pool, w.Anchor}, &n, n.warm(w.Tokens, pool.Backends, is), is)
+			c := Change{HotPrefix: policy.HotPrefix{Anchor: w.Anchor, Tokens: int(w.Tokens)}, Expires: now + lifetime, Why: n.Why()}
+			switch {
+			case is:
+				c.Tokens = p.Tokens
+				c.Replicas = z.resized(h, n.Replicas, p.Replicas, pool.Backends)
+				left := p.Expires - now
+				// A set that is not hot ends with its lifetime. A former leader's clock may have been ahead.
+				if h.hot > 0 && (c.Replicas != p.Replicas || left < lifetime/2 || left > lifetime) {
+					changes = append(changes, c)
+				}
+			case h.hot >= looksNew && used < MaxPrefixes:
+				c.Replicas = z.size(h.need, pool.Backends)
+				changes = append(changes, c)
+				used++
+			}
+			if free >= 0 {
+				free = max(free-float64(c.Replicas)*w.Tokens, 0)
+			}
+		}
 	}
 	for k, h := range z.seen {
 		if z.look-h.last > forgetAfter {
 			delete(z.seen, k)
 		}
 	}
-	return r.changes
+	return changes
 }
 
-type round struct {
-	*Sizer
-	now     prefixtree.Time
-	sum     Sum
-	held    map[prefixtree.Hash]Prefix
-	used    int
-	changes []Change
-	waiting map[Key]Change // hot prefixes without a place
-}
-
-func (r *round) decide(pool policy.PoolSize, pools []policy.PoolSize) {
-	all := r.sum[Key{pool.Pool, 0}].Work
-	free := memoryShare * float64(pool.KVTokens)
-	if pool.KVTokens <= 0 {
-		free = -1
-	}
-	for _, w := range r.sum.ofPool(pool.Pool) {
-		p, is := r.held[w.Anchor]
-		if is && r.now >= p.Expires || r.sum.owner(w.Anchor, pools) != pool.Pool {
-			continue
-		}
-		n, k := Size(w, all, pool.Backends, free), Key{pool.Pool, w.Anchor}
-		warm := n.warm(w.Tokens, pool.Backends, is)
-		h := r.seen[k]
-		if h == nil {
-			if !warm && !is {
-				continue
-			}
-			h = new(past)
-			r.seen[k] = h
-		}
-		h.add(&n, pool.Backends, warm, r.look)
-		c := Change{HotPrefix: policy.HotPrefix{Anchor: w.Anchor, Tokens: int(w.Tokens), Replicas: p.Replicas}, Expires: r.now + lifetime, Why: n.Why()}
-		switch {
-		case is:
-			c.Tokens = p.Tokens
-			if r.keep(&c, h, n.Replicas, p, pool.Backends) {
-				r.changes = append(r.changes, c)
-			}
-		case h.hot < looksNew:
-			continue
-		default:
-			c.Replicas = r.size(h.need, pool.Backends)
-			if r.used >= MaxPrefixes {
-				r.waiting[k] = c
-				continue
-			}
-			r.used++
-			r.changes = append(r.changes, c)
-		}
-		if free >= 0 {
-			free = max(free-float64(c.Replicas)*w.Tokens, 0)
+// record adds a decision to the past of a prefix. One that has never been warm has none.
+func (z *Sizer) record(k Key, n *Need, warm, agreed bool) *past {
+	h := z.seen[k]
+	if h == nil {
+		h = new(past)
+		if warm || agreed {
+			z.seen[k] = h
 		}
 	}
+	h.add(n, warm, z.look)
+	return h
 }
 
-// keep resizes and renews a set, and reports whether anything changes.
-func (r *round) keep(c *Change, h *past, need int, p Prefix, backends int) bool {
+// resized returns the size of a set that has so many replicas.
+func (z *Sizer) resized(h *past, need, replicas, backends int) int {
 	if h.hot == 0 {
-		return false // it ends with its lifetime
+		return replicas
 	}
-	if h.large++; h.need*loose >= float64(p.Replicas) {
+	if h.large++; h.need*loose >= float64(replicas) {
 		h.large = 0
 	}
-	if h.more++; need < 2*p.Replicas {
+	if h.more++; need < 2*replicas {
 		h.more = 0
 	}
 	switch {
 	case h.more >= looksMore:
-		c.Replicas = r.size(float64(need), backends)
-	case h.need > float64(p.Replicas), h.large >= looksLoose:
-		c.Replicas = r.size(room*h.need, backends)
+		return z.size(float64(need), backends)
+	case h.need > float64(replicas), h.large >= looksLoose:
+		return z.size(room*h.need, backends)
 	}
-	// A former leader's clock may have been ahead.
-	left := p.Expires - r.now
-	return c.Replicas != p.Replicas || left < lifetime/2 || left > lifetime
+	return replicas
 }
 
-func (r *round) size(need float64, backends int) int {
-	if r.Fixed > 0 {
-		need = float64(r.Fixed)
+func (z *Sizer) size(need float64, backends int) int {
+	if z.Fixed > 0 {
+		need = float64(z.Fixed)
 	}
 	return int(max(min(math.Ceil(need), float64(backends)), 1))
-}
-
-// displace replaces the coolest set by the hottest waiting prefix if that is displaceBy times as hot,
-// so that similar prefixes do not take turns.
-func (r *round) displace() {
-	var coolest, hottest Key
-	cooler := func(a, b Key) bool {
-		return cmp.Or(cmp.Compare(r.seen[a].heat, r.seen[b].heat), cmp.Compare(a.Anchor, b.Anchor)) < 0
-	}
-	for k, h := range r.seen {
-		if h.looks < looksKnown || h.last != r.look {
-			continue
-		}
-		if _, is := r.held[k.Anchor]; is && (coolest == Key{} || cooler(k, coolest)) {
-			coolest = k
-		}
-		if _, waits := r.waiting[k]; waits && (hottest == Key{} || cooler(hottest, k)) {
-			hottest = k
-		}
-	}
-	if coolest == (Key{}) || hottest == (Key{}) || r.seen[hottest].heat < displaceBy*r.seen[coolest].heat {
-		return
-	}
-	gone := Change{HotPrefix: r.held[coolest.Anchor].HotPrefix, Remove: true, Why: "a hotter one has its place"}
-	r.changes = slices.DeleteFunc(r.changes, func(c Change) bool { return c.Anchor == coolest.Anchor })
-	r.changes = append(r.changes, gone, r.waiting[hottest])
 }
