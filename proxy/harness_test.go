@@ -17,6 +17,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -151,7 +152,8 @@ func newRig(t testing.TB, backends []string, options ...rigOption) *rig {
 		kept := *rec
 		kept.ID, kept.Model, kept.Path, kept.Method = bytes.Clone(rec.ID), bytes.Clone(rec.Model), bytes.Clone(rec.Path), bytes.Clone(rec.Method)
 		if rec.Decision != nil {
-			d := rec.Decision.Clone()
+			d := *rec.Decision
+			d.Candidates = slices.Clone(d.Candidates)
 			kept.Decision = &d
 		}
 		r.mu.Lock()

@@ -147,7 +147,7 @@ func TestRatesAndBytesAreLearned(t *testing.T) {
 			t.Errorf("rate of backend %d: %.0f, want about %.0f", b, got, want)
 		}
 	}
-	if got := r.models.of(nil).bytesPerToken(); math.Abs(got-2.5) > 0.05 {
+	if got := r.table.Load().all.texts.bytesPerToken(); math.Abs(got-2.5) > 0.05 {
 		t.Errorf("bytes per token %.2f, want 2.5", got)
 	}
 }

@@ -150,7 +150,7 @@ func (s *slot) absolve(request uint64) {
 
 // mayEject reports whether failed requests may eject one more backend. Needs ejecting.
 func (r *Router) mayEject(s *slot) bool {
-	for _, p := range r.table.Load().pools() {
+	for _, p := range r.table.Load().pools {
 		if p.entryOf(s.id) < 0 {
 			continue
 		}

@@ -50,7 +50,6 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 	if p == nil {
 		return 0, ErrUnknownModel
 	}
-	s.model = r.models.of(q.Model) // after the pool lookup, so that unknown names cannot fill the table
 	if q.Stored {
 		r.open(s, q, p, now)
 		if !s.stageStored(t) {
@@ -105,7 +104,7 @@ func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 	s.where = s.where[:len(p.entries)]
 	s.Candidates = s.Candidates[:0]
 	s.FleetRate = r.rate.load()
-	perToken := s.model.bytesPerToken()
+	perToken := p.texts.bytesPerToken()
 	s.TokensPerBlock = float64(r.cfg.BlockBytes) / perToken
 	s.PromptTokens = max(int(float64(s.promptBytes(r.cfg.BlockBytes))/perToken+0.5), 1)
 }
@@ -141,7 +140,7 @@ func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
 
 func (r *Router) charge(s *Scene, c *Candidate, att *Attempt) {
 	q, now := s.Request, s.Now
-	att.router, att.slot, att.model = r, c.slot, s.model
+	att.router, att.slot, att.model = r, c.slot, s.pool.texts
 	att.hashes, att.bytes = q.Hashes, s.promptBytes(r.cfg.BlockBytes)
 	if q.Continued {
 		att.bytes = 0
@@ -170,6 +169,6 @@ func (r *Router) Explain(q *Request, now prefixtree.Time, d *Decision) error {
 }
 
 func (r *Router) putScene(s *Scene) {
-	s.Request, s.pool, s.model = nil, nil, nil
+	s.Request, s.pool = nil, nil
 	r.scenes.Put(s)
 }

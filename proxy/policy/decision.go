@@ -1,10 +1,7 @@
 package policy
 
 import (
-	"fmt"
 	"math"
-	"slices"
-	"strings"
 	"time"
 
 	"grapevine/prefixtree"
@@ -57,33 +54,6 @@ type Considered struct {
 	Wait    float64 `json:"wait_s"`
 	Compute float64 `json:"compute_s"`
 	Later   float64 `json:"later_s"`
-}
-
-// Clone returns a copy that shares no memory with the attempt.
-func (d *Decision) Clone() Decision {
-	c := *d
-	c.Candidates = slices.Clone(d.Candidates)
-	return c
-}
-
-func (d *Decision) String() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s by %s/%s: %d of %d prompt tokens expected cached", d.Name, d.Strategy, d.Rung, d.PredictedTokens, d.PromptTokens)
-	if d.Replicas > 0 {
-		fmt.Fprintf(&b, ", hot prefix on %d backends", d.Replicas)
-	}
-	if d.Trial {
-		b.WriteString(", trial after a failure")
-	}
-	if d.LastResort {
-		b.WriteString(", all backends are failing")
-	}
-	for i := range d.Candidates {
-		c := &d.Candidates[i]
-		fmt.Fprintf(&b, "\n  %-24s match %4d blocks %7.0f tokens  queued %7.0f  active %3d  rate %6.0f  age %s  cost %.3f",
-			c.Name, c.MatchedBlocks, c.HeldTokens, c.QueuedTokens, c.Active, c.Rate, c.Age.Round(time.Millisecond), c.Cost)
-	}
-	return b.String()
 }
 
 func (d *Decision) fill(s *Scene, chosen int, rung Rung, strategy *named, lastResort bool) {

@@ -2,8 +2,10 @@ package policy
 
 import (
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"grapevine/prefixtree"
 )
@@ -96,4 +98,25 @@ func failed(f Failure) Outcome {
 	o := unknown()
 	o.Failed, o.Request = f, requests.Add(1)
 	return o
+}
+
+// String shows all that a decision says, for comparisons.
+func (d *Decision) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s by %s/%s: %d of %d prompt tokens expected cached", d.Name, d.Strategy, d.Rung, d.PredictedTokens, d.PromptTokens)
+	if d.Replicas > 0 {
+		fmt.Fprintf(&b, ", hot prefix on %d backends", d.Replicas)
+	}
+	if d.Trial {
+		b.WriteString(", trial after a failure")
+	}
+	if d.LastResort {
+		b.WriteString(", all backends are failing")
+	}
+	for i := range d.Candidates {
+		c := &d.Candidates[i]
+		fmt.Fprintf(&b, "\n  %-24s match %4d blocks %7.0f tokens  queued %7.0f  active %3d  rate %6.0f  age %s  cost %.3f",
+			c.Name, c.MatchedBlocks, c.HeldTokens, c.QueuedTokens, c.Active, c.Rate, c.Age.Round(time.Millisecond), c.Cost)
+	}
+	return b.String()
 }

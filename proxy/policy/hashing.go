@@ -30,6 +30,9 @@ func rendezvous(key, backend uint64, weight float64, weighted bool) float64 {
 	return -weight / math.Log(u)
 }
 
+// hashBound limits an engine's load to this multiple of the mean, the usual value.
+const hashBound = 1.25
+
 // prefixHash is rendezvous hashing of the first blocks with bounded loads (Mirrokni et al., SODA
 // 2018).
 type prefixHash struct {

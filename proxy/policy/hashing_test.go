@@ -17,7 +17,8 @@ func TestRendezvousDisruptsLeast(t *testing.T) {
 				backends[i].Weight = float64(1 + i%3)
 			}
 		}
-		r, _ := newRouter(t, Config{Strategy: PrefixHash, HashBound: 1e9}, backends)
+		r, _ := newRouter(t, Config{Strategy: PrefixHash}, backends)
+		r.strategies[PrefixHash].Strategy.(*prefixHash).bound = 1e9
 		home := make([]prefixtree.Backend, 2000)
 		for i := range home {
 			home[i] = serve(t, r, ask(prompt(uint64(i), 0, 16, 16)), t0).Backend
@@ -52,10 +53,11 @@ func TestPrefixHashKeepsTheBound(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r, err := NewRouter(Config{Strategy: PrefixHash, HashBound: bound, BlockBytes: testBlock}, tree)
+		r, err := NewRouter(Config{Strategy: PrefixHash, BlockBytes: testBlock}, tree)
 		if err != nil {
 			t.Fatal(err)
 		}
+		r.strategies[PrefixHash].Strategy.(*prefixHash).bound = bound
 		v, err := NewView(backends, nil)
 		if err != nil {
 			t.Fatal(err)

@@ -44,7 +44,7 @@ type PoolSize struct {
 // Pools returns the present view's pools, sorted by name.
 func (r *Router) Pools() []PoolSize {
 	var list []PoolSize
-	for _, p := range r.table.Load().pools() {
+	for _, p := range r.table.Load().pools {
 		size := PoolSize{Pool: p.key, Backends: len(p.entries)}
 		known := true
 		for i := range p.entries {
@@ -56,14 +56,13 @@ func (r *Router) Pools() []PoolSize {
 		}
 		list = append(list, size)
 	}
-	slices.SortFunc(list, func(a, b PoolSize) int { return cmp.Compare(a.Pool, b.Pool) })
 	return list
 }
 
 // HotSet returns the names of a hot prefix's set in order, without those in without but with
 // avoided ones; nil for an unknown pool.
 func (r *Router) HotSet(key uint64, p HotPrefix, without ...string) []string {
-	pools := r.table.Load().pools()
+	pools := r.table.Load().pools
 	at := slices.IndexFunc(pools, func(p *pool) bool { return p.key == key })
 	if at < 0 {
 		return nil

@@ -42,7 +42,7 @@ func (r *Router) assign(s *Scene) {
 	for i := range s.Candidates {
 		s.Candidates[i].Uncached = n
 	}
-	answers := s.model.cachedAnswers()
+	answers := s.pool.texts.cachedAnswers()
 	for _, h := range s.holders() {
 		at := s.pool.entryOf(h.Backend)
 		if at < 0 {

@@ -30,7 +30,8 @@ func wholeAnswers(t *testing.T, nodes int) {
 		every             = 25
 		long              = 3_000
 	)
-	r, _ := newRouter(t, Config{PrefillRate: 640_000}, fleetOf(engines)) // as the answers show it
+	r, _ := newRouter(t, Config{}, fleetOf(engines))
+	r.rate = newFleetRate(640_000) // as the answers show it
 	if nodes > 1 {
 		r.SetFleet(nodes, 5*time.Millisecond)
 		r.SetPeerLoad("north", nil)

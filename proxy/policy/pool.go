@@ -1,7 +1,8 @@
 package policy
 
 import (
-	"iter"
+	"cmp"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -14,6 +15,7 @@ type table struct {
 	view    *View
 	slots   []*slot
 	rules   ruleSet
+	pools   []*pool
 	byModel map[string]*pool
 	general *pool // backends that serve any model; may be nil
 	roles   bool  // a backend has a role
@@ -23,6 +25,8 @@ type table struct {
 // pool is the active backends that may serve one model.
 type pool struct {
 	key     uint64 // the same on all nodes
+	model   string // "": requests without a model; "*": models that no backend lists
+	named   bool   // stands for the model; else it is the prefill part of such a pool
 	view    *View
 	entries []entry
 	byID    []int32 // backend id -> entry, -1: none
@@ -40,10 +44,12 @@ const (
 	poolGeneral = 1
 )
 
+// history outlives a change of the view.
 type history struct {
-	turn atomic.Uint64
-	load workload
-	work workMeter
+	turn  atomic.Uint64
+	load  workload
+	work  workMeter
+	texts *modelStat
 }
 
 type entry struct {
@@ -86,37 +92,6 @@ func (t *table) pool(model []byte) *pool {
 	return t.general
 }
 
-func (t *table) pools() []*pool {
-	list := make([]*pool, 0, 2+len(t.byModel))
-	if list = append(list, t.all); t.general != nil {
-		list = append(list, t.general)
-	}
-	for _, p := range t.byModel {
-		list = append(list, p)
-	}
-	for _, p := range list {
-		if p.parts != nil {
-			list = append(list, p.parts.prefill[0], p.parts.prefill[1])
-		}
-	}
-	return list
-}
-
-// named returns the pools with their models, "" and "*" for requests without one and of models that
-// no backend lists.
-func (t *table) named() iter.Seq2[string, *pool] {
-	return func(yield func(string, *pool) bool) {
-		if !yield("", t.all) || t.general != nil && !yield("*", t.general) {
-			return
-		}
-		for model, p := range t.byModel {
-			if !yield(model, p) {
-				return
-			}
-		}
-	}
-}
-
 // Roles reports whether a backend of the view has another role than Both.
 func (r *Router) Roles() bool { return r.table.Load().roles }
 
@@ -147,18 +122,19 @@ func (r *Router) SetView(v *View) {
 	}
 	known := map[uint64]*history{}
 	if old := r.table.Load(); old != nil {
-		for _, p := range old.pools() {
+		for _, p := range old.pools {
 			known[p.key] = p.history
 		}
 	}
-	t.all = t.newPool(poolAll, v.all, known)
+	t.all = t.newPool("", poolAll, v.all, known)
 	if len(v.general) > 0 {
-		t.general = t.newPool(poolGeneral, v.general, known)
+		t.general = t.newPool("*", poolGeneral, v.general, known)
 	}
 	for m, at := range v.byModel {
-		t.byModel[m] = t.newPool(max(xxh3.HashString(m), poolGeneral+1), at, known)
+		t.byModel[m] = t.newPool(m, max(xxh3.HashString(m), poolGeneral+1), at, known)
 	}
-	for _, p := range t.pools() {
+	slices.SortFunc(t.pools, func(a, b *pool) int { return cmp.Compare(a.key, b.key) })
+	for _, p := range t.pools {
 		p.load.setPeers(r.peerPopularity.traffic[p.key]) // pools of new models have none yet
 	}
 	r.table.Store(t)
@@ -170,19 +146,23 @@ func (t *table) entry(at int32) entry {
 	return entry{slot: t.slots[at], key: keyOf(b), weight: b.Weight, kv: b.KVTokens, id: b.ID, role: b.Role, paired: b.Paired, at: -1}
 }
 
-func (t *table) newPool(key uint64, positions []int32, known map[uint64]*history) *pool {
-	for _, at := range positions {
-		if t.view.Backends[at].Role != Both {
-			return t.newParts(key, positions, known)
-		}
+func (t *table) newPool(model string, key uint64, positions []int32, known map[uint64]*history) *pool {
+	var p *pool
+	if slices.ContainsFunc(positions, func(at int32) bool { return t.view.Backends[at].Role != Both }) {
+		p = t.newParts(key, positions, known)
+		t.pools = append(t.pools, p.parts.prefill[0], p.parts.prefill[1])
+	} else {
+		p = t.newPart(key, positions, known)
 	}
-	return t.newPart(key, positions, known)
+	p.model, p.named = model, true
+	t.pools = append(t.pools, p)
+	return p
 }
 
 func (t *table) newPart(key uint64, positions []int32, known map[uint64]*history) *pool {
 	p := &pool{key: key, view: t.view, history: known[key], byID: make([]int32, len(t.view.byID))}
 	if p.history == nil {
-		p.history = new(history)
+		p.history = &history{texts: newModelStat()}
 	}
 	for i := range p.byID {
 		p.byID[i] = -1

@@ -15,7 +15,7 @@ type Popularity struct {
 // OwnPopularity returns this node's popularity of the busiest pools.
 func (r *Router) OwnPopularity(pools int, now prefixtree.Time) Popularity {
 	own := Popularity{Works: r.OwnWork(pools, now)}
-	for _, p := range r.table.Load().pools() {
+	for _, p := range r.table.Load().pools {
 		if traffic := p.load.own(p.key, now); traffic.Rate >= leastRate {
 			own.Traffic = append(own.Traffic, traffic)
 		}
@@ -54,7 +54,7 @@ func (r *Router) SetPeerPopularity(sum *PopularitySum) {
 	r.viewMu.Lock()
 	defer r.viewMu.Unlock()
 	r.peerPopularity = sum
-	for _, p := range r.table.Load().pools() {
+	for _, p := range r.table.Load().pools {
 		p.load.setPeers(sum.traffic[p.key])
 	}
 }

@@ -57,6 +57,11 @@ func (t *table) newParts(key uint64, positions []int32, known map[uint64]*histor
 	q.whole = pick(key, func(b *Backend) bool { return b.Role != Prefill && !b.Paired })
 	q.prompt = pick(key, func(b *Backend) bool { return !b.Paired })
 	q.whole.history, q.prompt.history, q.split.parts = q.split.history, q.split.history, q
+	for _, p := range q.prefill {
+		if p.texts != q.split.texts { // a new history, not in use yet
+			p.texts = q.split.texts
+		}
+	}
 	return q.split
 }
 
@@ -108,7 +113,7 @@ func (r *Router) decidePrefill(s *Scene, q *Request, now prefixtree.Time, decode
 	if len(from.entries) == 0 {
 		return 0, false
 	}
-	s.model, s.peek = r.models.of(q.Model), peek
+	s.peek = peek
 	chosen, err := r.decideIn(s, q, from, t.rules.strategy(q), now, d)
 	if err != nil {
 		return 0, false

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"maps"
 	"math"
 	"sync"
 	"sync/atomic"
@@ -159,7 +158,6 @@ func (s *slot) learnRate(f *fleetRate, tokens, seconds float64) {
 
 const (
 	defaultBytesPerToken = 4.0     // typical of English and code
-	maxModels            = 256     // further models share one estimate
 	bytesWindow          = 1 << 20 // tokens: a few dozen long prompts
 	bytesPrior           = 1 << 11
 	// Beyond these bounds the bytes do not describe the prompt (images by hash).
@@ -224,40 +222,4 @@ func (m *modelStat) learnAnswers(held, cached, prompt float64) {
 		m.fresh /= 2
 	}
 	m.answers.Store(math.Float64bits(m.found / (m.fresh + answersPrior)))
-}
-
-// modelStats is copy on write: lookups neither lock nor allocate.
-type modelStats struct {
-	mu     sync.Mutex
-	byName atomic.Pointer[map[string]*modelStat]
-	shared *modelStat
-}
-
-func newModelStats() *modelStats {
-	m := &modelStats{shared: newModelStat()}
-	m.byName.Store(&map[string]*modelStat{})
-	return m
-}
-
-func (m *modelStats) of(name []byte) *modelStat {
-	if s := (*m.byName.Load())[string(name)]; s != nil {
-		return s
-	}
-	if len(name) == 0 {
-		return m.shared
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	old := *m.byName.Load()
-	if s := old[string(name)]; s != nil {
-		return s
-	}
-	if len(old) >= maxModels {
-		return m.shared
-	}
-	next := maps.Clone(old)
-	s := newModelStat()
-	next[string(name)] = s
-	m.byName.Store(&next)
-	return s
 }

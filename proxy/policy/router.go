@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -24,28 +23,24 @@ var (
 	ErrUnknownStrategy = errors.New("no such strategy")
 	ErrAttemptInUse    = errors.New("attempt has not ended")        // Pick before End of the previous request
 	ErrConfig          = errors.New("invalid policy configuration") // wrapped by every error of NewRouter
-	errNoIndex         = fmt.Errorf("%w: no index: give a tree", ErrConfig)
 )
 
 const (
-	DefaultHashBound  = 1.25 // the usual value for consistent hashing with bounded loads
 	defaultHashBytes  = 8192
 	defaultBlockBytes = 512
 )
 
 // Config configures a Router. The zero value of every field selects its default.
 type Config struct {
-	Strategy    string // default strategy; "" means prefix
-	BlockBytes  int    // bytes of one block of Request.Hashes
-	Nodes       int    // routers in the fleet; 0 and 1 mean a single node
-	Staleness   time.Duration
-	Weights     map[string]float64
-	HashBlocks  int           // blocks that prefix-hash keys on; 0 means about 2k tokens
-	HashBound   float64       // prefix-hash limits load to this multiple of the mean
-	PrefillRate float64       // prior, tokens/s
-	SlowStart   time.Duration // see easeIn; 0 means DefaultSlowStart, negative disables it
-	Seed        uint64
-	Extra       map[string]Strategy
+	Strategy   string // default strategy; "" means prefix
+	BlockBytes int    // bytes of one block of Request.Hashes
+	Nodes      int    // routers in the fleet; 0 and 1 mean a single node
+	Staleness  time.Duration
+	Weights    map[string]float64
+	HashBlocks int           // blocks that prefix-hash keys on; 0 means about 2k tokens
+	SlowStart  time.Duration // see easeIn; 0 means DefaultSlowStart, negative disables it
+	Seed       uint64
+	Extra      map[string]Strategy
 	// Failed, if not nil, is called for every failure that counts against its backend. It must not
 	// block.
 	Failed func(b prefixtree.Backend, f Failure, now prefixtree.Time)
@@ -96,7 +91,6 @@ type Router struct {
 	fallback       *named
 	rate           *fleetRate
 	peers          peerLoads
-	models         *modelStats
 	ledger         ledger
 	transfers      transfers
 	ejecting       sync.Mutex // serialises failures to bound ejections; taken before slot.mu
@@ -119,7 +113,7 @@ type Router struct {
 // NewRouter returns a router with an empty view.
 func NewRouter(cfg Config, tree Index) (*Router, error) {
 	if tree == nil {
-		return nil, errNoIndex
+		return nil, fmt.Errorf("%w: no index: give a tree", ErrConfig)
 	}
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
@@ -129,13 +123,13 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	r := &Router{
-		cfg: cfg, tree: tree, rate: newFleetRate(cfg.PrefillRate), models: newModelStats(),
+		cfg: cfg, tree: tree, rate: newFleetRate(defaultPrefillRate),
 		ledger: ledger{slots: map[prefixtree.Backend]*slot{}}, slowStart: slowStartOf(cfg.SlowStart),
 	}
 	r.strategies = map[string]*named{}
 	for name, s := range map[string]Strategy{
 		Prefix:       prefix{},
-		PrefixHash:   &prefixHash{blocks: cfg.HashBlocks, bound: cfg.HashBound},
+		PrefixHash:   &prefixHash{blocks: cfg.HashBlocks, bound: hashBound},
 		LeastRequest: leastRequest{},
 		Session:      session{},
 		RoundRobin:   roundRobin{},
@@ -165,22 +159,6 @@ func (c *Config) complete() error {
 	if c.Strategy == "" {
 		c.Strategy = Prefix
 	}
-	for _, f := range []struct {
-		name  string
-		value *float64
-		def   float64
-		least float64
-	}{
-		{"hash bound", &c.HashBound, DefaultHashBound, 1},
-		{"prefill rate", &c.PrefillRate, defaultPrefillRate, 0},
-	} {
-		if *f.value == 0 {
-			*f.value = f.def
-		}
-		if math.IsNaN(*f.value) || math.IsInf(*f.value, 0) || *f.value < f.least {
-			return fmt.Errorf("%s %v: use a number of at least %v, or 0 for %v", f.name, *f.value, f.least, f.def)
-		}
-	}
 	if c.BlockBytes == 0 {
 		c.BlockBytes = defaultBlockBytes
 	}
@@ -190,8 +168,6 @@ func (c *Config) complete() error {
 	if c.BlockBytes < 0 || c.HashBlocks < 0 || c.Nodes < 0 || c.Staleness < 0 {
 		return fmt.Errorf("block bytes %d, hash blocks %d, nodes %d, staleness %s: none may be negative", c.BlockBytes, c.HashBlocks, c.Nodes, c.Staleness)
 	}
-	c.Weights = maps.Clone(c.Weights)
-	c.Extra = maps.Clone(c.Extra)
 	return nil
 }
 

@@ -102,7 +102,7 @@ func TestReceipt(t *testing.T) {
 	home := serve(t, r, ask(prompt(1, 1, 0, 20)), t0).Backend
 	a := pick(t, r, ask(prompt(1, 1, 0, 24)), t0+1500)
 	defer a.End(unknown(), t0+1500)
-	d := a.Decision().Clone()
+	d := a.Decision()
 	if len(d.Candidates) != MaxConsidered || d.Candidates[0].Backend != home || d.Eligible != 20 || d.Age.Seconds() != 1.5 {
 		t.Fatalf("%+v", d)
 	}

@@ -23,8 +23,7 @@ type Scene struct {
 	where   []int32 // pool entry -> candidate index, -1: none; see candidate
 	known   int     // leading blocks that any engine holds
 	pool    *pool
-	alone   entry // the candidate of a stored conversation
-	model   *modelStat
+	alone   entry     // the candidate of a stored conversation
 	hot     HotPrefix // deepest agreed hot prefix of the prompt; no replicas: none
 	size    int       // the engines that Candidates stand for: more than these in a large pool
 	traffic traffic

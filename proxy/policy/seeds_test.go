@@ -451,7 +451,7 @@ func (w *bench) finish() {
 		for _, s := range r.ledger.slots {
 			slots[s] = true
 		}
-		for _, p := range r.table.Load().pools() {
+		for _, p := range r.table.Load().pools {
 			if p.work.all.active != 0 {
 				w.t.Fatalf("%d requests are left in the work of a pool", p.work.all.active)
 			}

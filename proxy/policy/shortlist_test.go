@@ -15,7 +15,7 @@ import (
 func TestPoolsAreLargeFromABoundOn(t *testing.T) {
 	for _, n := range []int{weighAll, weighAll + 1} {
 		r, _ := newRouter(t, Config{}, fleetOf(n))
-		s := &Scene{model: r.models.of(nil)}
+		s := new(Scene)
 		r.open(s, ask(prompt(1, 1, 0, 8)), r.table.Load().all, t0)
 		r.stage(s, r.fallback)
 		if got, want := len(s.Candidates) < n, n > weighAll; got != want || s.size != n {

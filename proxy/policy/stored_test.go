@@ -54,7 +54,7 @@ func TestStoredWithoutActiveBackends(t *testing.T) {
 // The router sees the last turn of a continued conversation, the engine counts all of it.
 func TestContinuedTeachesNoBytesPerToken(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(1))
-	before := r.models.of(nil).bytesPerToken()
+	before := r.table.Load().all.texts.bytesPerToken()
 	for _, q := range []*Request{{PromptBytes: 400, Continued: true}, {PromptBytes: 400, Continued: true, Stored: true, Holder: prefixtree.BackendKey("engine-0")}} {
 		for i := range 50 {
 			now := t0 + prefixtree.Time(i*1000)
@@ -64,7 +64,7 @@ func TestContinuedTeachesNoBytesPerToken(t *testing.T) {
 			a.End(Outcome{PromptTokens: 300, CachedTokens: 250, OutputTokens: 5}, now+20)
 		}
 	}
-	if after := r.models.of(nil).bytesPerToken(); after != before {
+	if after := r.table.Load().all.texts.bytesPerToken(); after != before {
 		t.Errorf("%v bytes per token, was %v", after, before)
 	}
 }

@@ -82,8 +82,8 @@ type View struct {
 // ErrView is wrapped by every error of NewView.
 var ErrView = errors.New("invalid view")
 
-// NewView validates and copies backends and rules; extra names further strategies.
-func NewView(backends []Backend, rules []Rule, extra ...string) (*View, error) {
+// NewView validates and copies backends and rules.
+func NewView(backends []Backend, rules []Rule) (*View, error) {
 	v := &View{
 		Backends: slices.Clone(backends),
 		Rules:    slices.Clone(rules),
@@ -94,10 +94,10 @@ func NewView(backends []Backend, rules []Rule, extra ...string) (*View, error) {
 	}
 	for i, r := range v.Rules {
 		if r.Strategy == "" {
-			return nil, fmt.Errorf("%w: rules[%d]: no strategy: name one of %v", ErrView, i, strategyNames(extra))
+			return nil, fmt.Errorf("%w: rules[%d]: no strategy: name one of %v", ErrView, i, builtin)
 		}
-		if !slices.Contains(builtin, r.Strategy) && !slices.Contains(extra, r.Strategy) {
-			return nil, fmt.Errorf("%w: rules[%d]: unknown strategy %q: use one of %v", ErrView, i, r.Strategy, strategyNames(extra))
+		if !slices.Contains(builtin, r.Strategy) {
+			return nil, fmt.Errorf("%w: rules[%d]: unknown strategy %q: use one of %v", ErrView, i, r.Strategy, builtin)
 		}
 		if r.HeaderValue != "" && r.Header == "" {
 			return nil, fmt.Errorf("%w: rules[%d]: header value %q without a header: name the header it belongs to", ErrView, i, r.HeaderValue)
@@ -193,8 +193,4 @@ func (v *View) Models() []string {
 	names := slices.AppendSeq(make([]string, 0, len(v.byModel)), maps.Keys(v.byModel))
 	slices.Sort(names)
 	return names
-}
-
-func strategyNames(extra []string) []string {
-	return append(slices.Clone(builtin), extra...)
 }

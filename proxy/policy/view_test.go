@@ -39,9 +39,6 @@ func TestNewViewNamesPlaceAndRemedy(t *testing.T) {
 			}
 		})
 	}
-	if _, err := NewView(nil, []Rule{{Strategy: "argmin"}}, "argmin"); err != nil {
-		t.Errorf("an extra strategy is refused: %v", err)
-	}
 }
 
 func TestModelsDecideWhoIsEligible(t *testing.T) {
@@ -140,7 +137,6 @@ func TestNewRouterRefusesNonsense(t *testing.T) {
 		"strategy": {Strategy: "best"},
 		"scorer":   {Weights: map[string]float64{"prefixes": 1}},
 		"weight":   {Weights: map[string]float64{"prefix": -1}},
-		"bound":    {HashBound: 0.5},
 		"nodes":    {Nodes: -1},
 		"shadow":   {Extra: map[string]Strategy{Prefix: leastRequest{}}},
 	} {

@@ -262,10 +262,8 @@ func (m *workMeter) tell(dst []Work, pool uint64, now prefixtree.Time) []Work {
 
 // OwnWork returns this node's work for at most so many pools.
 func (r *Router) OwnWork(pools int, now prefixtree.Time) []Work {
-	list := r.table.Load().pools()
-	slices.SortFunc(list, func(a, b *pool) int { return cmp.Compare(a.key, b.key) })
 	var out []Work
-	for _, p := range list {
+	for _, p := range r.table.Load().pools {
 		before := len(out)
 		out = p.work.tell(out, p.key, now)
 		if len(out) == before {

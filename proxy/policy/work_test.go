@@ -9,8 +9,9 @@ import (
 )
 
 func TestWorkIsWhatRemains(t *testing.T) {
-	r, _ := newRouter(t, Config{PrefillRate: 1000}, fleetOf(8))
-	perBlock := testBlock / r.models.of(nil).bytesPerToken()
+	r, _ := newRouter(t, Config{}, fleetOf(8))
+	r.rate = newFleetRate(1000)
+	perBlock := testBlock / r.table.Load().all.texts.bytesPerToken()
 	var open []*Attempt
 	now := t0
 	for i := range 400 {
@@ -169,7 +170,7 @@ func TestConversationIsNotFresh(t *testing.T) {
 		{"prompts behind one that ends between two anchors", 43, 1, 0, true, true},
 		{"questions about a long text", 400, 1, 0, true, true},
 	} {
-		r, _ := newRouter(t, Config{PrefillRate: 1e4}, fleetOf(8))
+		r, _ := newRouter(t, Config{}, fleetOf(8))
 		now := t0
 		var last Work
 		for i := range 360 {

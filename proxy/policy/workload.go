@@ -136,10 +136,9 @@ type Affinity struct {
 
 // Affinities returns the pools in use, busiest first.
 func (r *Router) Affinities(now prefixtree.Time) (list []Affinity) {
-	t := r.table.Load()
-	for model, p := range t.named() {
-		if a := p.load.affinity(now); a.Rate >= leastRate {
-			a.Model = model
+	for _, p := range r.table.Load().pools {
+		if a := p.load.affinity(now); p.named && a.Rate >= leastRate {
+			a.Model = p.model
 			list = append(list, a)
 		}
 	}
