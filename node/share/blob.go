@@ -56,7 +56,7 @@ var ErrState = errors.New("malformed state")
 // not change once received.
 type State struct {
 	Claims     []Claim // sorted by key, which are distinct
-	Popularity policy.Popularity
+	Popularity Popularity
 	Health     []byte // the section in the blob's memory; nil: absent
 }
 
@@ -185,7 +185,7 @@ func appendClaims(blob []byte, claims []Claim) []byte {
 	return AppendSection(blob, sectionClaims, section)
 }
 
-func appendPopularity(blob []byte, h *policy.Popularity) []byte {
+func appendPopularity(blob []byte, h *Popularity) []byte {
 	for i := range h.Traffic {
 		p := &h.Traffic[i]
 		section := binary.LittleEndian.AppendUint64([]byte{byte(layouts[sectionTraffic].entry)}, p.Pool)

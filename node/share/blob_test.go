@@ -81,7 +81,7 @@ func TestBlobOfANewerNode(t *testing.T) {
 		t.Errorf("of a node without measurements: %v %v", got, err)
 	}
 	works := []policy.Work{{Pool: 3, Anchor: 5, Tokens: 4096, Requests: 4, Prefill: 2, Active: 8, Fresh: 1}, {Pool: 3, Anchor: 6, Tokens: 2048, Requests: 2, Fresh: 64}}
-	short := appendPopularity(nil, &policy.Popularity{Works: works})[3:]
+	short := appendPopularity(nil, &Popularity{Works: works})[3:]
 	section := []byte{byte(layouts[sectionWork].entry) + 5}
 	for e := range slices.Chunk(short, layouts[sectionWork].entry) {
 		section = append(append(section, e...), make([]byte, 5)...)
@@ -145,8 +145,8 @@ func FuzzBlob(f *testing.F) {
 	})
 }
 
-func somePopularity(rnd *rand.Rand) *policy.Popularity {
-	h := new(policy.Popularity)
+func somePopularity(rnd *rand.Rand) *Popularity {
+	h := new(Popularity)
 	for range maxSentPools {
 		p := policy.PoolTraffic{Pool: rnd.Uint64(), Rate: 100 * rnd.Float64(), Prefill: 10 * rnd.Float64(), Requests: 1 + 1000*rnd.Float64(), Work: 500 * rnd.Float64()}
 		h.Traffic = append(h.Traffic, p)
@@ -196,14 +196,14 @@ func TestPopularityRoundTrip(t *testing.T) {
 // TestWorkCountsOnce: duplicates are ignored, and sections bounded.
 func TestWorkCountsOnce(t *testing.T) {
 	works := []policy.Work{{Pool: 3, Requests: 4}, {Pool: 3, Anchor: 5, Requests: 2}, {Pool: 3, Anchor: 5, Requests: 64}, {Pool: 3, Requests: 64}, {Pool: 4, Anchor: 5, Requests: 1}}
-	s, err := Parse(appendPopularity([]byte{version}, &policy.Popularity{Works: works}))
+	s, err := Parse(appendPopularity([]byte{version}, &Popularity{Works: works}))
 	if err != nil || len(s.Popularity.Works) != 3 || s.Popularity.Works[0].Requests != 4 || s.Popularity.Works[1].Requests != 2 || s.Popularity.Works[2].Pool != 4 {
 		t.Errorf("%+v, %v", s.Popularity.Works, err)
 	}
 	for i := range 2 * layouts[sectionWork].most {
 		works = append(works, policy.Work{Pool: 7, Anchor: prefixtree.Hash(i + 1), Requests: 1})
 	}
-	if s, err := Parse(appendPopularity([]byte{version}, &policy.Popularity{Works: works})); err != nil || len(s.Popularity.Works) > layouts[sectionWork].most {
+	if s, err := Parse(appendPopularity([]byte{version}, &Popularity{Works: works})); err != nil || len(s.Popularity.Works) > layouts[sectionWork].most {
 		t.Errorf("%d works, %v", len(s.Popularity.Works), err)
 	}
 }

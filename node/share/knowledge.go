@@ -128,8 +128,8 @@ func (k *Knowledge) State(dst []byte, now prefixtree.Time) []byte {
 	for _, c := range k.claims {
 		k.sent[c.Key] = c
 	}
-	if sum, changed := k.peers.popularity(); changed {
-		k.router.SetPeerPopularity(sum)
+	if sum, changed := k.peers.traffic(); changed {
+		k.router.SetPeerTraffic(sum)
 	}
 	return k.popularity.append(appendClaims(append(dst, version), k.claims), k.router, now)
 }

@@ -119,9 +119,9 @@ func (s weightedSum) mean() Measure {
 	return Measure{Mean: float64(s.product) / float64(s.weight), Weight: float64(s.weight) / fixedPoint}
 }
 
-// popularity returns the sum over the peers, nil without any, and whether it changed since the last
+// traffic returns the sum over the peers by pool, nil without any, and whether it changed since the last
 // call. It sums in order of names, so that equal runs give equal sums.
-func (p *peers) popularity() (sum *policy.PopularitySum, changed bool) {
+func (p *peers) traffic() (sum map[uint64]policy.PoolTraffic, changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.changed {
@@ -130,9 +130,14 @@ func (p *peers) popularity() (sum *policy.PopularitySum, changed bool) {
 	p.changed = false
 	for _, s := range p.states {
 		if sum == nil {
-			sum = new(policy.PopularitySum)
+			sum = make(map[uint64]policy.PoolTraffic)
 		}
-		sum.Add(&s.Popularity)
+		for _, one := range s.Popularity.Traffic {
+			all := sum[one.Pool]
+			sum[one.Pool] = policy.PoolTraffic{
+				Pool: one.Pool, Rate: all.Rate + one.Rate, Prefill: all.Prefill + one.Prefill, Requests: all.Requests + one.Requests, Work: all.Work + one.Work,
+			}
+		}
 	}
 	return sum, true
 }

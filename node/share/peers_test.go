@@ -109,12 +109,12 @@ func TestTrafficIsSummedOnChanges(t *testing.T) {
 	p := peers{learn: func(uint32, Measure, Measure) {}}
 	check := func(what string, wantSum, wantChanged bool) {
 		t.Helper()
-		if sum, changed := p.popularity(); (sum != nil) != wantSum || changed != wantChanged {
+		if sum, changed := p.traffic(); (sum != nil) != wantSum || changed != wantChanged {
 			t.Errorf("%s: a sum %v, changed %v", what, sum != nil, changed)
 		}
 	}
 	check("alone", false, false)
-	p.set("a", &State{Popularity: policy.Popularity{Traffic: []policy.PoolTraffic{{Pool: 1, Rate: 2, Requests: 3}}}})
+	p.set("a", &State{Popularity: Popularity{Traffic: []policy.PoolTraffic{{Pool: 1, Rate: 2, Requests: 3}}}})
 	check("a peer", true, true)
 	check("the same peer", false, false)
 	p.set("unknown", nil)

@@ -12,6 +12,12 @@ const maxSentPools = 4 // bounds the pools whose traffic and work a node sends
 // popularityKept: rates fade, so send them again.
 const popularityKept = prefixtree.Time(time.Minute / time.Millisecond)
 
+// Popularity is one node's traffic in its busiest pools, and the work behind their popular prefixes.
+type Popularity struct {
+	Traffic []policy.PoolTraffic
+	Works   []policy.Work
+}
+
 // sentPopularity stays until a sixteenth more requests came, because gossip does not repeat an
 // equal blob.
 type sentPopularity struct {
@@ -24,7 +30,7 @@ type sentPopularity struct {
 func (s *sentPopularity) append(blob []byte, r *policy.Router, now prefixtree.Time) []byte {
 	picks := r.Stats().Picks
 	if s.at == 0 || float64(picks-s.picks) > s.requests/16 || now-s.at >= popularityKept || now < s.at {
-		h := r.OwnPopularity(maxSentPools, now)
+		h := Popularity{r.OwnTraffic(maxSentPools, now), r.OwnWork(maxSentPools, now)}
 		s.blob, s.picks, s.at, s.requests = appendPopularity(s.blob[:0], &h), picks, now, 0
 		for i := range h.Traffic {
 			s.requests += h.Traffic[i].Requests

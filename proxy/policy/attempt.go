@@ -51,10 +51,8 @@ type Attempt struct {
 	stage        stage
 	trial        bool
 
-	next, prev *Attempt
-	inLine     bool
-	front      int64           // charges of non-streamed requests in front at Pick
-	since      prefixtree.Time // dispatch, before it Pick
+	front int64           // charges of non-streamed requests in front at Pick
+	since prefixtree.Time // dispatch, before it Pick
 }
 
 // Decision returns the choice, valid until the next Pick.

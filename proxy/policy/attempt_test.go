@@ -92,7 +92,7 @@ func TestEveryCountReturnsToZero(t *testing.T) {
 		}
 		for s := range slots {
 			if s.charged.Load() != 0 || s.active.Load() != 0 || s.resident.Load() != 0 || s.headTokens.Load() != 0 ||
-				s.first != nil || s.last != nil || s.nonStreaming != 0 || s.trial.Load() {
+				len(s.line) > 0 || s.nonStreaming != 0 || s.trial.Load() {
 				t.Fatalf("backend %d generation %d keeps charged %d active %d resident %d head %d trial %v",
 					s.id, s.gen.Load(), s.charged.Load(), s.active.Load(), s.resident.Load(), s.headTokens.Load(), s.trial.Load())
 			}

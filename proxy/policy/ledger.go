@@ -38,8 +38,8 @@ type slot struct {
 	answerAt         atomic.Int64
 
 	mu           sync.Mutex
-	first, last  *Attempt // own requests before their first token, in order of admission
-	nonStreaming int64    // charges of non-streamed requests in the line
+	line         []*Attempt // own requests before their first token, in order of admission
+	nonStreaming int64      // charges of non-streamed requests in the line
 	lastFirst    prefixtree.Time
 	rates        rateSums
 	peerRates    rateSums // measured by other nodes
@@ -49,6 +49,7 @@ type slot struct {
 	busyAt       prefixtree.Time // last answer of 429
 	busyUntil    int64           // ms; 0: none
 	adapters     adapterSet
+	_            [56]byte // pads to a cache line
 }
 
 // queued returns the own prefill tokens in front of a new request, less the progress of the running
@@ -86,20 +87,14 @@ func (s *slot) charge(a *Attempt, now prefixtree.Time) {
 	s.resident.Add(a.resident)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	a.prev, a.next = s.last, nil
 	a.ahead = s.peerTokens.Load()
 	a.since, a.front = now, s.nonStreaming
 	if a.nonStreaming {
 		s.nonStreaming += a.charged
 	}
-	if s.last != nil {
-		s.last.next = a
-	} else {
-		s.first = a
+	if s.line = append(s.line, a); len(s.line) == 1 {
 		s.headed(a, a.ahead, now)
 	}
-	s.last = a
-	a.inLine = true
 }
 
 // headed sets the head of the line. Needs mu.
@@ -114,7 +109,7 @@ func (s *slot) started(a *Attempt, now prefixtree.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a.since = now
-	if s.first == a {
+	if len(s.line) > 0 && s.line[0] == a {
 		s.headSince.Store(int64(now))
 	}
 }
@@ -124,46 +119,36 @@ func (s *slot) started(a *Attempt, now prefixtree.Time) {
 func (s *slot) prefilled(a *Attempt, now prefixtree.Time, token bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !a.inLine {
+	if !slices.Contains(s.line, a) {
 		return
 	}
-	for p := s.first; token && s.nonStreaming > 0 && p != a; {
-		next := p.next
-		if p.nonStreaming {
-			s.leave(p, now, now)
+	at := 0
+	for s.line[at] != a {
+		if token && s.line[at].nonStreaming {
+			s.leave(at, now, now)
+		} else {
+			at++
 		}
-		p = next
 	}
-	s.leave(a, now, now)
+	s.leave(at, now, now)
 }
 
 // leave takes an attempt, done at that time, out of the line. Needs mu.
-func (s *slot) leave(a *Attempt, done, now prefixtree.Time) {
-	a.inLine = false
+func (s *slot) leave(at int, done, now prefixtree.Time) {
+	a := s.line[at]
 	if a.nonStreaming {
 		s.nonStreaming -= a.charged
 	}
-	wasHead := s.first == a
-	if a.prev != nil {
-		a.prev.next = a.next
-	} else {
-		s.first = a.next
-	}
-	if a.next != nil {
-		a.next.prev = a.prev
-	} else {
-		s.last = a.prev
-	}
-	a.prev, a.next = nil, nil
 	s.charged.Add(-a.charged)
-	if !wasHead {
-		return
-	}
-	if s.first == nil {
+	s.line = slices.Delete(s.line, at, at+1)
+	switch {
+	case at > 0:
+	case len(s.line) == 0:
 		s.headTokens.Store(0)
-		return
+	default:
+		next := s.line[0]
+		s.headed(next, max(next.ahead-a.ahead, 0), min(max(done, next.since), now))
 	}
-	s.headed(s.first, max(s.first.ahead-a.ahead, 0), min(max(done, s.first.since), now))
 }
 
 // settle removes non-streamed requests from the head of the line once their prefill must be done:
@@ -171,13 +156,13 @@ func (s *slot) leave(a *Attempt, done, now prefixtree.Time) {
 func (s *slot) settle(now prefixtree.Time, rate float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for a := s.first; a != nil && a.nonStreaming; a = s.first {
-		took := float64(s.headAhead.Load()+a.charged) / rate
+	for len(s.line) > 0 && s.line[0].nonStreaming {
+		took := float64(s.headAhead.Load()+s.line[0].charged) / rate
 		done := s.headSince.Load() + int64(math.Ceil(min(took*1000, math.MaxInt32)))
 		if done > int64(now) {
 			return
 		}
-		s.leave(a, prefixtree.Time(done), now)
+		s.leave(0, prefixtree.Time(done), now)
 	}
 }
 

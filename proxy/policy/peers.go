@@ -31,50 +31,55 @@ type peerLoads struct {
 func (r *Router) SetPeerLoad(origin string, loads []PeerLoad) {
 	r.peers.mu.Lock()
 	defer r.peers.mu.Unlock()
-	r.peers.idle(origin)
-	r.addPeerLoad(origin, loads)
+	held := r.peers.of(origin)
+	for s := range held {
+		takeOut(held, s)
+	}
+	r.addPeerLoad(held, loads)
 }
 
 // UpdatePeerLoad replaces the origin's report for the listed backends only.
 func (r *Router) UpdatePeerLoad(origin string, changed []PeerLoad) {
 	r.peers.mu.Lock()
 	defer r.peers.mu.Unlock()
-	held := r.peers.byOrigin[origin]
+	held := r.peers.of(origin)
 	for _, l := range changed {
 		takeOut(held, r.ledger.of(l.Backend))
 	}
-	r.addPeerLoad(origin, changed)
+	r.addPeerLoad(held, changed)
 }
 
 // DropPeer takes out what the origin reported.
 func (r *Router) DropPeer(origin string) {
 	r.peers.mu.Lock()
 	defer r.peers.mu.Unlock()
-	r.peers.idle(origin)
+	held := r.peers.byOrigin[origin]
+	for s := range held {
+		takeOut(held, s)
+	}
 	delete(r.peers.byOrigin, origin)
 	r.peers.heard.Store(int64(len(r.peers.byOrigin)))
 }
 
-// addPeerLoad needs peers.mu.
-func (r *Router) addPeerLoad(origin string, loads []PeerLoad) {
-	p := &r.peers
+// of returns the origin's report. Needs mu.
+func (p *peerLoads) of(origin string) map[*slot]PeerLoad {
 	held := p.byOrigin[origin]
 	if held == nil {
-		if p.byOrigin == nil {
-			p.byOrigin = map[string]map[*slot]PeerLoad{}
-		}
-		held = make(map[*slot]PeerLoad, len(loads))
+		held = map[*slot]PeerLoad{}
 		p.byOrigin[origin] = held
 		p.heard.Store(int64(len(p.byOrigin)))
 	}
-	t := r.table.Load() // nil before the first view
+	return held
+}
+
+// addPeerLoad needs peers.mu.
+func (r *Router) addPeerLoad(held map[*slot]PeerLoad, loads []PeerLoad) {
+	view := r.View()
 	for _, l := range loads {
 		s := r.ledger.of(l.Backend)
 		most := int64(claimTokens)
-		if t != nil {
-			if b, ok := t.view.Backend(l.Backend); ok && b.KVTokens > 0 {
-				most = int64(b.KVTokens)
-			}
+		if b, ok := view.Backend(l.Backend); ok && b.KVTokens > 0 {
+			most = int64(b.KVTokens)
 		}
 		was := held[s]
 		l.PrefillTokens = min(max(l.PrefillTokens, 0), most-was.PrefillTokens)
@@ -87,14 +92,6 @@ func (r *Router) addPeerLoad(origin string, loads []PeerLoad) {
 		l.PrefillTokens += was.PrefillTokens
 		l.Active += was.Active
 		held[s] = l
-	}
-}
-
-// idle removes the origin's work. Needs mu.
-func (p *peerLoads) idle(origin string) {
-	held := p.byOrigin[origin]
-	for s := range held {
-		takeOut(held, s)
 	}
 }
 

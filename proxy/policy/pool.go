@@ -135,7 +135,7 @@ func (r *Router) SetView(v *View) {
 	}
 	slices.SortFunc(t.pools, func(a, b *pool) int { return cmp.Compare(a.key, b.key) })
 	for _, p := range t.pools {
-		p.load.setPeers(r.peerPopularity.traffic[p.key]) // pools of new models have none yet
+		p.load.setPeers(r.peerTraffic[p.key]) // pools of new models have none yet
 	}
 	r.table.Store(t)
 }

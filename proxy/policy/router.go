@@ -85,24 +85,24 @@ type named struct {
 
 // Router chooses backends and accounts for this node's load. Safe for concurrent use.
 type Router struct {
-	cfg            Config
-	tree           Index
-	strategies     map[string]*named
-	fallback       *named
-	rate           *fleetRate
-	peers          peerLoads
-	ledger         ledger
-	transfers      transfers
-	ejecting       sync.Mutex // serialises failures to bound ejections; taken before slot.mu
-	table          atomic.Pointer[table]
-	viewMu         sync.Mutex // serialises SetView and SetPeerPopularity
-	scenes         sync.Pool
-	seq            atomic.Uint64
-	slowStart      int64
-	coldUntil      atomic.Int64 // ms; no backend is cold after this time
-	fleet          atomic.Pointer[fleetState]
-	peerPopularity *PopularitySum // guarded by viewMu
-	hot            atomic.Pointer[hotPrefixes]
+	cfg         Config
+	tree        Index
+	strategies  map[string]*named
+	fallback    *named
+	rate        *fleetRate
+	peers       peerLoads
+	ledger      ledger
+	transfers   transfers
+	ejecting    sync.Mutex // serialises failures to bound ejections; taken before slot.mu
+	table       atomic.Pointer[table]
+	viewMu      sync.Mutex // serialises SetView and SetPeerTraffic
+	scenes      sync.Pool
+	seq         atomic.Uint64
+	slowStart   int64
+	coldUntil   atomic.Int64 // ms; no backend is cold after this time
+	fleet       atomic.Pointer[fleetState]
+	peerTraffic map[uint64]PoolTraffic // by pool; guarded by viewMu
+	hot         atomic.Pointer[hotPrefixes]
 
 	rungs      [rungs]atomic.Uint64
 	blind      atomic.Uint64
@@ -123,7 +123,7 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	r := &Router{
-		cfg: cfg, tree: tree, rate: newFleetRate(defaultPrefillRate),
+		cfg: cfg, tree: tree, rate: newFleetRate(defaultPrefillRate), peers: peerLoads{byOrigin: map[string]map[*slot]PeerLoad{}},
 		ledger: ledger{slots: map[prefixtree.Backend]*slot{}}, slowStart: slowStartOf(cfg.SlowStart),
 	}
 	r.strategies = map[string]*named{}
@@ -150,7 +150,6 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 	}
 	r.scenes.New = func() any { return new(Scene) }
 	r.SetFleet(cfg.Nodes, cfg.Staleness)
-	r.peerPopularity = new(PopularitySum)
 	r.SetView(&View{})
 	return r, nil
 }

@@ -415,11 +415,10 @@ func (w *bench) books() {
 	if own != 0 || st.Picks != uint64(w.picks) || outcomes != uint64(w.ends) || st.DoubleEnds != 0 || st.Blind > st.Picks {
 		w.t.Fatalf("%d backends with load too many; %+v after %d picks and %d ends", own, st, w.picks, w.ends)
 	}
-	popular := w.a.OwnPopularity(8, w.now)
-	for _, k := range popular.Works {
+	for _, k := range w.a.OwnWork(8, w.now) {
 		w.sane(k.Requests, k.Fresh, k.Prefill, k.Active)
 	}
-	for _, p := range popular.Traffic {
+	for _, p := range w.a.OwnTraffic(8, w.now) {
 		w.sane(p.Rate, p.Prefill, p.Requests, p.Work)
 	}
 }
@@ -459,7 +458,7 @@ func (w *bench) finish() {
 	}
 	for s := range slots {
 		if s.active.Load() != 0 || s.charged.Load() != 0 || s.resident.Load() != 0 || s.headTokens.Load() != 0 ||
-			s.peerTokens.Load() != 0 || s.peerActive.Load() != 0 || s.first != nil || s.last != nil || s.nonStreaming != 0 || s.trial.Load() {
+			s.peerTokens.Load() != 0 || s.peerActive.Load() != 0 || len(s.line) > 0 || s.nonStreaming != 0 || s.trial.Load() {
 			w.t.Fatalf("left on backend %d: %d active, %d charged, %d resident, head %d, peers' %d and %d, trial %v",
 				s.id, s.active.Load(), s.charged.Load(), s.resident.Load(), s.headTokens.Load(), s.peerTokens.Load(), s.peerActive.Load(), s.trial.Load())
 		}

@@ -108,11 +108,15 @@ type PoolTraffic struct {
 
 const leastRate = 0.1 / demandWindow // requests/s: one in ten windows
 
-func (p *PoolTraffic) add(o *PoolTraffic) {
-	p.Rate += o.Rate
-	p.Prefill += o.Prefill
-	p.Requests += o.Requests
-	p.Work += o.Work
+// OwnTraffic returns this node's traffic in the busiest pools.
+func (r *Router) OwnTraffic(pools int, now prefixtree.Time) (list []PoolTraffic) {
+	for _, p := range r.table.Load().pools {
+		if traffic := p.load.own(p.key, now); traffic.Rate >= leastRate {
+			list = append(list, traffic)
+		}
+	}
+	slices.SortFunc(list, func(a, b PoolTraffic) int { return cmp.Or(cmp.Compare(b.Rate, a.Rate), cmp.Compare(a.Pool, b.Pool)) })
+	return list[:min(len(list), pools)]
 }
 
 func (p *workload) own(pool uint64, now prefixtree.Time) PoolTraffic {
@@ -120,6 +124,23 @@ func (p *workload) own(pool uint64, now prefixtree.Time) PoolTraffic {
 	defer p.mu.Unlock()
 	fade, covered := p.fadeLocked(now)
 	return PoolTraffic{Pool: pool, Rate: p.arrivals * fade / covered, Prefill: p.sums.uncached * fade / covered, Requests: p.total, Work: p.mean * p.total}
+}
+
+// SetPeerTraffic sets the other nodes' traffic, summed by pool; nil: unknown. The map must not change afterwards.
+func (r *Router) SetPeerTraffic(sum map[uint64]PoolTraffic) {
+	r.viewMu.Lock()
+	defer r.viewMu.Unlock()
+	r.peerTraffic = sum
+	for _, p := range r.table.Load().pools {
+		p.load.setPeers(sum[p.key])
+	}
+}
+
+// setPeers sets the other nodes' sum; zero: unknown.
+func (p *workload) setPeers(sum PoolTraffic) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.peers = sum
 }
 
 // Affinity describes what the reuse of caches gains a pool, at this node over the last minute.
@@ -152,14 +173,4 @@ func (p *workload) affinity(now prefixtree.Time) Affinity {
 	fade, covered := p.fadeLocked(now)
 	f := fade / covered
 	return Affinity{Rate: p.arrivals * f, Whole: p.sums.whole * f, Prefill: p.sums.uncached * f, Saved: p.sums.saved * f, Waited: p.sums.waited * f, Price: p.later}
-}
-
-// setPeers sets the other nodes' sum; nil: unknown.
-func (p *workload) setPeers(sum *PoolTraffic) {
-	if sum == nil {
-		sum = new(PoolTraffic)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.peers = *sum
 }

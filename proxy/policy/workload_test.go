@@ -31,20 +31,20 @@ func TestTrafficOfAFleet(t *testing.T) {
 	if math.Abs(alone.others-9*alone.rate) > 1e-9 {
 		t.Fatalf("alone with 20 requests: %+v", alone)
 	}
-	others := make([]PopularitySum, nodes)
+	others := make([]PoolTraffic, nodes)
 	for i, r := range routers {
-		own := r.OwnPopularity(4, now)
-		if len(own.Traffic) != 1 || own.Traffic[0].Requests != 20 {
-			t.Fatalf("node %d tells %d traffic", i, len(own.Traffic))
+		own := r.OwnTraffic(4, now)
+		if len(own) != 1 || own[0].Requests != 20 {
+			t.Fatalf("node %d tells %d traffic", i, len(own))
 		}
 		for j := range others {
-			if j != i {
-				others[j].Add(&own)
+			if o := &others[j]; j != i {
+				*o = PoolTraffic{own[0].Pool, o.Rate + own[0].Rate, o.Prefill + own[0].Prefill, o.Requests + own[0].Requests, o.Work + own[0].Work}
 			}
 		}
 	}
 	for i, r := range routers {
-		r.SetPeerPopularity(&others[i])
+		r.SetPeerTraffic(map[uint64]PoolTraffic{poolAll: others[i]})
 	}
 	first := traffic(routers[0])
 	if want := (9*20*128 + 200*128.) / 10 / 10_000; math.Abs(first.mean-want) > 0.01*want {
@@ -59,7 +59,7 @@ func TestTrafficOfAFleet(t *testing.T) {
 			t.Errorf("node %d: %v requests/s at the others, %v here", i, o.others, o.rate)
 		}
 	}
-	routers[0].SetPeerPopularity(nil)
+	routers[0].SetPeerTraffic(nil)
 	if o := traffic(routers[0]); o != alone {
 		t.Errorf("alone again: %+v, at first %+v", o, alone)
 	}
@@ -69,12 +69,10 @@ func TestPaceReachesNewModels(t *testing.T) {
 	two := fleetOf(2)
 	two[0].Models, two[1].Models = []string{"a"}, []string{"a"}
 	r, _ := newRouter(t, Config{Nodes: 2}, two)
-	h := Popularity{Traffic: []PoolTraffic{{Pool: r.table.Load().byModel["a"].key, Rate: 5, Requests: 100, Work: 700}}}
+	key := r.table.Load().byModel["a"].key
 	two[0].Models, two[1].Models = []string{"b"}, []string{"b"}
 	setView(t, r, two)
-	sum := new(PopularitySum)
-	sum.Add(&h)
-	r.SetPeerPopularity(sum)
+	r.SetPeerTraffic(map[uint64]PoolTraffic{key: {Pool: key, Rate: 5, Requests: 100, Work: 700}})
 	two[0].Models = []string{"a", "b"}
 	setView(t, r, two)
 	if o := r.table.Load().byModel["a"].load.now(1, 2, t0); o.others != 5 || o.mean != 7 {
@@ -85,14 +83,15 @@ func TestPaceReachesNewModels(t *testing.T) {
 	}
 }
 
-// New pools get the latest popularity, even if view and popularity change at once.
-func TestPopularityAndViewsAtOnce(t *testing.T) {
-	sum := new(PopularitySum)
+// New pools get the latest traffic, even if view and traffic change at once.
+func TestTrafficAndViewsAtOnce(t *testing.T) {
+	sum := map[uint64]PoolTraffic{}
 	many := fleetOf(2)
 	for i := range 60 {
 		model := fmt.Sprint("m", i)
 		many[0].Models = append(many[0].Models, model)
-		sum.Add(&Popularity{Traffic: []PoolTraffic{{Pool: xxh3.HashString(model), Rate: 5, Requests: 100, Work: 700}}})
+		key := xxh3.HashString(model)
+		sum[key] = PoolTraffic{Pool: key, Rate: 5, Requests: 100, Work: 700}
 	}
 	v, err := NewView(many, nil)
 	if err != nil {
@@ -102,13 +101,13 @@ func TestPopularityAndViewsAtOnce(t *testing.T) {
 	without := r.View()
 	for round := range 300 {
 		r.SetView(without)
-		r.SetPeerPopularity(new(PopularitySum))
+		r.SetPeerTraffic(nil)
 		var wg sync.WaitGroup
 		wg.Go(func() { r.SetView(v) })
 		for range round {
 			runtime.Gosched()
 		}
-		r.SetPeerPopularity(sum)
+		r.SetPeerTraffic(sum)
 		wg.Wait()
 		for model, p := range r.table.Load().byModel {
 			if o := p.load.now(1, 2, t0); o.others != 5 {
