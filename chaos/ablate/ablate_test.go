@@ -52,7 +52,7 @@ func TestConstants(t *testing.T) {
 	for _, v := range list {
 		found[v.first()] = v.does
 	}
-	if found["crowding"] != "0.1" || found["leastRate"] != "0.1 / demandWindow" || found["invariants"] != "" || found["Cache"] != "" {
+	if found["crowding"] != "0.1" || found["leastRate"] != "0.1 / demandWindow" || found["Cache"] != "" {
 		t.Errorf("constants %v", found)
 	}
 	for name := range fixed {

@@ -14,8 +14,8 @@ var fixed = map[string]string{
 	"anchorStride": "must equal the tree's", "workTold": "bounds what nodes exchange",
 	"claimTokens": "bounds what a peer may claim", "claimRequests": "bounds what a peer may claim",
 	"poolAll": "names a pool", "poolGeneral": "names a pool", "MaxConsidered": "size of an array", "adapterSlots": "size of an array",
-	"DefaultHashBound": "default of a setting", "defaultHashBytes": "default of a setting", "defaultBlockBytes": "default of a setting",
-	"DefaultSlowStart": "default of a setting", "reportedFailures": "larger than any count",
+	"hashBound": "the usual value", "defaultHashBytes": "default of a setting", "defaultBlockBytes": "default of a setting",
+	"DefaultSlowStart": "default of a setting",
 }
 
 // constantsOf returns two variants of each constant of the package in dir whose declaration has a number

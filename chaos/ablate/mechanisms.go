@@ -45,6 +45,6 @@ var mechanisms = []variant{
 		{attempt, "case a.nonStreaming && !a.remote && a.at.first == 0", "case false && a.nonStreaming && a.at.first == 0"},
 	}},
 	{"slow-start", "a new engine gets fewer requests at first", []edit{{"proxy/policy/decide.go", "if int64(now) < r.cold", "if false && int64(now) < r.cold"}}},
-	{"cached-answers", "a holder is expected to hold the last answer, too", []edit{{match, "answers := s.model.cachedAnswers()", "answers := 0.0"}}},
+	{"cached-answers", "a holder is expected to hold the last answer, too", []edit{{match, "answers := s.pool.texts.cachedAnswers()", "answers := 0.0"}}},
 	{"cached-tokens", "reported cached tokens correct the tree and the horizon", []edit{{attempt, "if o.CachedTokens >= 0 {", "if false && o.CachedTokens >= 0 {"}}},
 }

@@ -107,10 +107,13 @@ func (a *Attempt) Answers(now prefixtree.Time) {
 }
 
 // End releases the charges and learns from the outcome. Call it exactly once per successful Pick: a
-// second call counts in Stats.DoubleEnds, or panics with the race or invariants build tag.
+// second call changes nothing and counts in Stats.DoubleEnds.
 func (a *Attempt) End(o Outcome, now prefixtree.Time) {
-	if a.stage == idle || a.stage == ended {
-		a.misused()
+	if a.stage == idle {
+		return
+	}
+	if a.stage == ended {
+		a.router.doubleEnds.Add(1)
 		return
 	}
 	before := a.stage
@@ -139,7 +142,9 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 // Withdraw is End for an attempt that was not dispatched: it releases the charges and teaches nothing.
 func (a *Attempt) Withdraw(now prefixtree.Time) {
 	if a.stage != picked {
-		a.misused()
+		if a.stage != idle {
+			a.router.doubleEnds.Add(1)
+		}
 		return
 	}
 	a.release(now)
@@ -194,14 +199,5 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 	lesson := a.router.tree.Learn(a.slot.id, a.hashes, &a.trail, blocks, now)
 	if lesson.CacheLost && a.router.cfg.Forgot != nil {
 		a.router.cfg.Forgot(a.slot.id)
-	}
-}
-
-func (a *Attempt) misused() {
-	if invariants {
-		panic("policy: Attempt.End without a Pick, or a second time")
-	}
-	if a.router != nil {
-		a.router.doubleEnds.Add(1)
 	}
 }

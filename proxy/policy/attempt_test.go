@@ -307,12 +307,6 @@ func TestReleaseWaitsForRequests(t *testing.T) {
 func TestMisuse(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(2))
 	a := pick(t, r, &Request{}, t0)
-	if invariants {
-		mustPanic(t, func() { _ = r.Pick(&Request{}, t0, a) })
-		a.End(unknown(), t0)
-		mustPanic(t, func() { a.End(unknown(), t0) })
-		return
-	}
 	if err := r.Pick(&Request{}, t0, a); !errors.Is(err, ErrAttemptInUse) {
 		t.Errorf("second Pick: %v", err)
 	}
@@ -321,16 +315,6 @@ func TestMisuse(t *testing.T) {
 	if _, active := r.Load(a.Decision().Backend); active != 0 || r.Stats().DoubleEnds != 1 {
 		t.Errorf("active %d, double ends %d", active, r.Stats().DoubleEnds)
 	}
-}
-
-func mustPanic(t *testing.T, f func()) {
-	t.Helper()
-	defer func() {
-		if recover() == nil {
-			t.Error("no panic")
-		}
-	}()
-	f()
 }
 
 func TestPrefillProgressCounts(t *testing.T) {

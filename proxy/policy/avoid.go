@@ -256,7 +256,6 @@ func (r *Router) SetReported(b prefixtree.Backend, failing bool, now prefixtree.
 type Health struct {
 	Failures int32 // ejections in a row
 	Failure  Failure
-	FailedAt prefixtree.Time // last ejection; 0: never
 	Answered prefixtree.Time // last sign of life; 0: never
 	Reported bool
 	Ejected  bool // by failed requests of this node, and not retried yet
@@ -271,18 +270,16 @@ func (r *Router) Health(b prefixtree.Backend) Health {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return Health{
-		s.strikes.failures, s.strikes.lastWhy, s.strikes.lastFailure, prefixtree.Time(s.answerAt.Load()), s.reportedAt != 0, s.byRequests.Load(),
+		s.strikes.failures, s.strikes.lastWhy, prefixtree.Time(s.answerAt.Load()), s.reportedAt != 0, s.byRequests.Load(),
 	}
 }
 
-// reportedFailures ranks reports above own failures, because the reporting node has verified them.
-const reportedFailures = 1 << 20
-
+// consecutive ranks reports above own failures, because the reporting node has verified them.
 func (s *slot) consecutive() int32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.reportedAt != 0 {
-		return min(s.strikes.failures, reportedFailures) + reportedFailures
+		return math.MaxInt32
 	}
 	return s.strikes.failures
 }

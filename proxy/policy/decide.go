@@ -18,9 +18,6 @@ import (
 // ErrAttemptInUse.
 func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	if att.stage != idle && att.stage != ended {
-		if invariants {
-			panic("policy: Pick with an Attempt that has not ended")
-		}
 		return ErrAttemptInUse
 	}
 	s := r.scenes.Get().(*Scene)
@@ -55,7 +52,7 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 		if !s.stageStored(t) {
 			return 0, ErrHolderGone
 		}
-		r.assign(s)
+		s.assign()
 		d.fill(s, 0, Stored, strategy, false)
 		return 0, nil
 	}
@@ -69,7 +66,10 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 
 func (r *Router) decideIn(s *Scene, q *Request, p *pool, strategy *named, now prefixtree.Time, d *Decision) (int, error) {
 	r.open(s, q, p, now)
-	lastResort := r.stage(s, strategy)
+	r.match(s)
+	_, some := strategy.Strategy.(prefix)
+	lastResort := s.stage(some)
+	s.assign()
 	if len(s.Candidates) == 0 {
 		return 0, ErrNoBackend
 	}
@@ -107,17 +107,6 @@ func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 	perToken := p.texts.bytesPerToken()
 	s.TokensPerBlock = float64(r.cfg.BlockBytes) / perToken
 	s.PromptTokens = max(int(float64(s.promptBytes(r.cfg.BlockBytes))/perToken+0.5), 1)
-}
-
-// stage adds candidates with what each holds. It reports whether all are being avoided.
-func (r *Router) stage(s *Scene, strategy *named) (lastResort bool) {
-	r.match(s)
-	if _, ok := strategy.Strategy.(prefix); !ok || len(s.pool.entries) <= weighAll || !s.stageSome() {
-		lastResort = s.stage()
-		s.size = len(s.Candidates)
-	}
-	r.assign(s)
-	return lastResort
 }
 
 // choose repeats if another request has become the trial of a half-open backend.

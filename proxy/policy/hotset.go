@@ -46,12 +46,10 @@ func (r *Router) Pools() []PoolSize {
 	var list []PoolSize
 	for _, p := range r.table.Load().pools {
 		size := PoolSize{Pool: p.key, Backends: len(p.entries)}
-		known := true
 		for i := range p.entries {
 			size.KVTokens += int64(p.entries[i].kv)
-			known = known && p.entries[i].kv > 0
 		}
-		if !known {
+		if slices.ContainsFunc(p.entries, func(e entry) bool { return e.kv == 0 }) {
 			size.KVTokens = 0
 		}
 		list = append(list, size)
@@ -59,59 +57,40 @@ func (r *Router) Pools() []PoolSize {
 	return list
 }
 
-// HotSet returns the names of a hot prefix's set in order, without those in without but with
-// avoided ones; nil for an unknown pool.
-func (r *Router) HotSet(key uint64, p HotPrefix, without ...string) []string {
-	pools := r.table.Load().pools
-	at := slices.IndexFunc(pools, func(p *pool) bool { return p.key == key })
-	if at < 0 {
-		return nil
-	}
-	pool := pools[at]
-	names := make([]string, 0, p.Replicas)
-	for _, at := range pool.ranked(p.Anchor) {
-		name := pool.name(pool.entries[at].id)
-		if len(names) < p.Replicas && !slices.Contains(without, name) {
-			names = append(names, name)
+// HotSet returns the names of a hot prefix's set in order, with avoided backends; nil for an unknown pool.
+func (r *Router) HotSet(key uint64, p HotPrefix) (names []string) {
+	for _, pool := range r.table.Load().pools {
+		if pool.key != key {
+			continue
+		}
+		for _, at := range pool.order(p.Anchor)[:min(p.Replicas, len(pool.entries))] {
+			names = append(names, pool.name(pool.entries[at].id))
 		}
 	}
 	return names
 }
 
-func (p *pool) ranked(anchor prefixtree.Hash) []int32 {
-	ranks, list := make([]float64, len(p.entries)), make([]int32, len(p.entries))
-	for i := range p.entries {
-		e := &p.entries[i]
-		ranks[i], list[i] = rendezvous(uint64(anchor), e.key, e.weight, p.weighted), int32(i)
-	}
-	slices.SortFunc(list, func(a, b int32) int { return cmp.Compare(ranks[b], ranks[a]) })
-	return list
-}
-
 // gather marks the candidates outside the hot prefix's set and returns how many are inside. The next
 // in order replaces a candidate whose queue exceeds limit; if all exceed it, all are inside.
-func (s *Scene) gather(limit float64) int {
+func (s *Scene) gather(limit float64) (inside int) {
 	if s.hot.Replicas == 0 || s.hot.Replicas >= s.size {
 		return s.size
 	}
 	for i := range s.Candidates {
 		s.Candidates[i].outside = true
 	}
-	set := s.pool.replicas(s.hot.Anchor, s.hot.Replicas)
+	set := s.pool.withReserve(s.hot)
 	if s.hot.Replicas > selectReplicas && len(s.pool.entries) > weighAll {
 		set = set[:s.hot.Replicas] // of which a decision weighs a part: no other is missing
 	}
-	n := 0
 	for _, at := range set {
-		if c := s.candidate(int(at)); c != nil && c.Queued <= limit {
+		if c := s.candidate(int(at)); c != nil && c.Queued <= limit && inside < s.hot.Replicas {
 			c.outside = false
-			if n++; n == s.hot.Replicas {
-				break
-			}
+			inside++
 		}
 	}
-	if n > 0 {
-		return n
+	if inside > 0 {
+		return inside
 	}
 	for i := range s.Candidates {
 		s.Candidates[i].outside = false
@@ -120,29 +99,34 @@ func (s *Scene) gather(limit float64) int {
 }
 
 const (
-	knownSets  = 256 // bounds the sets remembered per pool
-	setReserve = 16  // replace those with long queues, and an eighth of the set does too
+	knownOrders = 256 // bounds the orders remembered per pool
+	setReserve  = 16  // replace those with long queues, and an eighth of the set does too
 )
 
-// replicas returns the first entries in the anchor's order, with a reserve.
-func (p *pool) replicas(anchor prefixtree.Hash, n int) []int32 {
-	want := min(n+n/8+setReserve, len(p.entries))
-	p.setsMu.RLock()
-	set := p.sets[anchor]
-	p.setsMu.RUnlock()
-	if len(set) < want {
-		set = p.findReplicas(anchor, want)
-	}
-	return set[:want] // an earlier set may be larger
+// withReserve returns the entries of a set and those that may replace some.
+func (p *pool) withReserve(h HotPrefix) []int32 {
+	return p.order(h.Anchor)[:min(h.Replicas+h.Replicas/8+setReserve, len(p.entries))]
 }
 
-func (p *pool) findReplicas(anchor prefixtree.Hash, n int) []int32 {
-	set := slices.Clone(p.ranked(anchor)[:n])
-	p.setsMu.Lock()
-	defer p.setsMu.Unlock()
-	if p.sets == nil || len(p.sets) >= knownSets {
-		p.sets = map[prefixtree.Hash][]int32{}
+// order returns the entries in the rendezvous order of a hot prefix's anchor.
+func (p *pool) order(anchor prefixtree.Hash) []int32 {
+	p.ordersMu.RLock()
+	order := p.orders[anchor]
+	p.ordersMu.RUnlock()
+	if order != nil {
+		return order
 	}
-	p.sets[anchor] = set
-	return set
+	ranks, order := make([]float64, len(p.entries)), make([]int32, len(p.entries))
+	for i := range p.entries {
+		e := &p.entries[i]
+		ranks[i], order[i] = rendezvous(uint64(anchor), e.key, e.weight, p.weighted), int32(i)
+	}
+	slices.SortFunc(order, func(a, b int32) int { return cmp.Compare(ranks[b], ranks[a]) })
+	p.ordersMu.Lock()
+	defer p.ordersMu.Unlock()
+	if p.orders == nil || len(p.orders) >= knownOrders {
+		p.orders = map[prefixtree.Hash][]int32{}
+	}
+	p.orders[anchor] = order
+	return order
 }

@@ -37,7 +37,7 @@ func (h *hotPrefixes) deepest(hashes []prefixtree.Hash) (p HotPrefix, blocks int
 	return p, blocks, ok
 }
 
-func (r *Router) assign(s *Scene) {
+func (s *Scene) assign() {
 	n := float64(s.PromptTokens)
 	for i := range s.Candidates {
 		s.Candidates[i].Uncached = n
@@ -45,13 +45,10 @@ func (r *Router) assign(s *Scene) {
 	answers := s.pool.texts.cachedAnswers()
 	for _, h := range s.holders() {
 		at := s.pool.entryOf(h.Backend)
-		if at < 0 {
+		if at < 0 || s.candidate(at) == nil {
 			continue
 		}
 		c := s.candidate(at)
-		if c == nil {
-			continue
-		}
 		c.HeldBlocks = h.Blocks
 		c.Held = min(float64(h.Expected)*s.TokensPerBlock, n)
 		c.Uncached = n - c.Held

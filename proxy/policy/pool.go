@@ -3,6 +3,7 @@ package policy
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -35,8 +36,8 @@ type pool struct {
 	decodes  bool   // some are decode backends
 	parts    *parts // nil unless a backend has a role
 
-	setsMu sync.RWMutex
-	sets   map[prefixtree.Hash][]int32 // entries in the order of a hot prefix's anchor
+	ordersMu sync.RWMutex
+	orders   map[prefixtree.Hash][]int32 // by hot prefix's anchor; see order
 }
 
 const (
@@ -97,8 +98,8 @@ func (r *Router) Roles() bool { return r.table.Load().roles }
 
 func (r *Router) View() *View { return r.table.Load().view }
 
-// SetView replaces the view; requests and remaining backends keep their state. It panics if a rule
-// names an unknown strategy. A node calls it under the lock of its list of engines.
+// SetView replaces the view; requests and remaining backends keep their state. A node calls it under
+// the lock of its list of engines.
 func (r *Router) SetView(v *View) {
 	r.viewMu.Lock()
 	defer r.viewMu.Unlock()
@@ -111,14 +112,11 @@ func (r *Router) SetView(v *View) {
 		t.roles = t.roles || b.Role != Both
 	}
 	for _, rule := range v.Rules {
-		rr := resolvedRule{Rule: rule, strategy: r.strategies[rule.Strategy]}
-		if rr.strategy == nil {
-			panic("policy: view with a rule for strategy " + rule.Strategy + ", which this router does not have")
-		}
-		if n := len(rule.Model); n > 0 && rule.Model[n-1] == '*' {
-			rr.Model, rr.modelPrefix = rule.Model[:n-1], true
-		}
-		t.rules.rules = append(t.rules.rules, rr)
+		model, isPrefix := strings.CutSuffix(rule.Model, "*")
+		t.rules.rules = append(t.rules.rules, resolvedRule{
+			model: []byte(model), modelPrefix: isPrefix, pathPrefix: []byte(rule.PathPrefix),
+			header: rule.Header, value: []byte(rule.HeaderValue), strategy: r.strategies[rule.Strategy],
+		})
 	}
 	known := map[uint64]*history{}
 	if old := r.table.Load(); old != nil {

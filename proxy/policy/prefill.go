@@ -71,9 +71,6 @@ func (t *table) newParts(key uint64, positions []int32, known map[uint64]*histor
 // once. Call it before decode is dispatched.
 func (r *Router) PickPrefill(q *Request, now prefixtree.Time, decode, att *Attempt) bool {
 	if decode.stage != picked || att.stage != idle && att.stage != ended {
-		if invariants {
-			panic("policy: PickPrefill after Dispatched, or with an Attempt that has not ended")
-		}
 		return false
 	}
 	s := r.scenes.Get().(*Scene)

@@ -134,7 +134,7 @@ func TestSlotLayout(t *testing.T) {
 }
 
 func TestPickDoesNotAllocate(t *testing.T) {
-	if invariants {
+	if raceDetector {
 		t.Skip("the race detector empties pools at random")
 	}
 	for _, strategy := range builtin {

@@ -8,9 +8,10 @@ type ruleSet struct {
 }
 
 type resolvedRule struct {
-	Rule
-	modelPrefix bool // Model is a prefix, without its "*"
-	strategy    *named
+	model, pathPrefix, value []byte
+	header                   string
+	modelPrefix              bool // model is a prefix
+	strategy                 *named
 }
 
 func (s *ruleSet) strategy(q *Request) *named {
@@ -24,25 +25,17 @@ func (s *ruleSet) strategy(q *Request) *named {
 
 func (r *resolvedRule) fits(q *Request) bool {
 	switch {
-	case r.modelPrefix:
-		if len(q.Model) < len(r.Model) || string(q.Model[:len(r.Model)]) != r.Model {
-			return false
-		}
-	case r.Model != "" && string(q.Model) != r.Model:
+	case r.modelPrefix && !bytes.HasPrefix(q.Model, r.model):
 		return false
-	}
-	if r.PathPrefix != "" && (len(q.Path) < len(r.PathPrefix) || string(q.Path[:len(r.PathPrefix)]) != r.PathPrefix) {
+	case !r.modelPrefix && len(r.model) > 0 && !bytes.Equal(q.Model, r.model):
 		return false
-	}
-	if r.Header == "" {
+	case !bytes.HasPrefix(q.Path, r.pathPrefix):
+		return false
+	case r.header == "":
 		return true
-	}
-	if q.Header == nil {
+	case q.Header == nil:
 		return false
 	}
-	got := bytes.TrimSpace(q.Header(r.Header))
-	if r.HeaderValue == "" {
-		return len(got) > 0
-	}
-	return string(got) == r.HeaderValue
+	got := bytes.TrimSpace(q.Header(r.header))
+	return len(got) > 0 && (len(r.value) == 0 || bytes.Equal(got, r.value))
 }

@@ -17,7 +17,8 @@ func TestPoolsAreLargeFromABoundOn(t *testing.T) {
 		r, _ := newRouter(t, Config{}, fleetOf(n))
 		s := new(Scene)
 		r.open(s, ask(prompt(1, 1, 0, 8)), r.table.Load().all, t0)
-		r.stage(s, r.fallback)
+		r.match(s)
+		s.stage(true)
 		if got, want := len(s.Candidates) < n, n > weighAll; got != want || s.size != n {
 			t.Errorf("%d backends: %d candidates stand for %d", n, len(s.Candidates), s.size)
 		}
@@ -191,7 +192,7 @@ func TestLargePoolKeepsToTheHotSet(t *testing.T) {
 			r := among(t, nodes, 200*time.Millisecond, fleetOf(n))[0]
 			p := theHotPrefix(replicas)
 			r.SetHotPrefixes([]HotPrefix{p})
-			set := r.HotSet(poolAll, p, "")
+			set := r.HotSet(poolAll, p)
 			used := map[string]bool{}
 			for i := range 3 * replicas {
 				d := serve(t, r, ask(hotPrompt(uint64(i))), t0+prefixtree.Time(10*i))
@@ -237,7 +238,7 @@ func TestLargePoolEasesIn(t *testing.T) {
 }
 
 func TestLargePoolDoesNotAllocate(t *testing.T) {
-	if invariants {
+	if raceDetector {
 		t.Skip("the race detector empties pools at random")
 	}
 	for _, nodes := range []int{1, 20} {

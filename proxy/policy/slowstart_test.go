@@ -230,7 +230,7 @@ func TestFailedIsTold(t *testing.T) {
 }
 
 func TestColdPickDoesNotAllocate(t *testing.T) {
-	if invariants {
+	if raceDetector {
 		t.Skip("the race detector empties pools at random")
 	}
 	list := fleetOf(16)

@@ -5,32 +5,38 @@ import (
 	"slices"
 )
 
-// stage adds the eligible backends or, if all are avoided, those with the fewest failures.
-func (s *Scene) stage() (lastResort bool) {
-	s.stageAll()
-	if len(s.Candidates) > 0 {
-		return false
+// stage adds the eligible backends, of a large pool some if it may, or, if all are avoided, those with
+// the fewest failures.
+func (s *Scene) stage(some bool) (lastResort bool) {
+	if some && len(s.pool.entries) > weighAll {
+		if s.stageSome(); len(s.Candidates) > 0 {
+			s.size = len(s.pool.entries)
+			return false
+		}
 	}
-	s.stageLeastBad()
-	return true
-}
-
-func (s *Scene) stageAll() {
-	s.Candidates = s.Candidates[:0]
-	entries := s.pool.entries
-	for i := range entries {
+	for i := range s.pool.entries {
 		s.where[i] = -1
-		s.put(i, &entries[i])
+		s.put(i)
+	}
+	if lastResort = len(s.Candidates) == 0; lastResort {
+		s.stageLeastBad()
+	}
+	s.size = len(s.Candidates)
+	return lastResort
+}
+
+func (s *Scene) put(at int) {
+	e := &s.pool.entries[at]
+	if h := s.health(e); h != avoided {
+		s.add(at, e, h == halfOpen)
 	}
 }
 
-func (s *Scene) put(at int, e *entry) bool {
-	h := e.slot.health(s.Now)
-	if h == avoided || slices.Contains(s.Request.Exclude, e.id) {
-		return false
+func (s *Scene) health(e *entry) health {
+	if slices.Contains(s.Request.Exclude, e.id) {
+		return avoided
 	}
-	s.add(at, e, h == halfOpen)
-	return true
+	return e.slot.health(s.Now)
 }
 
 // stageLeastBad reads each count once, since counts may grow meanwhile.
