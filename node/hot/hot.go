@@ -77,16 +77,17 @@ func part(claim, of float64) (got, left float64) {
 	return got, of - got
 }
 
-// owner returns the pool with most of a prefix's requests: nodes may count a model in different pools
-// while backends change.
-func (s Sum) owner(anchor prefixtree.Hash, pools []policy.PoolSize) (pool uint64) {
-	most := -1.0
-	for _, p := range pools {
-		if w, told := s[Key{p.Pool, anchor}]; told && p.Backends > 1 && w.Requests > most {
-			pool, most = p.Pool, w.Requests
+// owners returns for each prefix the pool with most of its requests: nodes may count a model in
+// different pools while backends change.
+func (s Sum) owners() map[prefixtree.Hash]uint64 {
+	owners := make(map[prefixtree.Hash]uint64, len(s))
+	for k, w := range s {
+		pool, told := owners[k.Anchor]
+		if most := s[Key{pool, k.Anchor}].Requests; !told || w.Requests > most || w.Requests == most && k.Pool < pool {
+			owners[k.Anchor] = k.Pool
 		}
 	}
-	return pool
+	return owners
 }
 
 // ofPool returns the work of a pool's prefixes, largest first.

@@ -2,7 +2,6 @@ package hot
 
 import (
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -23,27 +22,22 @@ func TestSize(t *testing.T) {
 		name     string
 		w, all   policy.Work
 		backends int
-		free     float64
 		want     int
-		capped   bool
 	}{
-		{"work alone, as measured once: 2.61 in the room of 0.31", w(2.61, 0), w(2.61+16*0.49, 0), 16, -1, 9, false},
-		{"nothing else to do", w(1.7, 0), w(1.7, 0), 16, -1, 3, false},
-		{"twice its share of the requests", w(0.1, 10), w(0.5, 160), 120, -1, 15, false},
-		{"half of all requests: everywhere", w(2, 100), w(9, 200), 16, -1, 16, false},
-		{"memory takes the comfort", w(0.1, 10), w(0.5, 160), 120, 10 * 8000, 10, true},
-		{"and not what it needs", w(0.1, 10), w(0.5, 160), 120, 0, 8, true},
-		{"memory for all", w(0.1, 10), w(0.5, 160), 120, 15 * 8000, 15, false},
-		{"a fleet that has no room", w(3, 10), w(16, 200), 16, -1, 16, false},
-		{"rates learned too low", w(8, 0), w(64, 0), 16, -1, 16, false},
-		{"nothing", w(0, 0), w(0, 0), 16, -1, 1, false},
-		{"more of it than of all", w(1, 10), w(0, 0), 16, -1, 2, false},
+		{"work alone, as measured once: 2.61 in the room of 0.31", w(2.61, 0), w(2.61+16*0.49, 0), 16, 9},
+		{"nothing else to do", w(1.7, 0), w(1.7, 0), 16, 3},
+		{"twice its share of the requests", w(0.1, 10), w(0.5, 160), 120, 15},
+		{"half of all requests: everywhere", w(2, 100), w(9, 200), 16, 16},
+		{"a fleet that has no room", w(3, 10), w(16, 200), 16, 16},
+		{"rates learned too low", w(8, 0), w(64, 0), 16, 16},
+		{"nothing", w(0, 0), w(0, 0), 16, 1},
+		{"more of it than of all", w(1, 10), w(0, 0), 16, 2},
 	} {
-		n := Size(c.w, c.all, c.backends, c.free)
-		if n.Replicas != c.want || n.Capped != c.capped {
+		n := Size(c.w, c.all, c.backends)
+		if n.Replicas != c.want {
 			t.Errorf("%s: %+v, want %d", c.name, n, c.want)
 		}
-		if why := n.Why(); c.capped != strings.Contains(why, "memory") || strings.Contains(why, "NaN") {
+		if why := n.Why(); strings.Contains(why, "NaN") {
 			t.Errorf("%s: why: %s", c.name, why)
 		}
 	}
@@ -58,7 +52,7 @@ func TestMoreWorkIsNoFewerReplicas(t *testing.T) {
 		more, moreAll := w, all
 		extra := rnd.Float64() * 50
 		more.Active, moreAll.Active = w.Active+extra, all.Active+extra
-		if a, b := Size(w, all, b, -1), Size(more, moreAll, b, -1); a.Replicas > b.Replicas {
+		if a, b := Size(w, all, b), Size(more, moreAll, b); a.Replicas > b.Replicas {
 			t.Fatalf("%+v of %+v needs %+v, with %v more requests %+v", w, all, a, extra, b)
 		}
 	}
@@ -74,7 +68,7 @@ type fleet struct {
 }
 
 func newFleet(t *testing.T) *fleet {
-	return &fleet{t: t, sizer: new(Sizer), pool: policy.PoolSize{Backends: 16, KVTokens: 16 * 1_000_000}, now: t0}
+	return &fleet{t: t, sizer: new(Sizer), pool: policy.PoolSize{Backends: 16}, now: t0}
 }
 
 func (f *fleet) replicas() int {
@@ -371,7 +365,7 @@ func TestFixed(t *testing.T) {
 func ExampleSize() {
 	hot := policy.Work{Tokens: 8192, Prefill: 1.5, Active: 40}
 	all := policy.Work{Prefill: 8, Active: 400}
-	n := Size(hot, all, 16, math.Inf(1))
+	n := Size(hot, all, 16)
 	fmt.Println(n.Replicas, "backends:", n.Why())
 	// Output: 4 backends: 10 % of the requests; keeps 1.50 backends busy, all else 0.41 of each
 }

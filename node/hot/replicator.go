@@ -163,17 +163,6 @@ func (h *Replicator) tell(before *raftstore.State, changes []Change) {
 	}
 }
 
-// poolOf is the pool with most requests for a prefix.
-func poolOf(anchor prefixtree.Hash, sum Sum) (pool uint64, ok bool) {
-	most := -1.0
-	for k, w := range sum {
-		if k.Anchor == anchor && (w.Requests > most || w.Requests == most && k.Pool < pool) {
-			pool, most, ok = k.Pool, w.Requests, true
-		}
-	}
-	return pool, ok
-}
-
 // Set is an agreed prefix with its need and backends as this node computes them.
 type Set struct {
 	Prefix
@@ -186,11 +175,11 @@ func (h *Replicator) Sets(s *raftstore.State, at time.Time) []Set {
 	for _, p := range h.cfg.Router.Pools() {
 		sizes[p.Pool] = p.Backends
 	}
-	list := make([]Set, len(s.Hot))
+	owners, list := sum.owners(), make([]Set, len(s.Hot))
 	for i, p := range agreedPrefixes(s) {
 		list[i].Prefix = p
-		if pool, ok := poolOf(p.Anchor, sum); ok {
-			list[i].Need = Size(sum[Key{pool, p.Anchor}].Work, sum[Key{Pool: pool}].Work, max(sizes[pool], 1), -1)
+		if pool, ok := owners[p.Anchor]; ok {
+			list[i].Need = Size(sum[Key{pool, p.Anchor}].Work, sum[Key{Pool: pool}].Work, max(sizes[pool], 1))
 			list[i].Backends = h.cfg.Router.HotSet(pool, p.HotPrefix)
 		}
 	}

@@ -15,8 +15,6 @@ const (
 	leastRoom = 0.1
 	// comfort is the multiple of its fair share (backends x share of requests) that a prefix gets.
 	comfort = 2
-	// memoryShare is the part of the pool's KV memory that comfort may claim.
-	memoryShare = 0.05
 	// A prefix turns hot at enterWork busy backends or enterShare fair shares, and cools below
 	// stayWork and stayShare.
 	enterWork, stayWork   = 0.2, 0.1
@@ -35,21 +33,15 @@ type Need struct {
 	Share    float64 // the larger of its shares of active and of arriving requests
 	Requests float64 // requests/s
 	Fresh    float64 // of these, new conversations
-	Capped   bool    // limited by KV memory
 }
 
 func (n *Need) Why() string {
-	why := fmt.Sprintf("%.0f %% of the requests; keeps %.2f backends busy, all else %.2f of each", 100*n.Share, n.Work, n.Other)
-	if n.Capped {
-		why += "; memory allows no more"
-	}
-	return why
+	return fmt.Sprintf("%.0f %% of the requests; keeps %.2f backends busy, all else %.2f of each", 100*n.Share, n.Work, n.Other)
 }
 
-// Size returns the need of a prefix with work w in a pool with work all. free is the KV tokens that
-// it may claim, negative if unknown. Work alone underestimates, since concurrency limits are
-// unknown; the share of requests does not.
-func Size(w, all policy.Work, backends int, free float64) Need {
+// Size returns the need of a prefix with work w in a pool with work all. Work alone underestimates, since
+// concurrency limits are unknown; the share of requests does not.
+func Size(w, all policy.Work, backends int) Need {
 	b := float64(backends)
 	busy := max(all.Prefill, w.Prefill) / b
 	real := min(1, 1/max(busy, 1e-9)) // utilisation above 1 means that the rates are too low
@@ -59,12 +51,7 @@ func Size(w, all policy.Work, backends int, free float64) Need {
 			n.Share = max(n.Share, min(part[0]/part[1], 1))
 		}
 	}
-	least := max(math.Ceil(n.Work/max(leastRoom, fill-n.Other)), math.Ceil(b*n.Share), 1)
-	r := max(least, math.Ceil(comfort*b*n.Share))
-	if most := free / max(w.Tokens, 1); free >= 0 && r > most {
-		r, n.Capped = max(math.Floor(most), least), true
-	}
-	n.Replicas = int(min(r, b))
+	n.Replicas = int(min(max(math.Ceil(n.Work/max(leastRoom, fill-n.Other)), math.Ceil(comfort*b*n.Share), 1), b))
 	return n
 }
 

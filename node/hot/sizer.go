@@ -61,6 +61,7 @@ func (z *Sizer) Decide(now prefixtree.Time, pools []policy.PoolSize, sum Sum, ag
 		z.seen = map[Key]*past{}
 	}
 	z.look++
+	owners := sum.owners()
 	held, used := make(map[prefixtree.Hash]Prefix, len(agreed)), len(agreed)
 	for _, p := range agreed {
 		if held[p.Anchor] = p; now >= p.Expires {
@@ -72,16 +73,12 @@ func (z *Sizer) Decide(now prefixtree.Time, pools []policy.PoolSize, sum Sum, ag
 		if pool.Backends < 2 {
 			continue
 		}
-		free := memoryShare * float64(pool.KVTokens)
-		if pool.KVTokens <= 0 {
-			free = -1
-		}
 		for _, w := range sum.ofPool(pool.Pool) {
 			p, is := held[w.Anchor]
-			if is && now >= p.Expires || sum.owner(w.Anchor, pools) != pool.Pool {
+			if owners[w.Anchor] != pool.Pool || is && now >= p.Expires {
 				continue
 			}
-			n := Size(w, sum[Key{pool.Pool, 0}].Work, pool.Backends, free)
+			n := Size(w, sum[Key{pool.Pool, 0}].Work, pool.Backends)
 			h := z.record(Key{pool.Pool, w.Anchor}, &n, n.warm(w.Tokens, pool.Backends, is), is)
 			c := Change{HotPrefix: policy.HotPrefix{Anchor: w.Anchor, Tokens: int(w.Tokens)}, Expires: now + lifetime, Why: n.Why()}
 			switch {
@@ -97,9 +94,6 @@ func (z *Sizer) Decide(now prefixtree.Time, pools []policy.PoolSize, sum Sum, ag
 				c.Replicas = z.size(h.need, pool.Backends)
 				changes = append(changes, c)
 				used++
-			}
-			if free >= 0 {
-				free = max(free-float64(c.Replicas)*w.Tokens, 0)
 			}
 		}
 	}

@@ -38,21 +38,13 @@ func (r *Router) SetHotPrefixes(list []HotPrefix) {
 type PoolSize struct {
 	Pool     uint64 // name, the same on all nodes
 	Backends int
-	KVTokens int64 // total KV capacity; 0 unless all are known
 }
 
 // Pools returns the present view's pools, sorted by name.
 func (r *Router) Pools() []PoolSize {
 	var list []PoolSize
 	for _, p := range r.table.Load().pools {
-		size := PoolSize{Pool: p.key, Backends: len(p.entries)}
-		for i := range p.entries {
-			size.KVTokens += int64(p.entries[i].kv)
-		}
-		if slices.ContainsFunc(p.entries, func(e entry) bool { return e.kv == 0 }) {
-			size.KVTokens = 0
-		}
-		list = append(list, size)
+		list = append(list, PoolSize{Pool: p.key, Backends: len(p.entries)})
 	}
 	return list
 }

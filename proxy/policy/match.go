@@ -4,10 +4,10 @@ import "grapevine/prefixtree"
 
 func (r *Router) match(s *Scene) {
 	hashes := s.Request.Hashes
+	r.tree.Match(&s.matches, hashes, s.Now)
 	if len(hashes) == 0 {
 		return
 	}
-	r.tree.Match(&s.matches, hashes, s.Now)
 	for _, h := range s.matches.Holders() {
 		s.known = max(s.known, int(h.Blocks))
 	}
@@ -43,12 +43,11 @@ func (s *Scene) assign() {
 		s.Candidates[i].Uncached = n
 	}
 	answers := s.pool.texts.cachedAnswers()
-	for _, h := range s.holders() {
-		at := s.pool.entryOf(h.Backend)
-		if at < 0 || s.candidate(at) == nil {
+	for _, h := range s.matches.Holders() {
+		c := s.candidate(s.pool.entryOf(h.Backend))
+		if c == nil {
 			continue
 		}
-		c := s.candidate(at)
 		c.HeldBlocks = h.Blocks
 		c.Held = min(float64(h.Expected)*s.TokensPerBlock, n)
 		c.Uncached = n - c.Held

@@ -19,9 +19,9 @@ type Scene struct {
 	Nodes          int             // routers in the fleet, at least 1
 	Staleness      int64           // ms; age of what is known of the other nodes' work, at most maxStaleness
 
-	matches prefixtree.Matches
-	where   []int32 // pool entry -> candidate index, -1: none; see candidate
-	known   int     // leading blocks that any engine holds
+	matches prefixtree.Matches // also of backends outside the pool
+	where   []int32            // pool entry -> candidate index, -1: none; see candidate
+	known   int                // leading blocks that any engine holds
 	pool    *pool
 	alone   entry     // the candidate of a stored conversation
 	hot     HotPrefix // deepest agreed hot prefix of the prompt; no replicas: none
@@ -96,20 +96,16 @@ func (s *Scene) swap(i, j int) {
 	}
 }
 
+// candidate returns the candidate of a pool entry; nil if it is none, or at is negative.
 func (s *Scene) candidate(at int) *Candidate {
+	if at < 0 {
+		return nil
+	}
 	// A large pool does not clear where.
 	if i := s.where[at]; i >= 0 && int(i) < len(s.Candidates) && s.Candidates[i].at == int32(at) {
 		return &s.Candidates[i]
 	}
 	return nil
-}
-
-// holders includes backends outside the pool.
-func (s *Scene) holders() []prefixtree.Holder {
-	if len(s.Request.Hashes) == 0 {
-		return nil
-	}
-	return s.matches.Holders()
 }
 
 func (s *Scene) promptBytes(blockBytes int) int {

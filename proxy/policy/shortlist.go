@@ -39,7 +39,7 @@ func (s *Scene) putMore(at int) {
 func (s *Scene) putHolders() {
 	var best [selectHolders]prefixtree.Holder
 	n := 0
-	for _, h := range s.holders() {
+	for _, h := range s.matches.Holders() {
 		if float64(h.Expected)*s.TokensPerBlock <= s.CommonTokens || n == len(best) && !deeper(&h, &best[n-1]) {
 			continue
 		}
