@@ -22,6 +22,7 @@ type cache struct {
 	clock     uint64
 	lru       nodeHeap
 	spare     []*node
+	journal   *journal
 }
 
 type node struct {
@@ -164,6 +165,7 @@ func (c *cache) evict(want int) {
 	for want > 0 && len(c.lru) > 0 {
 		n := c.lru[0]
 		drop := min((want+n.tokens-1)/n.tokens, len(n.keys))
+		c.journal.removed(n.keys[len(n.keys)-drop:])
 		freed := drop * n.tokens
 		want -= freed
 		c.tokens -= freed

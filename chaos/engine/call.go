@@ -65,6 +65,11 @@ type fields struct {
 	MaxCompletionTokens *int   `json:"max_completion_tokens"`
 	MaxOutputTokens     *int   `json:"max_output_tokens"`
 	CacheSalt           string `json:"cache_salt"`
+	Session             string `json:"session_id"`
+	XArgs               struct {
+		Session string `json:"session_id"`
+		Report  string `json:"kv_cache_report_mode"`
+	} `json:"vllm_xargs"`
 
 	Messages     []message       `json:"messages"`
 	Tools        json.RawMessage `json:"tools"`
@@ -92,6 +97,9 @@ type call struct {
 	n        int
 	output   int
 	asked    bool // the request set output, so the reply ends with reason length
+
+	keyTokens int
+	session   string // that cache events name; "" for none
 }
 
 const (
@@ -109,7 +117,7 @@ func (s *Server) parseFor(name string, body []byte) (*call, error) {
 }
 
 func (s *Server) parse(e endpoint, body []byte) (*call, error) {
-	c := &call{endpoint: e, n: 1}
+	c := &call{endpoint: e, n: 1, keyTokens: s.cfg.keyTokens()}
 	f := &c.fields
 	if !utf8.Valid(body) {
 		return nil, badRequest("", "There was an error parsing the body: invalid UTF-8")
@@ -319,7 +327,9 @@ func (c *call) flight() *flight {
 	root := rootKey(c.adapter, c.fields.CacheSalt)
 	for _, text := range c.prompts {
 		for variant := range c.n {
-			f.seats = append(f.seats, newSeat(root, text, c.output, variant, c.fields.Stream && c.generates()))
+			s := newSeat(root, text, c.output, variant, c.fields.Stream && c.generates(), c.keyTokens)
+			s.call = c
+			f.seats = append(f.seats, s)
 		}
 	}
 	return f

@@ -123,7 +123,9 @@ type flight struct {
 
 type seat struct {
 	flight *flight
+	call   *call
 	job    Job
+	prompt []byte
 	reply  []byte
 
 	progress

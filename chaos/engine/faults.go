@@ -20,6 +20,7 @@ type Fault struct {
 	//	503      503 with Retry-After
 	//	die      stop listening and close all connections; this request is still answered
 	//	amnesia  empty the cache once; running jobs are recomputed
+	//	restart  the same without a cache event, and the stream of events begins anew, as with a new process
 	//	lie      until none, usage reports Factor times the prompt tokens, and the uncached ones as cached
 	//	none     end all faults; requests that hang stay so until their client leaves
 	Kind string `json:"kind"`
@@ -59,6 +60,8 @@ func (s *Server) Inject(f Fault) error {
 		return nil
 	case "amnesia":
 		return s.driver.do(s.driver.model.Clear)
+	case "restart":
+		return s.driver.do(s.restart)
 	case "die":
 		s.die()
 		return nil

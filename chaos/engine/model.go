@@ -377,7 +377,11 @@ func (m *Model) Clear(now time.Duration) {
 	if m.step.steps > 0 {
 		m.step = stretch{start: m.now}
 	}
+	log := m.cache.journal
+	m.cache.journal = nil
 	m.cache.evict(m.cache.tokens)
+	m.cache.journal = log
+	log.cleared()
 	m.blocked = false
 }
 

@@ -47,6 +47,8 @@ type ServerConfig struct {
 	TransferStart  time.Duration `name:"transfer-start" placeholder:"DURATION" group:"server" help:"Time before the first of them. Default 5ms."`
 	MetricsStyle   MetricsStyle  `name:"metrics" enum:"vllm,sglang" default:"vllm" group:"server" help:"Style of metrics names and of cached-token reports: vllm or sglang."`
 
+	EventsConfig `embed:""`
+
 	Lease        time.Duration `kong:"-"` // how long another engine may fetch a prompt's KV cache; default 30 s
 	MaxBody      int64         `kong:"-"` // bytes of a request body; default 256 MiB
 	IdleTimeout  time.Duration `kong:"-"` // of a kept-alive connection; default 5 s, as uvicorn
@@ -86,7 +88,7 @@ func (c ServerConfig) withDefaults() (ServerConfig, error) {
 	case c.DefaultOutput < 1 || c.TokensPerChunk < 1 || c.MaxBody < 1 || c.IdleTimeout < 0 || c.WriteTimeout < 0:
 		return c, fmt.Errorf("%w: negative limit", ErrConfig)
 	}
-	return c, nil
+	return c, c.EventsConfig.check()
 }
 
 // ErrDied is what Serve returns after the fault die.
@@ -104,6 +106,7 @@ type Server struct {
 	began  time.Time
 	ids    atomic.Int64
 	stored responseStore
+	events *publisher // nil: none
 
 	requests atomic.Int64 // to inference endpoints
 	aborted  atomic.Int64 // requests whose client left before the end
@@ -133,6 +136,9 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	var nonce [6]byte
 	_, _ = rand.Read(nonce[:])
 	s := &Server{cfg: cfg, nonce: hex.EncodeToString(nonce[:]), began: time.Now(), closed: make(chan struct{})}
+	if err := s.startEvents(model); err != nil {
+		return nil, err
+	}
 	s.driver = newDriver(model)
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
@@ -209,6 +215,9 @@ func (s *Server) Close() error {
 		_ = s.http.Close() // the listener is being closed anyway
 		s.work.Wait()
 		s.driver.stop()
+		if s.events != nil {
+			s.events.close()
+		}
 		close(s.closed)
 	})
 	<-s.closed
@@ -264,6 +273,7 @@ func (s *Server) routes() {
 	s.mux.HandleFunc("POST /v1/responses/{id}/cancel", s.answering(endpointResponses, s.cancelResponse))
 	s.mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	s.routeMetrics()
+	s.routeEvents()
 	s.mux.HandleFunc("POST /emulator/cached", s.answering(endpointNone, s.cachedHandler))
 	s.mux.HandleFunc("POST /emulator/kv", s.answering(endpointNone, s.giveHandler))
 	s.mux.HandleFunc("POST /emulator/fault", s.answering(endpointNone, s.faultHandler))
@@ -304,6 +314,7 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint, body 
 	if e == endpointCountTokens {
 		return object{"input_tokens": c.promptTokens()}, nil
 	}
+	c.session = s.sessionOf(r, &c.fields)
 	f := c.flight()
 	s.driver.prepare(f)
 	if s.cfg.Transfer && c.fetches() {

@@ -61,6 +61,9 @@ func (m *Model) schedule(t, until time.Duration, emit func(Event)) {
 	decoding := m.decoding
 	if decoding > 0 {
 		m.charge(1)
+		if m.cache.journal.eager() {
+			m.publishOutput()
+		}
 	}
 	budget := m.cfg.ChunkTokens
 	for budget > 0 && len(m.prefill) > 0 {
@@ -79,13 +82,14 @@ func (m *Model) schedule(t, until time.Duration, emit func(Event)) {
 		m.compute(j, &budget)
 	}
 	prefilled := m.cfg.ChunkTokens - budget
+	m.cache.journal.step(prefilled > 0, decoding > 0)
 	if decoding == 0 && prefilled == 0 {
 		return
 	}
 	m.stats.PrefillBusy += time.Duration(math.Round(float64(prefilled) / m.cfg.PrefillRate * float64(time.Second) * m.slow))
 	m.step.steps, m.step.settled = 1, 1
 	m.step.dur = m.stepTime(decoding, prefilled)
-	if prefilled == 0 && !preempted && m.watched == 0 {
+	if prefilled == 0 && !preempted && m.watched == 0 && m.cache.journal == nil {
 		m.step.steps = m.decodeSteps(t)
 	}
 }
@@ -144,6 +148,7 @@ func (m *Model) charge(n int64) {
 }
 
 func (m *Model) makeRoom() {
+	m.cache.journal.makeRoom(m.free())
 	if over := -m.free(); over > 0 {
 		m.cache.evict(over)
 	}
@@ -264,11 +269,7 @@ func (m *Model) prefilled(j *Job, at time.Duration, emit func(Event)) {
 // admit looks up the head of the queue in the cache and allocates its whole context; false if
 // memory is short.
 func (m *Model) admit(j *Job) bool {
-	for _, r := range m.running {
-		if r.seq.state == stateDecode {
-			m.publish(r, m.computed(r))
-		}
-	}
+	m.publishOutput()
 	s := &j.seq
 	s.context = j.PromptTokens + s.generated
 	n, within, total, unlocked := m.cache.match(m.keys(j, s.context), j.KeyTokens)
@@ -282,6 +283,7 @@ func (m *Model) admit(j *Job) bool {
 	m.private += need
 	m.makeRoom()
 	s.done = m.usable(base, s.context)
+	m.cache.journal.admitted(j)
 	if s.generated == 0 {
 		m.stats.PromptTokens += int64(j.PromptTokens)
 		m.stats.CachedTokens += int64(s.done)
@@ -371,7 +373,9 @@ func (m *Model) publish(j *Job, tokens int) {
 	out := outKeys(j)
 	prompt := min(len(j.Keys), j.PromptTokens/j.KeyTokens)
 	n := min(tokens/j.KeyTokens, prompt+len(out))
+	from, adopted := s.held, 0
 	for s.held < n {
+		before := m.cache.tokens
 		var run []uint64
 		if s.held < prompt {
 			run = j.Keys[s.held:min(n, prompt)]
@@ -381,12 +385,25 @@ func (m *Model) publish(j *Job, tokens int) {
 		end, total := m.cache.extend(s.node, run, j.KeyTokens, prompt+len(out)-s.held)
 		if total == 0 {
 			s.unshared = true
-			return
+			break
+		}
+		if m.cache.tokens == before {
+			adopted += total
 		}
 		s.node = end
 		s.held += total
 		s.moved += total * j.KeyTokens
 		m.private -= total * j.KeyTokens
+	}
+	m.cache.journal.stored(j, from, adopted)
+}
+
+// publishOutput puts the blocks that outputs have filled into the cache.
+func (m *Model) publishOutput() {
+	for _, j := range m.running {
+		if j.seq.state == stateDecode {
+			m.publish(j, m.computed(j))
+		}
 	}
 }
 

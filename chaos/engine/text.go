@@ -10,18 +10,17 @@ import (
 // make of English and code. A partial last token of a prompt is not counted.
 const TokenBytes = 4
 
-// KeyTokens is the number of tokens per key of the live engine's prefix cache.
+// KeyTokens is the number of tokens per key of the live engine's prefix cache. An engine that publishes
+// cache events has keys of Config.BlockTokens, because its events name whole blocks.
 const KeyTokens = 16
-
-const keyBytes = KeyTokens * TokenBytes
 
 func tokensIn(n int) int { return max(n/TokenBytes, 1) }
 
-// appendKeys appends the chained key of every full block of text[from:]. from is a block boundary
-// and parent the key before it, or the root's.
-func appendKeys(dst []uint64, parent uint64, text []byte) []uint64 {
-	for ; len(text) >= keyBytes; text = text[keyBytes:] {
-		parent = xxh3.HashSeed(text[:keyBytes], parent)
+// appendKeys appends the chained key of every full block of text, which begins at a block boundary.
+// parent is the key before it, or the root's; block is in bytes.
+func appendKeys(dst []uint64, parent uint64, text []byte, block int) []uint64 {
+	for ; len(text) >= block; text = text[block:] {
+		parent = xxh3.HashSeed(text[:block], parent)
 		dst = append(dst, parent)
 	}
 	return dst
@@ -33,21 +32,22 @@ func rootKey(adapter, salt string) uint64 {
 }
 
 // newSeat makes the job of one prompt. Its reply is written in advance; the model decides only the
-// times.
-func newSeat(root uint64, text []byte, output, variant int, watch bool) *seat {
+// times. keyTokens is the number of tokens per key.
+func newSeat(root uint64, text []byte, output, variant int, watch bool, keyTokens int) *seat {
+	block := keyTokens * TokenBytes
 	reply := appendReply(nil, xxh3.HashSeed(text, root+uint64(variant)), output)
-	keys := appendKeys(make([]uint64, 0, (len(text)+len(reply))/keyBytes+1), root, text)
+	keys := appendKeys(make([]uint64, 0, (len(text)+len(reply))/block+1), root, text, block)
 	prompt := len(keys)
 	// The first block of the reply begins with the end of the prompt.
 	parent := root
 	if prompt > 0 {
 		parent = keys[prompt-1]
 	}
-	rest := append(append([]byte(nil), text[prompt*keyBytes:]...), reply...)
-	keys = appendKeys(keys, parent, rest)
-	s := &seat{reply: reply}
+	rest := append(append([]byte(nil), text[prompt*block:]...), reply...)
+	keys = appendKeys(keys, parent, rest, block)
+	s := &seat{prompt: text, reply: reply}
 	s.job = Job{
-		Keys: keys[:prompt:prompt], KeyTokens: KeyTokens, Watch: watch,
+		Keys: keys[:prompt:prompt], KeyTokens: keyTokens, Watch: watch,
 		PromptTokens: tokensIn(len(text)), OutputTokens: output,
 	}
 	if len(text) >= TokenBytes { // else the single token is longer than its text, and the blocks do not line up

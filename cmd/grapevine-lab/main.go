@@ -51,6 +51,7 @@ func run(args []string, s *streams) int {
 			{Key: "workload", Title: "Workload:"},
 			{Key: "engine", Title: "Engine:"},
 			{Key: "server", Title: "Server:"},
+			{Key: "events", Title: "Cache events:"},
 		},
 		Out: s.out, Err: s.err,
 	}.Run(&cli{}, args, kong.Vars{"version": "grapevine-lab " + version}, s)
