@@ -83,6 +83,7 @@ func port(ln net.Listener) int { return ln.Addr().(*net.TCPAddr).Port }
 func (s *Server) routeEvents() {
 	if s.cfg.MetricsStyle == StyleSGLang {
 		s.mux.HandleFunc("GET /server_info", s.serverInfo)
+		s.mux.HandleFunc("GET /v1/loads", s.loads)
 		s.mux.HandleFunc("GET /flush_cache", s.flushCache)
 		s.mux.HandleFunc("POST /flush_cache", s.flushCache)
 		return

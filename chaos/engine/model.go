@@ -338,6 +338,20 @@ func (m *Model) Prefilling() (tokens int) {
 	return tokens
 }
 
+// Uncached returns the prompt tokens that it has yet to compute for all jobs, without those of the
+// present step.
+func (m *Model) Uncached() int {
+	tokens := m.Prefilling()
+	for _, j := range m.waiting {
+		cached := m.CachedFor(j)
+		if j.seq.generated == 0 {
+			cached = max(cached, j.Loaded)
+		}
+		tokens += j.PromptTokens + j.seq.generated - cached
+	}
+	return tokens
+}
+
 // CachedFor returns what Job.Cached would be if j were admitted now. The last block of a prompt is
 // always computed, because its logits are needed.
 func (m *Model) CachedFor(j *Job) int {
