@@ -215,8 +215,12 @@ func (s *Stream) fill(ctx context.Context, until uint64) (err error) {
 	for round, stuck := 0, false; round < maxRounds && s.next < until; round++ {
 		from := s.next
 		jump := stuck || round == maxRounds-1 // a hole that two replays have is one
-		whole := true
-		err = s.replay(ctx, from, func(seq uint64, payload []byte) bool {
+		whole, other := true, false
+		err = s.replay(ctx, s.behind(), func(seq uint64, payload []byte) bool {
+			if s.known && seq == from-1 { // the last batch applied identifies the publisher's process
+				other = maphash.Bytes(digestSeed, payload) != s.last
+				return !other
+			}
 			if seq >= until {
 				whole = s.next >= until
 				return false
@@ -227,6 +231,11 @@ func (s *Stream) fill(ctx context.Context, until uint64) (err error) {
 			}
 			return whole
 		})
+		if other {
+			s.restart(fmt.Sprintf("the engine starts again: its replay has another batch %d", from-1))
+			stuck = false
+			continue
+		}
 		progress := s.next > from
 		if err == nil && whole || !progress && stuck {
 			break
@@ -237,6 +246,14 @@ func (s *Stream) fill(ctx context.Context, until uint64) (err error) {
 		s.failed = time.Now()
 	}
 	return err
+}
+
+// behind is the number of the last batch applied, or of the next one if there is none.
+func (s *Stream) behind() uint64 {
+	if s.known {
+		return s.next - 1
+	}
+	return s.next
 }
 
 // replay asks the engine for its batches from a sequence number on and gives them to each until it returns false.

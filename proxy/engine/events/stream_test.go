@@ -388,6 +388,26 @@ func TestRestartBehindOneConnection(t *testing.T) {
 	}
 }
 
+// The engine starts again behind one connection, and its new process has come further than the old one: its batches do not continue
+// those of the old one.
+func TestRestartBeforeAReplay(t *testing.T) {
+	p := newPublisher(t, true)
+	_, r := subscribe(t, p.source())
+	p.await(1)
+	p.sendMarks(1, 10, nil)
+	r.want(t, upTo(10), 0, "live")
+	p.mu.Lock()
+	p.seq, p.ring = 0, nil
+	p.mu.Unlock()
+	p.sendMarks(101, 115, func(int) bool { return true })
+	p.send(false, mark(116)) // batch 15
+	var want []uint64
+	for i := range 16 {
+		want = append(want, uint64(101+i))
+	}
+	r.want(t, want, 1, "live")
+}
+
 func TestNothingListens(t *testing.T) {
 	p := newPublisher(t, false)
 	_, r := subscribe(t, p.source())
