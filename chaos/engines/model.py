@@ -1,7 +1,8 @@
-"""Writes a tiny Qwen3 model without weights for the engines to serve: model.py DIRECTORY.
+"""Writes a tiny model for the engines to serve: model.py DIRECTORY [gpt2].
 
-The engines draw its weights at random (--load-format dummy) with a seed of their own that is always the same, so two of them answer
-alike. The tokenizer is trained on the help texts that come with Python, so the same Python makes the same one.
+It is a Qwen3 without weights for vLLM, which draws them at random (--load-format dummy) with a seed that is always the same, so two
+engines answer alike. Without a GPU, SGLang 0.5.23 computes only models without rotary embeddings, and its random weights all but
+vanish: for it, gpt2 writes a GPT-2 with weights. The tokenizer is trained on the help texts that come with Python, so the same Python makes the same one.
 """
 
 import json
@@ -82,6 +83,13 @@ def main():
         "chat_template": TEMPLATE,
     })
     write(where / "generation_config.json", {"eos_token_id": [end], "pad_token_id": 0})
+    if sys.argv[2:] == ["gpt2"]:
+        gpt2(where, end)
+    else:
+        qwen3(where, end)
+
+
+def qwen3(where, end):
     write(where / "config.json", {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -103,6 +111,17 @@ def main():
         "bos_token_id": None,
         "eos_token_id": end,
     })
+
+
+def gpt2(where, end):
+    import torch
+    import transformers
+
+    torch.manual_seed(1)
+    # With the usual range, a token would be followed by itself.
+    config = transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=2, n_positions=8192, initializer_range=0.5, bos_token_id=None, eos_token_id=end)
+    transformers.GPT2LMHeadModel(config).to(torch.bfloat16).save_pretrained(where)
 
 
 if __name__ == "__main__":

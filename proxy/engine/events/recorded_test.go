@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// recording is a file of testdata/vllm-*: what an engine published, and how msgspec reads it.
+// recording is a file of testdata: what an engine published, and how msgspec reads it.
 type recording struct {
 	RequestFrames []string `json:"request_frames"`
 	Messages      []struct {
@@ -21,19 +21,34 @@ type recording struct {
 }
 
 type recordedEvent struct {
-	Type      string   `json:"type"`
-	Hashes    []uint64 `json:"block_hashes"`
-	Parent    *uint64  `json:"parent_block_hash"`
-	Tokens    []int    `json:"token_ids"`
-	BlockSize int      `json:"block_size"`
-	Medium    string   `json:"medium"`
-	Group     int32    `json:"group_idx"`
-	Session   string   `json:"session_id"`
+	Type      string `json:"type"`
+	Hashes    []hash `json:"block_hashes"`
+	Parent    *hash  `json:"parent_block_hash"`
+	Tokens    []int  `json:"token_ids"`
+	BlockSize int    `json:"block_size"`
+	Medium    string `json:"medium"`
+	Group     int32  `json:"group_idx"`
+	Session   string `json:"session_id"`
+}
+
+// hash is signed in SGLang's events.
+type hash uint64
+
+func (h *hash) UnmarshalJSON(b []byte) error {
+	var signed int64
+	if json.Unmarshal(b, &signed) == nil {
+		*h = hash(signed)
+		return nil
+	}
+	return json.Unmarshal(b, (*uint64)(h))
 }
 
 func (e recordedEvent) event(t *testing.T) Event {
 	t.Helper()
-	w := Event{Hashes: e.Hashes, BlockSize: e.BlockSize, Tokens: len(e.Tokens), Group: e.Group}
+	w := Event{BlockSize: e.BlockSize, Tokens: len(e.Tokens), Group: e.Group}
+	for _, h := range e.Hashes {
+		w.Hashes = append(w.Hashes, uint64(h))
+	}
 	switch e.Type {
 	case "AllBlocksCleared":
 		return Event{Kind: Cleared}
@@ -44,7 +59,7 @@ func (e recordedEvent) event(t *testing.T) Event {
 		t.Fatalf("medium %q", e.Medium)
 	}
 	if e.Parent != nil {
-		w.Parent, w.HasParent = *e.Parent, true
+		w.Parent, w.HasParent = uint64(*e.Parent), true
 	}
 	if e.Session != "" {
 		w.Session = []byte(e.Session)
@@ -65,9 +80,9 @@ func frames(t *testing.T, list []string) [][]byte {
 	return all
 }
 
-func recordings(t *testing.T) map[string]recording {
+func recordings(t *testing.T, engine string) map[string]recording {
 	t.Helper()
-	files, err := filepath.Glob("testdata/vllm-*/[0-9]*.json")
+	files, err := filepath.Glob("testdata/" + engine + "-*/[0-9]*.json")
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
 	}
@@ -87,40 +102,42 @@ func recordings(t *testing.T) map[string]recording {
 }
 
 func TestDecodeRecordings(t *testing.T) {
-	batches := 0
-	for file, r := range recordings(t) {
-		for _, m := range r.Messages {
-			f := frames(t, m.Frames)
-			if m.Sequence < 0 {
-				continue
+	for engine, least := range map[string]int{"vllm": 30, "sglang": 29} {
+		batches := 0
+		for file, r := range recordings(t, engine) {
+			for _, m := range r.Messages {
+				f := frames(t, m.Frames)
+				if m.Sequence < 0 {
+					continue
+				}
+				var d Decoder
+				got, ignored, err := d.Decode(f[len(f)-1])
+				if err != nil || ignored != 0 {
+					t.Fatalf("%s, %s: batch %d: %d ignored, %v", engine, file, m.Sequence, ignored, err)
+				}
+				var want []Event
+				var events []recordedEvent
+				if err := json.Unmarshal(m.Decoded[1], &events); err != nil {
+					t.Fatal(err)
+				}
+				for _, e := range events {
+					want = append(want, e.event(t))
+				}
+				if !reflect.DeepEqual(got, want) {
+					t.Errorf("%s, %s: batch %d\ngot  %+v\nwant %+v", engine, file, m.Sequence, got, want)
+				}
+				batches++
 			}
-			var d Decoder
-			got, ignored, err := d.Decode(f[len(f)-1])
-			if err != nil || ignored != 0 {
-				t.Fatalf("%s: batch %d: %d ignored, %v", file, m.Sequence, ignored, err)
-			}
-			var want []Event
-			var events []recordedEvent
-			if err := json.Unmarshal(m.Decoded[1], &events); err != nil {
-				t.Fatal(err)
-			}
-			for _, e := range events {
-				want = append(want, e.event(t))
-			}
-			if !reflect.DeepEqual(got, want) {
-				t.Errorf("%s: batch %d\ngot  %+v\nwant %+v", file, m.Sequence, got, want)
-			}
-			batches++
 		}
-	}
-	if batches < 30 {
-		t.Errorf("%d batches", batches)
+		if batches < least {
+			t.Errorf("%d batches of %s", batches, engine)
+		}
 	}
 }
 
 // A stream takes the frames of PUB and ROUTER as an engine sent them.
 func TestStreamOfRecordings(t *testing.T) {
-	all := recordings(t)
+	all := recordings(t, "vllm")
 	p := newPublisher(t, true)
 	for seq := uint64(0); ; seq++ {
 		found := false
