@@ -1,5 +1,5 @@
-# Every target works on a fresh machine with Go and make. The five that need more
-# (test-clients, test-deploy, bench-proxy, live-race, chaos) install it by name and say so.
+# Every target works on a fresh machine with Go and make. The six that need more
+# (test-clients, test-engines, test-deploy, bench-proxy, live-race, chaos) install it by name and say so.
 
 GO       ?= go
 BIN      := bin/grapevine
@@ -19,7 +19,7 @@ GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-chaos build-newer install test test-newer race fuzz bench bench-proxy live-race test-clients test-deploy live lint sim herd traces mechanisms demo figures check chaos chaos-short chaos-planted chaos-virtual
+.PHONY: help build build-chaos build-newer install test test-newer race fuzz bench bench-proxy live-race test-clients test-engines test-deploy live lint sim herd traces mechanisms demo figures check chaos chaos-short chaos-planted chaos-virtual
 
 help: ## list the targets
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -81,6 +81,10 @@ live-race: build ## fleets of grapevine, nginx, HAProxy, sglang-router and vllm-
 
 test-clients: build ## the official openai and anthropic clients through a running router (installs them with pip)
 	GRAPEVINE=$(CURDIR)/$(BIN) bash chaos/clients/run.sh
+
+# ENGINES_CACHE names the directory in which the installed engine is kept (6 GB below ~/.cache/grapevine).
+test-engines: build ## the same clients through two routers to real engines, vLLM for CPUs, against the same calls made directly; 5 to 25 minutes (ENGINES=3: three engines; installs vLLM with uv)
+	GRAPEVINE=$(CURDIR)/$(BIN) bash chaos/engines/run.sh
 
 test-deploy: build ## the unit and the example fleet: systemd and HAProxy read them, a node leaves under traffic (DEPLOY=full: each; installs systemd and haproxy with apt if missing)
 	@missing="$$(command -v haproxy >/dev/null || echo haproxy) $$(command -v systemd-analyze >/dev/null || echo systemd)"; \
