@@ -19,6 +19,8 @@ const (
 	// maxRounds bounds the replays of one gap: an engine's replay socket drops what its queue of 1,000 batches does not hold, so
 	// that a long replay may take several.
 	maxRounds = 16
+	// maxBeyond is how many batches behind a hole a replay may bring before the stream asks again.
+	maxBeyond = 32
 	// replayTime bounds one gap, replayIdle the wait for the next batch of a replay: engines look for requests every 100 ms.
 	replayTime = 10 * time.Second
 	replayIdle = 2 * time.Second
@@ -215,21 +217,20 @@ func (s *Stream) fill(ctx context.Context, until uint64) (err error) {
 	for round, stuck := 0, false; round < maxRounds && s.next < until; round++ {
 		from := s.next
 		jump := stuck || round == maxRounds-1 // a hole that two replays have is one
-		whole, other := true, false
+		whole, other, beyond := true, false, 0
 		err = s.replay(ctx, s.behind(), func(seq uint64, payload []byte) bool {
 			if s.known && seq == from-1 { // the last batch applied identifies the publisher's process
 				other = maphash.Bytes(digestSeed, payload) != s.last
 				return !other
 			}
-			if seq >= until {
-				whole = s.next >= until
-				return false
-			}
 			before := s.next
-			if whole = s.take(seq, payload, jump); s.next > before {
+			if seq >= until || !s.take(seq, payload, jump) {
+				beyond++ // what is missing may only be late
+			} else if s.next > before {
 				s.Counters.Replayed.Add(1)
 			}
-			return whole
+			whole = s.next >= until || beyond == 0
+			return s.next < until && beyond < maxBeyond
 		})
 		if other {
 			s.restart(fmt.Sprintf("the engine starts again: its replay has another batch %d", from-1))
