@@ -3,6 +3,7 @@ package node
 import (
 	"grapevine/node/admin"
 	"grapevine/node/metrics"
+	"grapevine/node/streams"
 	"grapevine/raftstore"
 )
 
@@ -38,6 +39,11 @@ func (n *Node) collectEngines(s metrics.Scrape) {
 	horizon := s.Gauge("backend_horizon_seconds", "Learned age at which the engine has probably evicted an unused prefix. Not additive.", "backend")
 	rate := s.Gauge("backend_prefill_rate", "Learned prompt tokens per second. Not additive.", "backend")
 	models := s.Gauge("backend_models", "Known models of the backend; 0: it may serve any.", "backend")
+	exact := s.Gauge("backend_cache_exact", "1 while this node follows the engine's cache events and none are lost. Not additive.", "backend")
+	blocks := s.Gauge("backend_cache_blocks", "KV blocks of the engine by its events, at the nodes that follow it. Not additive.", "backend")
+	batches := s.Counter("cache_event_batches_total", "Batches of cache events applied since this node began to follow the engine.", "backend")
+	missing := s.Counter("cache_event_batches_missing_total", "Batches of cache events that neither the stream nor its replay brought.", "backend")
+	checked := s.Counter("cache_checks_total", "Answers whose count of cached tokens was compared with the engine's events, by result.", "backend", "result")
 	at := now()
 	for _, u := range n.backends.Roster().List {
 		tokens, requests := n.router.Load(u.ID)
@@ -49,6 +55,13 @@ func (n *Node) collectEngines(s metrics.Scrape) {
 		horizon(n.tree.Horizon(u.ID).Seconds(), u.Name)
 		rate(n.router.Rate(u.ID), u.Name)
 		models(float64(len(names)), u.Name)
+		cache := n.streams.Status(u)
+		exact(metrics.Bool(cache.Known == streams.Exact), u.Name)
+		blocks(float64(cache.Blocks), u.Name)
+		batches(float64(cache.Batches), u.Name)
+		missing(float64(cache.Missing), u.Name)
+		checked(float64(cache.Agreed), u.Name, "agreed")
+		checked(float64(cache.Contradicted), u.Name, "contradicted")
 	}
 }
 

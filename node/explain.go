@@ -14,7 +14,7 @@ import (
 func fillReceipt(r *admin.Receipt, d *policy.Decision) {
 	r.Backend, r.Strategy, r.Rung = d.Name, d.Strategy, d.Rung.String()
 	r.PromptTokens, r.MatchedBlocks, r.PredictedTokens = d.PromptTokens, d.MatchedBlocks, d.PredictedTokens
-	r.Eligible, r.Trial, r.LastResort = d.Eligible, d.Trial, d.LastResort
+	r.Eligible, r.Trial, r.LastResort, r.Exact = d.Eligible, d.Trial, d.LastResort, d.Exact
 	if r.Replicas = d.Replicas; d.Replicas > 0 {
 		r.Hot = hot.AnchorText(d.Hot)
 	}
@@ -27,7 +27,7 @@ func fillReceipt(r *admin.Receipt, d *policy.Decision) {
 func candidatesOf(d *policy.Decision) (list []admin.Candidate) {
 	for _, c := range d.Candidates {
 		list = append(list, admin.Candidate{
-			Backend: c.Name, MatchedBlocks: c.MatchedBlocks, HeldTokens: c.HeldTokens, QueuedTokens: c.QueuedTokens,
+			Backend: c.Name, MatchedBlocks: c.MatchedBlocks, HeldTokens: c.HeldTokens, Exact: c.Exact, QueuedTokens: c.QueuedTokens,
 			Active: c.Active, Rate: c.Rate, AgeS: c.Age.Seconds(), Cost: c.Cost,
 			WaitS: c.Wait, ComputeS: c.Compute, LaterS: c.Later,
 		})

@@ -28,6 +28,7 @@ import (
 	"grapevine/node/metrics"
 	"grapevine/node/share"
 	"grapevine/node/sources"
+	"grapevine/node/streams"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/engine"
@@ -62,6 +63,7 @@ type Node struct {
 
 	health     *health.Checker
 	sources    *sources.Sources
+	streams    *streams.Streams
 	hot        *hot.Replicator // applies and, on the leader, sizes hot prefixes
 	backends   *backends.Directory
 	store      atomic.Pointer[raftstore.Store] // the agreed state; nil: not started
@@ -167,14 +169,18 @@ func (n *Node) buildRouting() error {
 	outbox := prefixtree.NewOutbox(0)
 	if n.cfg.InFleet() {
 		tree.Changed = outbox.Add
+		tree.Placed = func(b prefixtree.Backend, anchor prefixtree.Hash, span int, at prefixtree.Time) {
+			n.streams.Placed(b, anchor, span, at)
+		}
 	}
 	if n.tree, err = prefixtree.New(tree); err != nil {
 		return fmt.Errorf("tree: %w", err)
 	}
+	n.streams = streams.New(n.streamsConfig(secret))
 	numbers := backends.NewRegistry(n.cfg.MaxNumbers(), n.release, time.Now)
 	n.router, err = policy.NewRouter(policy.Config{
 		Strategy: n.cfg.Strategy, BlockBytes: n.cfg.BlockBytes,
-		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: mathrand.Uint64(), SlowStart: orNone(n.cfg.SlowStart),
+		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: mathrand.Uint64(), SlowStart: orNone(n.cfg.SlowStart), Truth: n.streams,
 		Failed: func(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Time) { n.health.Failed(b) },
 		Forgot: func(b prefixtree.Backend) { n.health.Forgot(b) },
 	}, n.tree)
@@ -295,6 +301,9 @@ func (n *Node) start(ctx context.Context) error {
 	n.run("sources", func(ctx context.Context) { n.sources.Run(ctx, n.store.Load()) })
 	if err := n.startGossip(ctx); err != nil {
 		return err
+	}
+	if !n.streams.Idle() { // after gossip: alone, a node would follow all engines
+		n.run("cache events", n.streams.Run, n.streams.Search)
 	}
 	if err := n.awaitProven(ctx); err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"grapevine/node/admin"
 	"grapevine/node/backends"
 	"grapevine/node/health"
+	"grapevine/node/streams"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
@@ -21,10 +22,14 @@ func (n *Node) Status() *admin.Status {
 		InFlight: n.proxy.InFlight(), Connections: n.proxy.Connections(),
 		BlockBytes: n.hasher.BlockBytes(), KeyID: fmt.Sprintf("%08x", n.hasher.KeyID()),
 		Picks: st.Picks, Rungs: make(map[string]uint64),
+		Caches: map[string]int{streams.Exact: 0, streams.Degraded: 0, streams.Reported: 0, streams.Predicted: 0},
 		Tree: admin.TreeStatus{
 			Facts: tree.Facts, Bytes: tree.Bytes, Budget: tree.Budget, Evicted: tree.Evicted, Expired: tree.Expired,
 			Retracted: tree.Retracted, Surprises: tree.Surprises, CachesLost: tree.CachesLost,
 		},
+	}
+	for _, e := range n.backends.Roster().List {
+		s.Caches[n.streams.Status(e).Known]++
 	}
 	s.Affinity = n.affinity()
 	s.Fleet, s.Certificate = n.fleetStatus(), n.certificateStatus(time.Now())
@@ -70,6 +75,7 @@ func (n *Node) BackendList() *admin.BackendList {
 		if until, avoid := n.router.Avoided(e.ID, at); avoid && e.State == raftstore.Active {
 			s.State, s.RetryInS = "avoided", max(float64(until-at)/1000, 0)
 		}
+		s.Cache = cacheOf(n.streams.Status(e))
 		s.Health = healthOf(n.health.Verdict(e))
 		s.Models, s.ModelsFrom, s.ModelsError = n.backends.Models(e)
 		var r backends.Load
@@ -79,6 +85,14 @@ func (n *Node) BackendList() *admin.BackendList {
 		list.Backends[i] = s
 	}
 	return list
+}
+
+func cacheOf(st streams.Status) admin.CacheStatus {
+	c := admin.CacheStatus{Known: st.Known, Why: st.Why, Followers: st.Followers, Blocks: st.Blocks}
+	if c.Followers == nil {
+		c.Followers = []string{}
+	}
+	return c
 }
 
 func healthOf(v health.Verdict, known bool) admin.HealthStatus {

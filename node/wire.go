@@ -5,7 +5,9 @@ import (
 	"errors"
 	"time"
 
+	"grapevine/node/backends"
 	"grapevine/node/config"
+	"grapevine/node/streams"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
@@ -63,6 +65,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Con
 		Picker:   &picker{n},
 		Hasher:   n.hasher,
 		Models:   n.backends.ModelsAnswer,
+		Stamper:  n.streams,
 		Clients:  n.clients.book,
 		Roles:    n.router.Roles,
 		Observer: n.observe,
@@ -87,6 +90,23 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Con
 		TLS:           tlsConfig,
 		ProxyProtocol: cfg.ProxyProtocol,
 	}, nil
+}
+
+func (n *Node) streamsConfig(secret []byte) streams.Config {
+	c := streams.Config{
+		Self: n.name, Off: n.cfg.Events == config.EventsOff, Addresses: make(map[string]string),
+		Backends: func() *backends.Directory { return n.backends }, Tree: n.tree, Secret: secret, BlockBytes: n.cfg.BlockBytes,
+		Log: n.log.With().Str("component", "cache events").Logger(),
+	}
+	for i := range n.cfg.Backends {
+		if b := &n.cfg.Backends[i]; b.Events != "" {
+			c.Addresses[b.Name] = b.Events
+		}
+	}
+	if n.cfg.InFleet() {
+		c.Peers = n.heardNodes
+	}
+	return c
 }
 
 func (n *Node) observe(r *proxy.Record) {

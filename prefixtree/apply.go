@@ -123,6 +123,11 @@ func (m *merge) flush() {
 			m.retract(&r.Fact, blocks, places)
 		} else {
 			m.place(&r.Fact, blocks, places)
+			if m.t.heard != nil && r.Kind == Add {
+				for _, h := range blocks {
+					m.t.heard(r.Backend, h, int(max(r.Span, 1)), r.Time)
+				}
+			}
 			for _, h := range blocks {
 				m.t.crossed(h, r.Backend, r.Generation, r.Time)
 			}

@@ -42,6 +42,9 @@ type Config struct {
 	// Changed, if not nil, receives what each call changed at anchors, root first, on the calling
 	// goroutine. It must not keep the slice.
 	Changed func(changes []Fact)
+	// Placed, if not nil, receives each anchor that another node adds, root first, span blocks below the anchor before, on the
+	// goroutine of ApplyDelta. The time is equal within a placement.
+	Placed func(b Backend, anchor Hash, span int, at Time)
 }
 
 func (c Config) withDefaults() (Config, error) {
@@ -79,6 +82,7 @@ type Tree struct {
 	ledgers []ledger
 	newest  []atomic.Int64
 	changed func([]Fact)
+	heard   func(b Backend, anchor Hash, span int, at Time)
 	buffers sync.Pool // of *[]Fact, for changed
 
 	retractions retractions
@@ -105,6 +109,7 @@ func New(cfg Config) (*Tree, error) {
 		ledgers: make([]ledger, cfg.MaxBackends),
 		newest:  make([]atomic.Int64, cfg.MaxBackends),
 		changed: cfg.Changed,
+		heard:   cfg.Placed,
 	}
 	t.highest.Store(-1)
 	t.workspaces.New = func() any { return new(workspace) }

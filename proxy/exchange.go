@@ -50,6 +50,9 @@ type inquiry struct {
 	named  []byte // where in pieces the id of the response goes; nil: nowhere
 	strip  bool   // remove the usage that only the router asked for
 	usage  engine.Usage
+
+	sessionAt int  // see prompt.Request.SessionAt
+	stampHead bool // the request that is sent next has a stamp in its head
 }
 
 type relayed struct {
@@ -85,14 +88,18 @@ type scratch struct {
 	route    []byte
 	names    []byte
 	hashes   []prefixtree.Hash
-	partial  []byte // an incomplete event
-	tail     []byte // of a long response
+	marks    []prefixtree.Mark
+	stamp    []byte
+	sent     [][]byte // pieces with the stamp in them
+	partial  []byte   // an incomplete event
+	tail     []byte   // of a long response
 }
 
 // guard is an attempt that exchange.end ends exactly once.
 type guard struct {
 	attempt policy.Attempt
 	open    bool
+	stamped stamped
 }
 
 func newExchange(p *Proxy) *exchange {
@@ -165,6 +172,7 @@ func (e *exchange) close(g *guard, f policy.Failure, u engine.Usage) {
 		o.RetryAfter = int64(e.wait) * 1000
 	}
 	g.attempt.End(o, e.proxy.cfg.Picker.Now())
+	e.endStamped(g, u)
 }
 
 func outcome(status int) policy.Failure {
@@ -276,7 +284,8 @@ func (e *exchange) dropBody() {
 func (e *exchange) forgetPieces() {
 	e.split.forgetBodies()
 	clear(e.pieces)
-	e.pieces, e.inserted = e.pieces[:0], reuse(e.inserted)
+	clear(e.sent)
+	e.pieces, e.sent, e.inserted = e.pieces[:0], e.sent[:0], reuse(e.inserted)
 }
 
 func (e *exchange) decorate() {

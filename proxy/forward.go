@@ -26,7 +26,7 @@ func (e *exchange) attempt(t *Target) (settled bool) {
 	// What was fetched once must not be fetched again, and a stale connection would require sending
 	// other requests twice.
 	once := e.split.transfers() || e.rec.Kind == prompt.Other && !e.ctx.IsGet() && !e.ctx.IsHead() && !e.ctx.IsOptions()
-	up, f, why := e.reach(t, e.toSend(), &e.guard.attempt, e.patience(), !once)
+	up, f, why := e.reach(t, e.toSend(), &e.guard, e.patience(), !once)
 	switch {
 	case up != nil:
 		return e.takeAnswer(up)
@@ -38,7 +38,8 @@ func (e *exchange) attempt(t *Target) (settled bool) {
 
 // reach sends pieces and reads the response's head. It returns the connection, what failed, or why
 // the request must stop.
-func (e *exchange) reach(t *Target, pieces [][]byte, a *policy.Attempt, patience time.Duration, reuse bool) (up *upstreamConn, f policy.Failure, why reason) {
+func (e *exchange) reach(t *Target, pieces [][]byte, g *guard, patience time.Duration, reuse bool) (up *upstreamConn, f policy.Failure, why reason) {
+	pieces = e.stampFor(t, pieces, g)
 	if reuse {
 		up = e.proxy.upstreams.get(t)
 	}
@@ -56,7 +57,7 @@ func (e *exchange) reach(t *Target, pieces [][]byte, a *policy.Attempt, patience
 			up.raw.Close()
 			return nil, policy.None, why
 		}
-		err := e.converse(up, t, pieces, a)
+		err := e.converse(up, t, pieces, g)
 		if err == nil {
 			return up, policy.None, undisturbed
 		}
@@ -114,7 +115,7 @@ func (e *exchange) cutShort(why reason) bool {
 	return true
 }
 
-func (e *exchange) converse(up *upstreamConn, t *Target, pieces [][]byte, a *policy.Attempt) error {
+func (e *exchange) converse(up *upstreamConn, t *Target, pieces [][]byte, g *guard) error {
 	up.head = e.appendRequest(up.head[:0], t, pieceBytes(pieces))
 	if err := up.send(pieces); err != nil {
 		if up.reused {
@@ -122,7 +123,7 @@ func (e *exchange) converse(up *upstreamConn, t *Target, pieces [][]byte, a *pol
 		}
 		return e.converseEarly(up, err)
 	}
-	a.Dispatched(e.proxy.cfg.Picker.Now())
+	g.attempt.Dispatched(e.proxy.cfg.Picker.Now())
 	e.rec.Queue = time.Since(e.rec.Start)
 	return e.readHead(up)
 }
@@ -275,10 +276,13 @@ func (e *exchange) appendRequest(dst []byte, t *Target, length int) []byte {
 	if e.ownKey {
 		own = t.Header
 	}
-	if e.head.nominees == 0 && len(own) == 0 {
+	if e.head.nominees == 0 && len(own) == 0 && !e.stampHead {
 		dst = append(dst, e.head.block...)
 	} else {
 		dst = e.appendFiltered(dst, own)
+	}
+	if e.stampHead {
+		dst = appendHeader(dst, []byte(headerSession), e.stamp)
 	}
 	dst = append(dst, "X-Request-Id: "...)
 	dst = append(dst, e.head.id...)
@@ -304,7 +308,7 @@ func (e *exchange) appendFiltered(dst []byte, own [][2]string) []byte {
 		line := block[:end]
 		block = block[end:]
 		name := line[:bytes.IndexByte(line, ':')]
-		if !e.head.dropped(name) && !sets(own, name) {
+		if !e.head.dropped(name) && !sets(own, name) && !(e.stampHead && namesSession(name)) {
 			dst = append(dst, line...)
 		}
 	}

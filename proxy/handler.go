@@ -222,12 +222,12 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	err := parser.Parse(kind, e.body, o, &r)
 	e.rec.Unparsed = err != nil
 	e.rec.Stream, e.rec.PromptBytes = r.Stream, r.PromptBytes
-	e.names, e.hashes = describe(q, &r, e.names[:0], e.hashes[:0])
+	e.names, e.hashes, e.marks = describe(q, &r, e.names[:0], e.hashes[:0], e.marks[:0])
 	e.rec.Model = q.Model
 	if err != nil {
 		return fault{fasthttp.StatusBadRequest, "invalid_json", "the request body cannot be read: " + strings.TrimPrefix(err.Error(), "prompt: ")}, !e.proxy.TakesUnreadable()
 	}
-	e.strip = r.UsageAdded
+	e.strip, e.sessionAt = r.UsageAdded, r.SessionAt
 	e.pieces = e.splice(e.pieces[:0], r.Edits)
 	if r.Splits {
 		e.allowSplit(&r)
@@ -239,7 +239,7 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 }
 
 // A session already in q wins over the body's.
-func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefixtree.Hash) ([]byte, []prefixtree.Hash) {
+func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefixtree.Hash, marks []prefixtree.Mark) ([]byte, []prefixtree.Hash, []prefixtree.Mark) {
 	keep := func(b []byte) []byte {
 		from := len(names)
 		names = append(names, b...)
@@ -250,10 +250,11 @@ func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefi
 		q.Session = keep(r.Session)
 	}
 	if q.Continued = len(r.Previous) > 0; !q.Continued {
-		hashes = append(hashes, r.Hashes...)
+		hashes, marks = append(hashes, r.Hashes...), append(marks, r.Marks...)
 	}
+	q.Marks = marks
 	q.Hashes, q.PromptBytes, q.OutputHint, q.NonStreaming = hashes, r.PromptBytes, r.MaxTokens, !r.Stream
-	return names, hashes
+	return names, hashes, marks
 }
 
 // Describe fills q, to ask the policy for its choice. A nil header means that body holds its
@@ -271,7 +272,7 @@ func (p *Proxy) Describe(path []byte, header func(name string) []byte, body []by
 	o.Split = !o.Control && p.splits()
 	var r prompt.Request
 	err := parser.Parse(prompt.KindOf(path), body, o, &r)
-	describe(q, &r, nil, nil)
+	describe(q, &r, nil, nil, nil)
 	if id := r.Previous; len(id) > 0 {
 		q.Holder, q.Stored = p.responses.holder(id, o.Tenant, new(idBlock))
 	}

@@ -21,6 +21,7 @@ const (
 	headerPrefill   = "X-Grapevine-Prefill"
 	headerRoute     = "X-Grapevine-Route"
 	headerRetry     = "X-Should-Retry"
+	headerSession   = "X-Session-Id"
 )
 
 // ResponseHeaders says which X-Grapevine headers clients receive.

@@ -70,6 +70,8 @@ type Config struct {
 	// Models returns, without blocking, the body for GET /v1/models (id "") or /v1/models/ID, nil
 	// if unknown, with the models for which may (nil: all) returns true. If nil, a backend answers.
 	Models func(id string, may func(model []byte) bool) []byte
+	// Stamper names requests for the cache events of engines; nil: none are named.
+	Stamper Stamper
 	// Clients may use the proxy; SetClients replaces them. If nil, everybody may, and credentials
 	// are passed on to engines.
 	Clients *clients.Book

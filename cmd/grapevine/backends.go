@@ -39,7 +39,7 @@ func (c *backendsListCmd) Run(s *streams) error {
 
 func printBackends(out io.Writer, list *admin.BackendList) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "NAME\tSTATE\tACTIVE\tFLEET\tPREFILL\tHORIZON\tKV CACHE\tMODELS\tSOURCE\tURL")
+	fmt.Fprintln(w, "NAME\tSTATE\tACTIVE\tFLEET\tPREFILL\tHORIZON\tKNOWN\tKV CACHE\tMODELS\tSOURCE\tURL")
 	own := 0
 	for i := range list.Backends {
 		b := &list.Backends[i]
@@ -64,8 +64,8 @@ func printBackends(out io.Writer, list *admin.BackendList) error {
 		if !b.Agreed {
 			own++
 		}
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n",
-			b.Name, state, b.Active, b.FleetActive, b.PrefillTokens, seconds(b.HorizonS), cache, models, cmp.Or(b.Source, "-"), b.URL)
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			b.Name, state, b.Active, b.FleetActive, b.PrefillTokens, seconds(b.HorizonS), cmp.Or(b.Cache.Known, "?"), cache, models, cmp.Or(b.Source, "-"), b.URL)
 	}
 	if err := w.Flush(); err != nil {
 		return err

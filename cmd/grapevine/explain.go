@@ -41,6 +41,9 @@ func printReceipt(out io.Writer, r *admin.Receipt) error {
 	fmt.Fprintf(out, "%s\n", r.Backend)
 	fmt.Fprintf(out, "  by %s, rung %s; %d of %d prompt tokens expected in its cache (%d of %d blocks)\n",
 		r.Strategy, r.Rung, r.PredictedTokens, r.PromptTokens, r.MatchedBlocks, r.Blocks)
+	if r.Exact {
+		fmt.Fprintln(out, "  its cache is known by the engine's events")
+	}
 	if r.Replicas > 0 {
 		fmt.Fprintf(out, "  begins with the hot prefix %s, held on %d backends\n", r.Hot, r.Replicas)
 	}

@@ -25,15 +25,9 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	if !st.Ready {
 		ready = "not ready: " + st.NotReady
 	}
-	rungs := make([]string, 0, len(st.Rungs))
-	for _, name := range slices.Sorted(maps.Keys(st.Rungs)) {
-		if st.Rungs[name] > 0 {
-			rungs = append(rungs, fmt.Sprintf("%s %d", name, st.Rungs[name]))
-		}
-	}
 	picks := fmt.Sprintf("%d picks", st.Picks)
-	if len(rungs) > 0 {
-		picks += " (" + strings.Join(rungs, ", ") + ")"
+	if rungs := countsText(st.Rungs); rungs != "" {
+		picks += " (" + rungs + ")"
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "node\t%s, up %s, %s\n", st.Node, seconds(st.UptimeS), ready)
@@ -48,6 +42,9 @@ func printStatus(out io.Writer, st *admin.Status) error {
 	}
 	fmt.Fprintf(w, "strategy\t%s over %d backends, blocks of %d bytes, key %s\n", st.Strategy, st.Backends, st.BlockBytes, st.KeyID)
 	fmt.Fprintf(w, "requests\t%d in flight on %d connections, %s\n", st.InFlight, st.Connections, picks)
+	if caches := countsText(st.Caches); caches != "" {
+		fmt.Fprintf(w, "caches\t%s\n", caches)
+	}
 	for i, a := range st.Affinity {
 		label := ""
 		if i == 0 {
@@ -82,4 +79,15 @@ func seconds(s float64) string {
 		return d.Round(100 * time.Millisecond).String()
 	}
 	return d.Round(time.Second).String()
+}
+
+// countsText lists the names that count something, in order.
+func countsText[N int | uint64](counts map[string]N) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		if counts[name] > 0 {
+			parts = append(parts, fmt.Sprintf("%s %d", name, counts[name]))
+		}
+	}
+	return strings.Join(parts, ", ")
 }

@@ -20,7 +20,7 @@ func TestTablesGolden(t *testing.T) {
 	status := &admin.Status{
 		Node: "one", Version: "v1.2.3", GoVersion: "go1.26.8", UptimeS: 754.2, Ready: true, Listen: "10.0.0.1:8080", Admin: "127.0.0.1:8081",
 		Strategy: "prefix", Backends: 4, InFlight: 3, Connections: 12, BlockBytes: 512, KeyID: "1f2e3d4c", Picks: 1000,
-		Rungs: map[string]uint64{"cache": 800, "hash": 200, "load": 0}, Tree: admin.TreeStatus{Facts: 123456, Bytes: 8 << 20},
+		Rungs: map[string]uint64{"cache": 800, "hash": 200, "load": 0}, Caches: map[string]int{"exact": 3, "predicted": 1, "reported": 0}, Tree: admin.TreeStatus{Facts: 123456, Bytes: 8 << 20},
 		Fleet: &admin.FleetStatus{Nodes: 3, WarmFraction: 1, StalenessMS: 61.5, BlindDecisions: 2},
 	}
 	status.Affinity = []admin.Affinity{
@@ -29,7 +29,7 @@ func TestTablesGolden(t *testing.T) {
 		{Model: "*", RequestsPerS: 0.5, PromptsS: 0.1, PrefillS: 0.1, Price: 2,
 			Verdict: "routed by load: caches save 0 % of prefill; choosing them adds less than 1 %"},
 	}
-	receipt := &admin.Receipt{Backend: "gpu-node-01:8000", Strategy: "prefix", Rung: "cache", PromptTokens: 12500, PredictedTokens: 12000, MatchedBlocks: 93, Blocks: 97,
+	receipt := &admin.Receipt{Backend: "gpu-node-01:8000", Strategy: "prefix", Rung: "cache", PromptTokens: 12500, PredictedTokens: 12000, Exact: true, MatchedBlocks: 93, Blocks: 97,
 		Why: "compared with gpu-node-12:8000, which holds 0 tokens, it saves 1.2 s of prefill and 2.9 s of other requests' time for 0.4 s of waiting",
 		Candidates: []admin.Candidate{
 			{Backend: "gpu-node-01:8000", MatchedBlocks: 93, HeldTokens: 12000, QueuedTokens: 4000, Active: 12, Rate: 10000, AgeS: 754, Cost: 0.58, WaitS: 0.41, ComputeS: 0.05, LaterS: 0.12},
@@ -46,7 +46,7 @@ func TestTablesGolden(t *testing.T) {
 	fresh.Certificate = &admin.CertificateStatus{NotAfter: time.Unix(1_800_000_000, 0)}
 	expired := fresh
 	expired.Certificate = &admin.CertificateStatus{Problem: "expired at 2026-11-01T00:00:00Z"}
-	fresh.Picks, fresh.Rungs, fresh.Affinity, fresh.Tree = 0, nil, []admin.Affinity{}, admin.TreeStatus{Bytes: 133_888}
+	fresh.Picks, fresh.Rungs, fresh.Caches, fresh.Affinity, fresh.Tree = 0, nil, nil, []admin.Affinity{}, admin.TreeStatus{Bytes: 133_888}
 	nodes := &admin.NodeList{
 		Nodes: []admin.NodeStatus{
 			{Name: "one", Self: true, State: "alive", SinceS: 754.2, Gossip: "10.0.0.1:7946", Data: "10.0.0.1:8080", Version: "v1.2.3"},
@@ -67,7 +67,7 @@ func TestTablesGolden(t *testing.T) {
 		{Node: "wall", Error: "i/o timeout"},
 	}, Error: "wall: i/o timeout"}
 	backends := &admin.BackendList{Backends: []admin.BackendStatus{
-		{Name: "gpu1:8000", URL: "http://gpu1:8000", State: "active", Agreed: true, Source: "static", Active: 2, FleetActive: 9, PrefillTokens: 4096, HorizonS: 600,
+		{Name: "gpu1:8000", URL: "http://gpu1:8000", State: "active", Agreed: true, Source: "static", Active: 2, FleetActive: 9, PrefillTokens: 4096, HorizonS: 600, Cache: admin.CacheStatus{Known: "exact"},
 			KVTokens: 1_200_000, Engine: &admin.EngineReport{KVUsage: .5}, Models: []string{"m", "n"}},
 		{Name: "gpu2", URL: "http://gpu2:8000", State: "draining", Drained: true, DrainedBy: "operator", Agreed: true, Source: "admin", FleetActive: 1, HorizonS: 90, Models: []string{"m\x1b[2J"}, Reason: "new\ndisk \u202e", SinceS: 61},
 		{Name: "gpu3", URL: "http://gpu3:8000", State: "down", Drained: true, Agreed: true, Source: "dns"},

@@ -30,6 +30,7 @@ type Status struct {
 	KeyID       string             `json:"key_id"` // of the hash secret
 	Picks       uint64             `json:"picks"`
 	Rungs       map[string]uint64  `json:"rungs"`
+	Caches      map[string]int     `json:"caches"`   // backends by CacheStatus.Known
 	Affinity    []Affinity         `json:"affinity"` // busiest first, at most 16
 	Tree        TreeStatus         `json:"tree"`
 	Fleet       *FleetStatus       `json:"fleet"` // null without one
@@ -94,11 +95,22 @@ type BackendStatus struct {
 	PrefillTokens int64         `json:"prefill_tokens"` // outstanding
 	Rate          float64       `json:"rate"`           // prefill tokens/s, learned
 	HorizonS      float64       `json:"horizon_s"`
+	Cache         CacheStatus   `json:"cache"`
 	Health        HealthStatus  `json:"health"`
 	Engine        *EngineReport `json:"engine"`
 	Models        []string      `json:"models"`      // null: any
 	ModelsFrom    string        `json:"models_from"` // configured, engine or unknown
 	ModelsError   string        `json:"models_error,omitempty"`
+}
+
+// CacheStatus says how this node knows what an engine caches.
+type CacheStatus struct {
+	// Known is exact (this node follows the engine's cache events), degraded (some are lost), reported (other nodes follow them and
+	// tell what was evicted) or predicted (from placements and reported cached tokens).
+	Known     string   `json:"known"`
+	Why       string   `json:"why,omitempty"` // of what is not exact
+	Followers []string `json:"followers"`     // nodes that follow the engine
+	Blocks    int      `json:"blocks"`        // of the engine, as this node counts them
 }
 
 // EngineReport is an engine's whole load, from all routers.
@@ -220,6 +232,7 @@ type Receipt struct {
 	PromptTokens    int    `json:"prompt_tokens"`
 	MatchedBlocks   int    `json:"matched_blocks"`
 	PredictedTokens int    `json:"predicted_tokens"` // expected cached
+	Exact           bool   `json:"exact"`            // PredictedTokens is known by the engine's events
 	Hot             string `json:"hot,omitempty"`    // the prompt's hot anchor
 	Replicas        int    `json:"replicas"`         // agreed holders of Hot; 0: none
 	Eligible        int    `json:"eligible"`         // candidates in all
@@ -249,6 +262,7 @@ type Candidate struct {
 	Backend       string  `json:"backend"`
 	MatchedBlocks int     `json:"matched_blocks"`
 	HeldTokens    float64 `json:"held_tokens"`   // of the prompt
+	Exact         bool    `json:"exact"`         // HeldTokens is known by the engine's events
 	QueuedTokens  float64 `json:"queued_tokens"` // ahead of it
 	Active        int64   `json:"active"`        // requests
 	Rate          float64 `json:"rate"`          // prefill tokens/s

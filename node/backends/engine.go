@@ -18,6 +18,7 @@ import (
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/engine"
+	"grapevine/proxy/engine/events"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
@@ -143,6 +144,11 @@ func (d *Directory) connect(e, was *Engine, c credentials) {
 }
 
 func (e *Engine) Probe(ctx context.Context) (engine.Ailment, error) { return e.prober.Probe(ctx) }
+
+// EventSources asks the engine where it publishes cache events. Errors as events.Discover.
+func (e *Engine) EventSources(ctx context.Context) ([]events.Source, error) {
+	return events.Discover(ctx, e.prober.Client, e.URL, e.apiKey)
+}
 
 // send sends the node's own request, a GET.
 func (e *Engine) send(ctx context.Context, path string) (*http.Response, error) {

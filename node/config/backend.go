@@ -12,6 +12,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"grapevine/proxy/engine/events"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
@@ -30,7 +31,15 @@ type Backend struct {
 	// APIKeyFile is read again at each reload.
 	APIKeyFile string
 	CAFile     string // PEM roots; default: the system's
+	// Events is the address of the engine's cache events, tcp://HOST:PORT?replay=PORT&topic=PREFIX, or off; "": the engine is asked.
+	Events string
 }
+
+// EventsOff leaves the cache events of an engine, or of all, alone; EventsAuto asks engines for them.
+const (
+	EventsOff  = "off"
+	EventsAuto = "auto"
+)
 
 // Rule sets the strategy of requests that match all its given fields.
 type Rule struct {
@@ -46,6 +55,7 @@ func (b *Backend) fields() []field {
 		{"url", &b.URL}, {"name", &b.Name}, {"models", &b.Models}, {"weight", &b.Weight}, {"kv_tokens", &b.KVTokens},
 		{"role", &b.Role}, {"bootstrap_port", &b.BootstrapPort},
 		{"api_key", &b.APIKey}, {"api_key_file", &b.APIKeyFile}, {"ca_file", &b.CAFile},
+		{"events", &b.Events},
 	}
 }
 
@@ -163,6 +173,11 @@ func (b *Backend) Check() error {
 	}
 	if err := b.checkRole(); err != nil {
 		return err
+	}
+	if b.Events != "" && b.Events != EventsOff {
+		if _, err := events.Configured(b.Events); err != nil {
+			return fmt.Errorf("events: %w, or %s", err, EventsOff)
+		}
 	}
 	if p := u.Port(); p != "" {
 		if n, err := strconv.Atoi(p); err != nil || n < 1 || n > 65535 {

@@ -115,6 +115,7 @@ func (c *Config) checkBackends(bad complain) {
 		}
 		urls[url] = b.Name
 	}
+	bad.when(c.Events != EventsAuto && c.Events != EventsOff, "events", "write auto or off; an address belongs to a backend", "%q is neither", c.Events)
 	bad.when(len(c.Backends) > raftstore.MaxBackends, "backends", "split them over several fleets", "%d are more than %d", len(c.Backends), raftstore.MaxBackends)
 }
 

@@ -223,7 +223,7 @@ func TestWhoSeesAFailureProbes(t *testing.T) {
 		}
 	}
 	for i, b := range w.boards {
-		mine := slices.Contains(reportersOf(1, b.nodes), nodeName(i))
+		mine := slices.Contains(Assigned(1, b.nodes, Reporters), nodeName(i))
 		if !b.Failed(1, w.now) {
 			t.Errorf("node %d does not find it urgent", i)
 		}
@@ -382,7 +382,7 @@ func TestReportersMoveLittle(t *testing.T) {
 	}
 	moved, load := 0, map[string]int{}
 	for key := range uint32(2000) {
-		all, less := reportersOf(key, nodes), reportersOf(key, nodes[:19])
+		all, less := Assigned(key, nodes, Reporters), Assigned(key, nodes[:19], Reporters)
 		if len(all) != Reporters || len(less) != Reporters {
 			t.Fatalf("%v, %v", all, less)
 		}

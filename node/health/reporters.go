@@ -7,13 +7,14 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
-// assign uses rendezvous order: nodes agree, and a new node moves only its share.
 func (b *Board) assign(e *watched) {
-	e.reporters = reportersOf(e.Key, b.nodes)
+	e.reporters = Assigned(e.Key, b.nodes, Reporters)
 	e.mine = slices.Contains(e.reporters, b.cfg.Self)
 }
 
-func reportersOf(key uint32, nodes []string) []string {
+// Assigned returns the first nodes, at most so many, in the rendezvous order of an engine: nodes agree, and a new node moves only its
+// share.
+func Assigned(key uint32, nodes []string, most int) []string {
 	type ranked struct {
 		rank uint64
 		name string
@@ -23,7 +24,7 @@ func reportersOf(key uint32, nodes []string) []string {
 		list[i] = ranked{xxh3.HashStringSeed(n, uint64(key)), n}
 	}
 	slices.SortFunc(list, func(x, y ranked) int { return cmp.Or(cmp.Compare(y.rank, x.rank), cmp.Compare(x.name, y.name)) })
-	out := make([]string, min(Reporters, len(list)))
+	out := make([]string, min(most, len(list)))
 	for i := range out {
 		out[i] = list[i].name
 	}

@@ -85,7 +85,7 @@ func (r *Router) decideIn(s *Scene, q *Request, p *pool, strategy *named, now pr
 }
 
 func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
-	s.Request, s.pool, s.Now = q, p, now
+	s.Request, s.pool, s.Now, s.truth = q, p, now, r.cfg.Truth
 	f := r.fleet.Load()
 	s.Nodes, s.Staleness = f.nodes, min(f.staleness, maxStaleness)
 	if s.Nodes > 1 && r.peers.heard.Load() == 0 {
@@ -134,7 +134,7 @@ func (r *Router) charge(s *Scene, c *Candidate, att *Attempt) {
 	if q.Continued {
 		att.bytes = 0
 	}
-	att.held, att.followed = c.Held, c.Held > s.CommonTokens
+	att.held, att.followed = c.Held, c.Held > s.CommonTokens && !c.exact
 	att.charged = int64(att.decision.UncachedTokens)
 	att.resident = int64(s.PromptTokens + q.OutputHint)
 	att.trial, att.interval, att.adapter, att.nonStreaming = c.half, 0, 0, q.NonStreaming

@@ -19,6 +19,7 @@ type Decision struct {
 	PromptTokens    int                `json:"prompt_tokens"`    // estimated
 	MatchedBlocks   int                `json:"matched_blocks"`   // leading blocks with a known placement
 	PredictedTokens int                `json:"predicted_tokens"` // tokens expected in its cache
+	Exact           bool               `json:"exact"`            // PredictedTokens is the engine's own account
 	UncachedTokens  int                `json:"uncached_tokens"`  // charge: prompt minus predicted, at least 1
 	Age             time.Duration      `json:"age_ns"`           // age of the match; 0: none
 	Branch          prefixtree.Hash    `json:"branch"`
@@ -44,6 +45,7 @@ type Considered struct {
 	Name          string             `json:"name"`
 	MatchedBlocks int                `json:"matched_blocks"`
 	HeldTokens    float64            `json:"held_tokens"`
+	Exact         bool               `json:"exact"` // HeldTokens is the engine's own account
 	QueuedTokens  float64            `json:"queued_tokens"`
 	Active        int64              `json:"active"`
 	Rate          float64            `json:"rate"` // prefill tokens/s
@@ -61,7 +63,7 @@ func (d *Decision) fill(s *Scene, chosen int, rung Rung, strategy *named, lastRe
 	b, _ := s.pool.view.Backend(c.Backend)
 	*d = Decision{
 		Backend: c.Backend, Generation: c.slot.gen.Load(), Name: b.Name, Handle: b.Handle, Strategy: strategy.name, Rung: rung,
-		PromptTokens: s.PromptTokens, MatchedBlocks: int(c.HeldBlocks), PredictedTokens: int(c.Held),
+		PromptTokens: s.PromptTokens, MatchedBlocks: int(c.HeldBlocks), PredictedTokens: int(c.Held), Exact: c.exact,
 		UncachedTokens: int(math.Ceil(c.Uncached)), Age: time.Duration(c.Age) * time.Millisecond, Branch: s.Branch,
 		Hot: s.hot.Anchor, Replicas: s.hot.Replicas, Eligible: s.size, Trial: c.half, LastResort: lastResort,
 		Role: c.role, Paired: c.paired,
@@ -100,7 +102,7 @@ func (s *Scene) considered(i int) Considered {
 		cost = math.MaxFloat64 // JSON has no infinity
 	}
 	return Considered{
-		Backend: c.Backend, Name: s.pool.name(c.Backend), MatchedBlocks: int(c.HeldBlocks), HeldTokens: c.Held,
+		Backend: c.Backend, Name: s.pool.name(c.Backend), MatchedBlocks: int(c.HeldBlocks), HeldTokens: c.Held, Exact: c.exact,
 		QueuedTokens: c.Queued, Active: c.Active, Rate: c.Rate, Age: time.Duration(c.Age) * time.Millisecond,
 		Cost: cost, Wait: c.start, Compute: c.compute, Later: c.later,
 	}

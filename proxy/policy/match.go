@@ -43,18 +43,41 @@ func (s *Scene) assign() {
 		s.Candidates[i].Uncached = n
 	}
 	answers := s.pool.texts.cachedAnswers()
+	s.lookups = 0
 	for _, h := range s.matches.Holders() {
 		c := s.candidate(s.pool.entryOf(h.Backend))
 		if c == nil {
 			continue
 		}
 		c.HeldBlocks = h.Blocks
+		c.Age = h.Age.Milliseconds()
+		if s.knows(c) {
+			continue
+		}
 		c.Held = min(float64(h.Expected)*s.TokensPerBlock, n)
 		c.Uncached = n - c.Held
 		if c.Held > s.CommonTokens {
 			c.Uncached *= 1 - answers
 		}
 		c.Uncached = max(c.Uncached, 1)
-		c.Age = h.Age.Milliseconds()
 	}
+}
+
+// mostLookups bounds the lookups of a decision, about 1 us each.
+const mostLookups = 32
+
+// knows takes what the backend itself reports to hold, if it does.
+func (s *Scene) knows(c *Candidate) bool {
+	if s.truth == nil || s.lookups == mostLookups {
+		return false
+	}
+	s.lookups++
+	h := s.truth.Held(c.Backend, s.Request, int(c.HeldBlocks))
+	if !h.Known {
+		return false
+	}
+	c.exact = true
+	c.Held = min(float64(h.Tokens), float64(s.PromptTokens))
+	c.Uncached = max(float64(s.PromptTokens)-c.Held+h.Loading, 1)
+	return true
 }

@@ -41,6 +41,7 @@ type Config struct {
 	SlowStart  time.Duration // see easeIn; 0 means DefaultSlowStart, negative disables it
 	Seed       uint64
 	Extra      map[string]Strategy
+	Truth      Truth // nil: none
 	// Failed, if not nil, is called for every failure that counts against its backend. It must not
 	// block.
 	Failed func(b prefixtree.Backend, f Failure, now prefixtree.Time)
@@ -56,13 +57,27 @@ type Index interface {
 	Revert(b prefixtree.Backend, chain []prefixtree.Hash, tr *prefixtree.TouchHistory) (retracted int)
 }
 
-// Request describes one request. Hashes must not change before End.
+// Truth knows what some backends hold by their own account. Safe for concurrent use; it must not block.
+type Truth interface {
+	// Held returns what a backend holds of a prompt of which the tree knows so many leading blocks there.
+	Held(b prefixtree.Backend, q *Request, blocks int) Held
+}
+
+// Held is what a backend holds of a prompt. The zero value means that it is not known.
+type Held struct {
+	Known   bool
+	Tokens  int     // leading tokens of the prompt
+	Loading float64 // tokens whose computation would take as long as loading those that are not in GPU memory
+}
+
+// Request describes one request. Hashes and Marks must not change before End.
 type Request struct {
 	Model        []byte
 	LoRA         []byte
 	Path         []byte
 	Session      []byte
 	Hashes       []prefixtree.Hash
+	Marks        []prefixtree.Mark        // the ends of the prompt's messages and, last, its own; may be empty
 	PromptBytes  int                      // canonical prompt bytes; 0: computed from Hashes
 	OutputHint   int                      // expected output tokens; 0: unknown
 	NonStreaming bool                     // the proxy cannot observe the first token: not streamed, or not understood

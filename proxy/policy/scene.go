@@ -22,6 +22,8 @@ type Scene struct {
 	matches prefixtree.Matches // also of backends outside the pool
 	where   []int32            // pool entry -> candidate index, -1: none; see candidate
 	known   int                // leading blocks that any engine holds
+	truth   Truth              // may be nil
+	lookups int                // of what backends report to hold
 	pool    *pool
 	alone   entry     // the candidate of a stored conversation
 	hot     HotPrefix // deepest agreed hot prefix of the prompt; no replicas: none
@@ -137,6 +139,7 @@ type Candidate struct {
 	warmth  float64 // during slow start; see easeIn
 	half    bool    // half-open
 	outside bool    // outside the hot prefix's replica set; see gather
+	exact   bool    // Held is the backend's own account
 }
 
 // KVUsage returns the used share of the KV cache: the engine's report, else an estimate from own

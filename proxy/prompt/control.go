@@ -17,8 +17,10 @@ func (p *Parser) control(f field) {
 	case asMaxTokens:
 		c.max[f.slot] = p.count()
 	case asSession:
+		c.ownSession = c.ownSession || f.slot == sessionID
 		c.session[f.slot] = p.scalar()
 	case asSessionObject:
+		c.ownSession = c.ownSession || f.slot != sessionUser
 		c.session[f.slot] = op{}
 		for key := range p.ifObject {
 			switch name := p.tape.bytes(key); {

@@ -126,6 +126,9 @@ func (p *Parser) finishEdits(r *Request) {
 		p.edits[0].Text = head
 	}
 	r.Edits = p.edits
+	if p.rest.some && !c.ownSession {
+		r.SessionAt = p.inside
+	}
 }
 
 func (p *Parser) appendSalt(dst []byte) []byte {

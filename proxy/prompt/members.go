@@ -56,8 +56,10 @@ type field struct {
 	mark byte
 }
 
-// sessionUser is the slot of metadata, whose user_id names the session.
-const sessionUser = 4
+const (
+	sessionID   = 0 // the slot of session_id
+	sessionUser = 4 // the slot of metadata, whose user_id names the session
+)
 
 // Members in template order; slots count from 1.
 type inOrder []struct {
@@ -92,7 +94,7 @@ var common = map[string]field{
 	"max_tokens":            {2, asMaxTokens, 0},
 	"sampling_params":       {3, asSampling, 0},
 
-	"session_id":       {0, asSession, 0},
+	"session_id":       {sessionID, asSession, 0},
 	"user":             {1, asSession, 0},
 	"user_id":          {2, asSession, 0},
 	"session_params":   {3, asSessionObject, 0},

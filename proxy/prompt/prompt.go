@@ -94,6 +94,10 @@ type Request struct {
 	// metadata.user_id, prompt_cache_key.
 	Session []byte
 
+	// SessionAt is where in the body a member session_id, with a comma behind it, may be inserted; 0: nowhere, since the client
+	// gives its own, or session_params.
+	SessionAt int
+
 	// Previous is previous_response_id: the engine that stores this response has the rest of the
 	// prompt. Nil if absent or not a string.
 	Previous []byte
@@ -210,6 +214,7 @@ type controls struct {
 	ask          ask
 	optionsGiven bool
 	named        bool // the client's request_id stays
+	ownSession   bool // the client gives session_id or session_params
 }
 
 type ask struct {

@@ -129,7 +129,7 @@ func vllmSources(answer []byte, host string) ([]Source, error) {
 	}
 	var sources []Source
 	for i, v := range list {
-		s := Source{Rank: i, Topic: v.Topic, BlockSize: v.BlockSize}
+		s := Source{Rank: i, Topic: v.Topic, BlockSize: v.BlockSize, Session: InHeader}
 		if v.Rank != nil {
 			s.Rank = *v.Rank
 		}
@@ -158,6 +158,7 @@ func sglangSources(answer []byte, host string) ([]Source, error) {
 			BlockSize int    `json:"block_size"`
 			Ranks     int    `json:"dp_size"`
 		} `json:"kv_events"`
+		KeepsSessions bool `json:"enable_session_radix_cache"` // a session id pins its blocks
 	}
 	if err := json.Unmarshal(answer, &info); err != nil {
 		return nil, err
@@ -169,9 +170,13 @@ func sglangSources(answer []byte, host string) ([]Source, error) {
 	if e.Ranks > maxRanks {
 		return nil, fmt.Errorf("%d ranks, at most %d are accepted", e.Ranks, maxRanks)
 	}
+	carrier := InBody
+	if info.KeepsSessions {
+		carrier = NoCarrier
+	}
 	var sources []Source
 	for rank := range max(e.Ranks, 1) {
-		s := Source{Rank: rank, Topic: e.Topic, BlockSize: e.BlockSize}
+		s := Source{Rank: rank, Topic: e.Topic, BlockSize: e.BlockSize, Session: carrier}
 		var err error
 		if s.Endpoint, err = onHost(net.JoinHostPort(e.Host, strconv.Itoa(e.Port)), host, rank); err != nil {
 			return nil, fmt.Errorf("endpoint: %w", err)
@@ -232,7 +237,7 @@ func loopback(host string) bool {
 }
 
 // Configured reads the address of a stream that an operator gives: tcp://HOST:PORT, with ?replay=PORT or ?replay=HOST:PORT for the
-// engine's replay socket, and &topic=PREFIX. The host may be any.
+// engine's replay socket, and &topic=PREFIX. The host may be any. Session ids go into the header, as vLLM wants them.
 func Configured(address string) (Source, error) {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -250,7 +255,7 @@ func Configured(address string) (Source, error) {
 	case u.Path != "" || u.User != nil || u.Fragment != "":
 		return bad("only a host, a port and a query are read")
 	}
-	s := Source{Endpoint: net.JoinHostPort(host, strconv.Itoa(port))}
+	s := Source{Endpoint: net.JoinHostPort(host, strconv.Itoa(port)), Session: InHeader}
 	for name, values := range u.Query() {
 		switch {
 		case len(values) != 1:

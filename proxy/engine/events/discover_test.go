@@ -19,11 +19,11 @@ func TestDiscover(t *testing.T) {
 		{"vllm by rank", "/kv_event_sources",
 			`{"1":{"endpoint":"tcp://*:5558","replay_endpoint":"tcp://*:5658","topic":"kv","buffer_steps":10000},
 			"0":{"endpoint":"tcp://0.0.0.0:5557","replay_endpoint":null,"topic":""}}`,
-			[]Source{{Rank: 0, Endpoint: "127.0.0.1:5557"},
-				{Rank: 1, Endpoint: "127.0.0.1:5558", Replay: "127.0.0.1:5658", Topic: "kv"}}, ""},
+			[]Source{{Rank: 0, Endpoint: "127.0.0.1:5557", Session: InHeader},
+				{Rank: 1, Endpoint: "127.0.0.1:5558", Replay: "127.0.0.1:5658", Topic: "kv", Session: InHeader}}, ""},
 		{"vllm as list", "/kv_event_sources",
 			`[{"data_parallel_rank":3,"endpoint":"tcp://localhost:5557","replay_endpoint":"tcp://[::]:5600","topic":"kv"}]`,
-			[]Source{{Rank: 3, Endpoint: "127.0.0.1:5557", Replay: "127.0.0.1:5600", Topic: "kv"}}, ""},
+			[]Source{{Rank: 3, Endpoint: "127.0.0.1:5557", Replay: "127.0.0.1:5600", Topic: "kv", Session: InHeader}}, ""},
 		{"vllm elsewhere", "/kv_event_sources", `{"0":{"endpoint":"tcp://10.0.0.7:5557","topic":""}}`, nil, `another host for its cache events: "10.0.0.7"`},
 		{"vllm replay elsewhere", "/kv_event_sources", `{"0":{"endpoint":"tcp://*:5557","replay_endpoint":"tcp://evil:1"}}`, nil, `"evil"`},
 		{"vllm ipc", "/kv_event_sources", `{"0":{"endpoint":"ipc:///tmp/kv"}}`, nil, "only tcp://"},
@@ -37,12 +37,15 @@ func TestDiscover(t *testing.T) {
 		{"sglang", "/server_info",
 			`{"model_path":"m","kv_events":{"publisher":"zmq","endpoint_host":"*","endpoint_port_base":5557,"topic":"t","block_size":64,"dp_size":2,
 			"replay_endpoint_port_base":5657,"load_topic":"load"}}`,
-			[]Source{{Rank: 0, Endpoint: "127.0.0.1:5557", Replay: "127.0.0.1:5657", Topic: "t", BlockSize: 64},
-				{Rank: 1, Endpoint: "127.0.0.1:5558", Replay: "127.0.0.1:5658", Topic: "t", BlockSize: 64}}, ""},
+			[]Source{{Rank: 0, Endpoint: "127.0.0.1:5557", Replay: "127.0.0.1:5657", Topic: "t", BlockSize: 64, Session: InBody},
+				{Rank: 1, Endpoint: "127.0.0.1:5558", Replay: "127.0.0.1:5658", Topic: "t", BlockSize: 64, Session: InBody}}, ""},
 		{"sglang without replay", "/server_info",
 			`{"kv_events":{"publisher":"zmq","endpoint_host":"","endpoint_port_base":5557,"topic":"","block_size":1,
 			"dp_size":1,"replay_endpoint_port_base":null}}`,
-			[]Source{{Endpoint: "127.0.0.1:5557", BlockSize: 1}}, ""},
+			[]Source{{Endpoint: "127.0.0.1:5557", BlockSize: 1, Session: InBody}}, ""},
+		{"sglang that keeps sessions", "/server_info",
+			`{"enable_session_radix_cache":true,"kv_events":{"publisher":"zmq","endpoint_port_base":5557}}`,
+			[]Source{{Endpoint: "127.0.0.1:5557"}}, ""},
 		{"sglang off", "/server_info", `{"kv_events":null}`, nil, "publishes no cache events"},
 		{"sglang, many ranks", "/server_info", `{"kv_events":{"publisher":"zmq","endpoint_port_base":5557,"dp_size":1000000000}}`, nil, "at most 1024"},
 		{"sglang, high port", "/server_info",
@@ -92,6 +95,7 @@ func TestConfigured(t *testing.T) {
 		"tcp://[2001:db8::1]:5557?replay=collector:5657": {Endpoint: "[2001:db8::1]:5557", Replay: "collector:5657"},
 		"tcp://[2001:db8::1]:5557?replay=5657":           {Endpoint: "[2001:db8::1]:5557", Replay: "[2001:db8::1]:5657"},
 	} {
+		want.Session = InHeader
 		if got, err := Configured(address); err != nil || got != want {
 			t.Errorf("%s: %+v, %v", address, got, err)
 		}

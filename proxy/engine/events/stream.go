@@ -41,7 +41,17 @@ type Source struct {
 	Replay    string // host:port of the ROUTER socket; "" if the engine keeps no batches for replay
 	Topic     string // prefix of the topics to subscribe to; "" for all
 	BlockSize int    // tokens per block; 0 if only the events tell
+	Session   Carrier
 }
+
+// Carrier is where an engine reads the session id of a request, which its events then name.
+type Carrier uint8
+
+const (
+	NoCarrier Carrier = iota // nowhere, or the engine would act on it
+	InHeader                 // X-Session-ID
+	InBody                   // the member session_id
+)
 
 // Counters count since the stream's start. Safe for concurrent use.
 type Counters struct {

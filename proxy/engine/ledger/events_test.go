@@ -202,7 +202,9 @@ func FuzzBatch(f *testing.F) {
 			case 2:
 				l.State(events.State(n>>36%3), "")
 			case 3:
-				l.Placed(q.Blocks, int(n>>36&3), prefixtree.Time(n>>40&1))
+				for _, h := range q.Blocks {
+					l.Placed(h, int(n>>36&3), prefixtree.Time(n>>40&1))
+				}
 			case 4:
 				e.Session = l.cfg.Stamps.Append(nil, Stamp{ID: id, End: 8, Block: 102, Bytes: int(n >> 36 & 1023)})
 				fallthrough

@@ -119,7 +119,7 @@ func (s *site) request() {
 		send = func() {
 			s.at++
 			for i, h := range anchors {
-				s.ledger.Placed([]prefixtree.Hash{h}, spans[i], s.at)
+				s.ledger.Placed(h, spans[i], s.at)
 			}
 		}
 	}

@@ -54,18 +54,16 @@ func (p *placed) run(end prefixtree.Hash, yield func(anchor)) {
 	}
 }
 
-// Placed notes anchors that another node placed on the engine, root first, each so many blocks below the one above. The stamp
-// of that node's request names the last of them.
-func (l *Ledger) Placed(anchors []prefixtree.Hash, span int, at prefixtree.Time) {
+// Placed notes an anchor that another node placed on the engine, so many blocks below the one before; a placement's come root
+// first, with one time. The stamp of that node's request names the last of them.
+func (l *Ledger) Placed(h prefixtree.Hash, span int, at prefixtree.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, h := range anchors {
-		l.placed.add(anchor{h, at, max(span, 1)})
-		if t := l.trails.byBlock[h]; t != nil && l.follow(t) {
-			delete(l.trails.byBlock, h)
-			if t.from >= 0 {
-				l.link(t)
-			}
+	l.placed.add(anchor{h, at, max(span, 1)})
+	if t := l.trails.byBlock[h]; t != nil && l.follow(t) {
+		delete(l.trails.byBlock, h)
+		if t.from >= 0 {
+			l.link(t)
 		}
 	}
 }

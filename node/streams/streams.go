@@ -1,0 +1,376 @@
+// Package streams follows the cache events of engines: it finds their streams, follows those that are this node's to follow, stamps
+// requests so that the events name them, and tells the policy what engines hold and the tree what they evicted.
+package streams
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"grapevine/node/backends"
+	"grapevine/node/config"
+	"grapevine/node/health"
+	"grapevine/prefixtree"
+	"grapevine/proxy"
+	"grapevine/proxy/engine"
+	"grapevine/proxy/engine/events"
+	"grapevine/proxy/engine/ledger"
+	"grapevine/proxy/policy"
+)
+
+const (
+	// Followers is the number of nodes that follow an engine: two, so that one may stop.
+	Followers = 2
+	// askEvery is how often an engine is asked for its stream.
+	askEvery = 15 * time.Second
+	// turn is how often evictions are passed on. With gossip's delay all nodes avoid what is gone within a second.
+	turn = 500 * time.Millisecond
+	// settled: a placement younger than this may still wait in the engine, which then computes again what it evicted.
+	settled = prefixtree.Time(1000) // ms
+	// mostBlocks bounds the KV blocks of all followed engines, 60 to 90 bytes each, and mostOfOne those of one.
+	mostBlocks = 1 << 22
+	mostOfOne  = 1 << 20
+	// usualBlock, in tokens, is assumed until an engine names its block size, and usualBlocks if its cache size is not known.
+	usualBlock  = 16
+	usualBlocks = 1 << 17
+	// belowGPU: memory and disks hold this many times what the GPU holds; more is refused by the ledger.
+	belowGPU = 1
+	// Loading a token from CPU memory or from a disk takes this part of the time that its computation takes.
+	loadingCPU, loadingDisk = 0.25, 0.75
+)
+
+type Config struct {
+	Self  string
+	Peers func() []string // the other live nodes; nil: none
+	Off   bool            // follow only engines with an address
+	// Addresses are those that the operator gave, or config.EventsOff, by the name of the backend.
+	Addresses  map[string]string
+	Backends   func() *backends.Directory // called from Run on
+	Tree       *prefixtree.Tree
+	Secret     []byte // of the fleet's hashes
+	BlockBytes int
+	Log        zerolog.Logger
+}
+
+// Streams is safe for concurrent use.
+type Streams struct {
+	cfg    Config
+	stamps *ledger.Stamps
+	table  atomic.Pointer[[]*stream] // by number of the backend; nil entries: no stream
+	wake   chan struct{}
+
+	mu    sync.Mutex
+	found map[uint32]finding // by key of the backend
+	asked uint64             // changes of found
+
+	// Of Run's goroutine.
+	roster *backends.Roster
+	nodes  []string
+	seen   uint64 // asked at the last look
+	gone   []prefixtree.Hash
+}
+
+// finding is the last answer of an engine.
+type finding struct {
+	url    string
+	source events.Source
+	why    string // not empty: there is nothing to follow
+}
+
+// stream is one engine's stream. Immutable.
+type stream struct {
+	id         prefixtree.Backend
+	url        string
+	generation uint32
+	source     events.Source
+	followers  []string   // first come first; the first one tells peers what is gone
+	own        *following // nil: others follow it
+	why        string     // why this node does not, although it is a follower
+}
+
+// following is a stream that this node follows.
+type following struct {
+	stream events.Stream
+	ledger *ledger.Ledger
+	blocks int // the ledger's limit
+	state  atomic.Uint32
+	cause  atomic.Pointer[string]
+	stop   context.CancelFunc
+	log    zerolog.Logger
+}
+
+// New starts nothing.
+func New(cfg Config) *Streams {
+	return &Streams{cfg: cfg, stamps: ledger.NewStamps(cfg.Secret), wake: make(chan struct{}, 1), found: make(map[uint32]finding)}
+}
+
+// Idle reports that no engine's stream is wanted, so that Run and Ask are not needed.
+func (s *Streams) Idle() bool {
+	for _, a := range s.cfg.Addresses {
+		if a != config.EventsOff {
+			return false
+		}
+	}
+	return s.cfg.Off
+}
+
+// Run follows streams until ctx ends.
+func (s *Streams) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	defer running.Wait()
+	tick := time.NewTicker(turn)
+	defer tick.Stop()
+	for {
+		s.arrange(ctx, &running)
+		s.tellEvicted(prefixtree.Time(time.Now().UnixMilli()))
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-s.wake:
+		}
+	}
+}
+
+// Search asks all engines for their streams until ctx ends.
+func (s *Streams) Search(ctx context.Context) { s.cfg.Backends().Poll(ctx, askEvery, s.ask) }
+
+func (s *Streams) ask(ctx context.Context, e *backends.Engine) {
+	f := finding{url: e.URL}
+	address := s.cfg.Addresses[e.Name]
+	switch {
+	case address == config.EventsOff || address == "" && s.cfg.Off:
+		f.why = "events is off"
+	case address != "":
+		var err error
+		if f.source, err = events.Configured(address); err != nil {
+			f.why = err.Error()
+		}
+	default:
+		sources, err := e.EventSources(ctx)
+		switch {
+		case errors.Is(err, events.ErrNone), errors.Is(err, events.ErrForeign):
+			f.why = err.Error()
+		case err != nil:
+			s.mu.Lock()
+			last, known := s.found[e.Key]
+			s.mu.Unlock()
+			if known && last.url == e.URL {
+				return // it keeps its stream while it is silent
+			}
+			f.why = err.Error()
+		case len(sources) > 1:
+			f.why = fmt.Sprintf("%d ranks share the address, and the engine chooses among them", len(sources))
+		case sources[0].Session == events.NoCarrier:
+			f.why = "the engine keeps the blocks of sessions (--enable-session-radix-cache), so requests are not named"
+		default:
+			f.source = sources[0]
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.found[e.Key] == f {
+		return
+	}
+	s.found[e.Key] = f
+	s.asked++
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// arrange begins and ends streams after a change of the engines, the nodes or what engines answered.
+func (s *Streams) arrange(ctx context.Context, running *sync.WaitGroup) {
+	roster, nodes := s.cfg.Backends().Roster(), []string{s.cfg.Self}
+	if s.cfg.Peers != nil {
+		nodes = append(nodes, s.cfg.Peers()...)
+	}
+	slices.Sort(nodes)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if roster == s.roster && slices.Equal(nodes, s.nodes) && s.asked == s.seen {
+		return
+	}
+	s.roster, s.nodes, s.seen = roster, nodes, s.asked
+	blocks, listed := 0, make(map[uint32]bool, len(roster.List))
+	var table []*stream
+	kept := make(map[*following]bool)
+	for _, e := range roster.List {
+		listed[e.Key] = true
+		f := s.found[e.Key]
+		if f.url != e.URL || f.why != "" {
+			continue
+		}
+		for int(e.ID) >= len(table) {
+			table = append(table, nil)
+		}
+		st := s.next(ctx, running, e, f.source, &blocks)
+		table[e.ID] = st
+		kept[st.own] = true
+	}
+	for key := range s.found {
+		if !listed[key] {
+			delete(s.found, key)
+		}
+	}
+	old := s.table.Swap(&table)
+	if old == nil {
+		return
+	}
+	for _, st := range *old {
+		if st != nil && st.own != nil && !kept[st.own] {
+			st.own.stop()
+		}
+	}
+}
+
+// next keeps the ledger of an engine of which nothing changed but its followers.
+func (s *Streams) next(ctx context.Context, running *sync.WaitGroup, e *backends.Engine, source events.Source, blocks *int) *stream {
+	st := &stream{
+		id: e.ID, url: e.URL, generation: e.Generation, source: source, followers: health.Assigned(e.Key, s.nodes, Followers),
+	}
+	if !slices.Contains(st.followers, s.cfg.Self) {
+		return st
+	}
+	if was := s.of(e.ID); was != nil && was.url == st.url && was.generation == st.generation && was.source == source && was.own != nil {
+		st.own = was.own
+		*blocks += st.own.blocks
+		return st
+	}
+	limit := s.limit(e, source.BlockSize)
+	if *blocks+limit > mostBlocks {
+		st.why = fmt.Sprintf("this node follows engines of %d KV blocks already; add nodes", *blocks)
+		return st
+	}
+	*blocks += limit
+	st.own = s.begin(ctx, running, e.Name, source, limit)
+	return st
+}
+
+func (s *Streams) limit(e *backends.Engine, size int) int {
+	_, tokens := s.cfg.Backends().Load(e)
+	if tokens == 0 {
+		return usualBlocks
+	}
+	if size == 0 {
+		size = usualBlock
+	}
+	return min((1+belowGPU)*(tokens/size+1), mostOfOne)
+}
+
+func (s *Streams) begin(ctx context.Context, running *sync.WaitGroup, name string, source events.Source, limit int) *following {
+	ctx, stop := context.WithCancel(ctx)
+	f := &following{
+		blocks: limit, stop: stop, log: s.cfg.Log.With().Str("backend", name).Logger(),
+		ledger: ledger.New(ledger.Config{Stamps: s.stamps, BlockBytes: s.cfg.BlockBytes, Blocks: limit, Seed: rand.Uint64()}),
+	}
+	f.state.Store(uint32(events.Down))
+	f.stream.Source, f.stream.Sink = source, f
+	running.Go(func() { f.stream.Run(ctx) })
+	return f
+}
+
+// Batch implements events.Sink.
+func (f *following) Batch(batch []events.Event) { f.ledger.Batch(batch) }
+
+// Reset implements events.Sink.
+func (f *following) Reset(why string) {
+	f.ledger.Reset(why)
+	f.log.Info().Str("reason", why).Msg("the cache of the backend is not known; it is learned again from its events")
+}
+
+// State implements events.Sink.
+func (f *following) State(st events.State, why string) {
+	f.ledger.State(st, why)
+	f.cause.Store(&why)
+	if was := events.State(f.state.Swap(uint32(st))); was != st {
+		f.log.Info().Stringer("state", st).Str("reason", why).Msg("stream of cache events")
+	}
+}
+
+func (s *Streams) of(b prefixtree.Backend) *stream {
+	t := s.table.Load()
+	if t == nil || int(b) >= len(*t) {
+		return nil
+	}
+	return (*t)[b]
+}
+
+// tellEvicted takes what engines have evicted out of the tree.
+func (s *Streams) tellEvicted(now prefixtree.Time) {
+	t := s.table.Load()
+	if t == nil {
+		return
+	}
+	for _, st := range *t {
+		if st == nil || st.own == nil {
+			continue
+		}
+		if s.gone = st.own.ledger.Gone(s.gone[:0]); len(s.gone) > 0 {
+			s.cfg.Tree.Evicted(st.id, s.gone, now-settled, now, st.followers[0] == s.cfg.Self)
+		}
+	}
+}
+
+var (
+	_ proxy.Stamper = (*Streams)(nil)
+	_ policy.Truth  = (*Streams)(nil)
+)
+
+func (s *Streams) prompt(q *policy.Request) ledger.Prompt {
+	return ledger.Prompt{Blocks: q.Hashes, Marks: q.Marks, BlockBytes: s.cfg.BlockBytes}
+}
+
+// Stamp implements proxy.Stamper.
+func (s *Streams) Stamp(dst []byte, b prefixtree.Backend, q *policy.Request) ([]byte, uint64, events.Carrier) {
+	st := s.of(b)
+	if st == nil || len(q.Marks) == 0 {
+		return dst, 0, events.NoCarrier
+	}
+	end := q.Marks[len(q.Marks)-1]
+	stamp := ledger.Stamp{ID: rand.Uint64() >> 16, End: end.Hash, Bytes: end.Bytes}
+	if n := len(q.Hashes); n > 0 {
+		stamp.Block = q.Hashes[n-1]
+	}
+	if st.own != nil {
+		p := s.prompt(q)
+		st.own.ledger.Sent(stamp.ID, &p)
+	}
+	return s.stamps.Append(dst, stamp), stamp.ID, st.source.Session
+}
+
+// Ended implements proxy.Stamper.
+func (s *Streams) Ended(b prefixtree.Backend, id uint64, t engine.Usage) {
+	if st := s.of(b); st != nil && st.own != nil {
+		st.own.ledger.Ended(id, t.PromptTokens, t.CachedTokens, t.OutputTokens)
+	}
+}
+
+// Placed takes an anchor that another node placed; see prefixtree.Config.Placed.
+func (s *Streams) Placed(b prefixtree.Backend, anchor prefixtree.Hash, span int, at prefixtree.Time) {
+	if st := s.of(b); st != nil && st.own != nil {
+		st.own.ledger.Placed(anchor, span, at)
+	}
+}
+
+// Held implements policy.Truth.
+func (s *Streams) Held(b prefixtree.Backend, q *policy.Request, blocks int) policy.Held {
+	st := s.of(b)
+	if st == nil || st.own == nil || len(q.Marks) == 0 {
+		return policy.Held{}
+	}
+	p := s.prompt(q)
+	h := st.own.ledger.Held(&p, blocks)
+	return policy.Held{
+		Known: h.Known, Tokens: h.Tokens,
+		Loading: loadingCPU*float64(h.Below[events.CPU]) + loadingDisk*float64(h.Below[events.Disk]),
+	}
+}

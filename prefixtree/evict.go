@@ -1,0 +1,28 @@
+package prefixtree
+
+// Evicted removes the facts of a backend about blocks that it is known to have evicted, and returns their number. It leaves facts
+// touched after upTo, since the backend may have computed their blocks again, and those older than the horizon, which nobody
+// counts on. Peers are told if tell is true: of several nodes that know it, one suffices. Safe for concurrent use.
+func (t *Tree) Evicted(b Backend, blocks []Hash, upTo, now Time, tell bool) (removed int) {
+	if int(b) >= len(t.limits) {
+		return 0
+	}
+	var news *[]Fact
+	if tell {
+		news = t.buffer()
+		defer t.publish(news)
+	}
+	upTo, now = clampTime(upTo), clampTime(now)
+	believed := now - Time(t.limits[b].horizon(now))
+	for _, h := range blocks {
+		was, _, gone := t.edit(&place{shard: t.shard(uint64(h))}, b, uint64(h), func(e entry) (entry, bool) {
+			at := entryTime(e)
+			return e, at <= upTo && at > believed
+		})
+		if gone {
+			removed++
+			t.tellGone(news, Drop, h, was, upTo, 0)
+		}
+	}
+	return removed
+}

@@ -1,0 +1,54 @@
+package policy
+
+import (
+	"testing"
+
+	"grapevine/prefixtree"
+)
+
+// reports is what backends report to hold.
+type reports map[prefixtree.Backend]Held
+
+func (r reports) Held(b prefixtree.Backend, q *Request, blocks int) Held { return r[b] }
+
+func TestReportedCachesReplacePredictedOnes(t *testing.T) {
+	truth := reports{}
+	r, _ := newRouter(t, Config{Truth: truth}, fleetOf(3))
+	chain := prompt(1, 1, 0, 40)
+	first := serve(t, r, ask(chain), t0)
+	if first.Exact {
+		t.Error("a prediction counts as exact")
+	}
+	now := t0 + 10_000
+	tokens := pick(t, r, ask(chain), now)
+	predicted := tokens.Decision().PredictedTokens
+	tokens.End(unknown(), now)
+
+	truth[first.Backend] = Held{Known: true, Tokens: predicted / 2}
+	a := pick(t, r, ask(chain), now)
+	if d := a.Decision(); d.Backend != first.Backend || !d.Exact || d.PredictedTokens != predicted/2 || !d.Candidates[0].Exact {
+		t.Errorf("%+v: want the holder with the tokens that it reports", d)
+	}
+	a.End(unknown(), now)
+
+	truth[first.Backend] = Held{Known: true, Tokens: predicted, Loading: float64(predicted) / 4}
+	a = pick(t, r, ask(chain), now)
+	if d := a.Decision(); d.PredictedTokens != predicted || d.UncachedTokens < predicted/4 || d.UncachedTokens > d.PromptTokens-predicted+predicted/4+1 {
+		t.Errorf("%+v: want loading to cost a quarter of %d tokens", d, predicted)
+	}
+	a.End(unknown(), now)
+
+	truth[first.Backend] = Held{Known: true}
+	elsewhere := false
+	for range 20 { // what is gone attracts nothing
+		a = pick(t, r, ask(chain), now)
+		elsewhere = elsewhere || a.Decision().Backend != first.Backend
+		if a.Decision().PredictedTokens != 0 {
+			t.Errorf("%d tokens predicted of an empty cache", a.Decision().PredictedTokens)
+		}
+		a.End(unknown(), now)
+	}
+	if !elsewhere {
+		t.Error("all requests went to a backend that reports to hold nothing")
+	}
+}
