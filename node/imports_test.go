@@ -45,7 +45,7 @@ var mayImport = map[string][]string{
 	"node/metrics": {"proxy", "proxy/policy", "proxy/prompt", "raftstore"},
 	"node":         {"prefixtree", "gossip", "gossip/discovery", "gossip/member", "node/accesslog", "node/admin", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "node/share", "node/sources", "raftstore", "proxy", "proxy/..."},
 
-	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/policy", "raftstore"},
+	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/engine/events", "proxy/policy", "raftstore"},
 	"node/sources":  {"gossip/discovery", "node/config", "node/metrics", "raftstore"},
 	"node/share":    {"gossip/wire", "prefixtree", "proxy/policy"},
 
