@@ -21,10 +21,12 @@ import (
 	"grapevine/proxy/policy"
 )
 
-func startEngine(t *testing.T) string {
+func startEngine(t *testing.T) string { return startRanks(t, 1) }
+
+func startRanks(t *testing.T, ranks int) string {
 	t.Helper()
 	s, err := engine.NewServer(engine.ServerConfig{
-		Config: engine.Config{PrefillRate: 1e6, DecodeStep: time.Millisecond}, Models: []string{"m"}, Log: zerolog.Nop(),
+		Config: engine.Config{PrefillRate: 1e6, DecodeStep: time.Millisecond}, Models: []string{"m"}, Ranks: ranks, Log: zerolog.Nop(),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"grapevine/node/admin"
+	"grapevine/node/config"
 	"grapevine/node/health"
 	"grapevine/node/sources"
 	"grapevine/prefixtree"
@@ -103,12 +104,41 @@ func changeBy(began, now time.Time) time.Time {
 // AddBackends adds all backends, or none. Unless force is set, their engines must answer.
 func (n *Node) AddBackends(ctx context.Context, specs []raftstore.Backend, force bool) (*admin.Changed, error) {
 	began := time.Now()
+	specs, err := n.eachRank(ctx, specs)
+	if err != nil {
+		return nil, err
+	}
 	if err := n.checkNew(ctx, specs, force); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithDeadline(ctx, changeBy(began, time.Now()).Add(n.raftTimers.Call)) // see change
 	defer cancel()
 	return n.changePlaced(ctx, raftstore.AddBackends{Backends: specs}, func(s *raftstore.State) string { return placeTaken(s, specs) })
+}
+
+// eachRank replaces engines that are given with all their data-parallel ranks by a backend for each, and asks those that are given
+// without a number.
+func (n *Node) eachRank(ctx context.Context, specs []raftstore.Backend) (list []raftstore.Backend, err error) {
+	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+	defer cancel()
+	for i, b := range specs {
+		ranks := config.Ranks(b.URL)
+		if ranks == 0 {
+			if ranks, err = n.backends.CountRanks(ctx, b); err != nil {
+				return nil, admin.Refuse(http.StatusUnprocessableEntity, fmt.Sprintf("backends[%d].url", i), "write #ranks=N",
+					"%s does not say how many data-parallel ranks it has: %v", b.Name, err)
+			}
+		}
+		if ranks < 0 {
+			list = append(list, b)
+		}
+		for rank := range max(ranks, 0) {
+			one := b
+			one.Name, one.URL = config.OfRank(b.Name, b.URL, rank)
+			list = append(list, one)
+		}
+	}
+	return list, nil
 }
 
 // changePlaced makes a refusal for ErrExists or ErrNotFound name the field that place finds.

@@ -369,9 +369,10 @@ func (n *Node) startDiscovery() {
 	n.run("discovery", loops...)
 }
 
-func (n *Node) loadReported(e *backends.Engine, m *engine.Metrics) {
+func (n *Node) loadReported(e *backends.Engine, m *engine.Metrics, a *engine.Adapters) {
 	n.health.Started(e, m)
 	n.router.SetTelemetry(e.ID, policy.Telemetry{Running: m.Running, Waiting: m.Waiting, KVUsage: m.KVUsage})
+	n.router.SetAdapters(e.ID, a.Slots, a.InUse, prefixtree.Time(time.Now().UnixMilli()))
 }
 
 func (n *Node) busy(name string) bool {

@@ -471,6 +471,7 @@ func TestNormalURL(t *testing.T) {
 	for raw, want := range map[string]string{
 		"HTTP://Host.Test:80/": "http://host.test", "https://h:443/a/b/": "https://h/a/b", "http://h:8000": "http://h:8000",
 		"http://[::1]:80": "http://[::1]", "http://h:": "http://h", "https://h:80": "https://h:80",
+		"http://H:80/#rank=07": "http://h#rank=7", "http://h/b#rank=1023": "http://h/b#rank=1023",
 	} {
 		if got, err := NormalURL(raw); err != nil || got != want {
 			t.Errorf("%s is %q, %v; want %q", raw, got, err, want)
@@ -479,7 +480,7 @@ func TestNormalURL(t *testing.T) {
 			t.Errorf("%s is not its own normal form but %q, %v", want, again, err)
 		}
 	}
-	for _, raw := range []string{"", "h:80", "ftp://h", "http://", "http://u:p@h", "http://h/?q", "http://h/#f", "http://h:x", "http://" + strings.Repeat("h", 600)} {
+	for _, raw := range []string{"", "h:80", "ftp://h", "http://", "http://u:p@h", "http://h/?q", "http://h/#f", "http://h#rank=", "http://h#rank=-1", "http://h#rank=1024", "http://h#ranks=2", "http://h:x", "http://" + strings.Repeat("h", 600)} {
 		if got, err := NormalURL(raw); err == nil {
 			t.Errorf("%q is accepted as %q", raw, got)
 		}

@@ -30,7 +30,7 @@ func (c Constants) String() string {
 	return fmt.Sprintf("cluster %q, block bytes %d, key id %08x", c.Cluster, c.BlockBytes, c.KeyID)
 }
 
-// Backend is one inference engine; its JSON holds what an operator sets.
+// Backend is one inference engine, or one data-parallel rank of it; its JSON holds what an operator sets.
 type Backend struct {
 	Name     string   `json:"name,omitempty"`      // unique
 	URL      string   `json:"url"`                 // unique, see NormalURL

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/url"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -110,8 +111,29 @@ func (c SetConstants) validate() error {
 	return in("constants: cluster", checkName(c.Constants.Cluster))
 }
 
+// MaxRanks bounds the data-parallel ranks of one engine.
+const MaxRanks = 1024
+
+// SplitRank cuts a URL of a backend into its engine's URL and the data-parallel rank behind #rank=,
+// -1 if the backend is the whole engine.
+func SplitRank(url string) (engine string, rank int) {
+	engine, fragment, _ := strings.Cut(url, "#")
+	if rank, err := parseRank(fragment); err == nil {
+		return engine, rank
+	}
+	return engine, -1
+}
+
+func parseRank(fragment string) (int, error) {
+	text, found := strings.CutPrefix(fragment, "rank=")
+	if rank, err := strconv.ParseUint(text, 10, 16); found && err == nil && rank < MaxRanks {
+		return int(rank), nil
+	}
+	return 0, fmt.Errorf("%q behind # is not rank=K of a data-parallel rank from 0 to %d", fragment, MaxRanks-1)
+}
+
 // NormalURL returns a URL in the form that the store compares: lower case scheme and host, no
-// default port, no trailing slash.
+// default port, no trailing slash, and #rank=K for a data-parallel rank.
 func NormalURL(raw string) (string, error) {
 	if len(raw) > MaxURLBytes {
 		return "", fmt.Errorf("%d bytes, at most %d are allowed", len(raw), MaxURLBytes)
@@ -128,14 +150,22 @@ func NormalURL(raw string) (string, error) {
 		return "", fmt.Errorf("%q names no host", raw)
 	case u.User != nil:
 		return "", errors.New("user and password do not belong here")
-	case u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || u.RawFragment != "":
-		return "", fmt.Errorf("%q has a query or fragment", raw)
+	case u.RawQuery != "" || u.ForceQuery:
+		return "", fmt.Errorf("%q has a query", raw)
+	}
+	rank := ""
+	if u.Fragment != "" {
+		n, err := parseRank(u.Fragment)
+		if err != nil {
+			return "", err
+		}
+		rank = "#rank=" + strconv.Itoa(n)
 	}
 	host := strings.ToLower(u.Host)
 	if port := u.Port(); port == "" || scheme == "http" && port == "80" || scheme == "https" && port == "443" {
 		host = strings.TrimSuffix(strings.TrimSuffix(host, port), ":")
 	}
-	return scheme + "://" + host + strings.TrimRight(u.EscapedPath(), "/"), nil
+	return scheme + "://" + host + strings.TrimRight(u.EscapedPath(), "/") + rank, nil
 }
 
 func checkURL(raw string) error {

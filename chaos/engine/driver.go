@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,6 +26,7 @@ type driver struct {
 	ops        chan func(now time.Duration)
 	quit, done chan struct{}
 	stopOnce   sync.Once
+	active     atomic.Int64 // requests
 
 	ttft, latency prometheus.Histogram
 }

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
-	"time"
 )
 
 // Fault is the body of POST /emulator/fault.
@@ -52,14 +51,14 @@ func (s *Server) Inject(f Fault) error {
 			return badRequest("factor", "%s needs a factor above 0, at most 1000000", f.Kind)
 		}
 		if f.Kind == "slow" {
-			return s.driver.do(func(now time.Duration) { s.driver.model.Slow(f.Factor, now) })
+			return s.ranks.slow(f.Factor)
 		}
 		s.faults.mu.Lock()
 		s.faults.lie = f.Factor
 		s.faults.mu.Unlock()
 		return nil
 	case "amnesia":
-		return s.driver.do(s.driver.model.Clear)
+		return s.ranks.each((*Model).Clear)
 	case "restart":
 		return s.driver.do(s.restart)
 	case "die":
@@ -77,7 +76,7 @@ func (s *Server) Inject(f Fault) error {
 	s.faults.now, s.faults.left = f, f.Count
 	if f.Kind == "none" {
 		s.faults.lie = 0
-		return s.driver.do(func(now time.Duration) { s.driver.model.Slow(1, now) })
+		return s.ranks.slow(1)
 	}
 	return nil
 }

@@ -2,6 +2,9 @@ package engine
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -10,29 +13,36 @@ import (
 
 var histogramBounds = []float64{0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560}
 
-// collector reads the model's counts at every scrape, under the names of the imitated engine.
+// collector reads the counts of a rank's model at every scrape, under the names of the imitated engine.
 type collector struct {
-	*Server
+	*driver
+	cfg    *ServerConfig
 	prefix string
 	labels prometheus.Labels
 	out    chan<- prometheus.Metric
 }
 
 func (s *Server) routeMetrics() {
-	c := collector{Server: s, prefix: "vllm:", labels: prometheus.Labels{"engine": "0", "model_name": s.cfg.Models[0]}}
-	if s.cfg.MetricsStyle == StyleSGLang {
-		c.prefix = "sglang:"
-		delete(c.labels, "engine")
+	registry := prometheus.NewRegistry()
+	for rank, d := range s.ranks {
+		c := collector{driver: d, cfg: &s.cfg, prefix: "vllm:", labels: prometheus.Labels{"engine": strconv.Itoa(rank), "model_name": s.cfg.Models[0]}}
+		if s.cfg.MetricsStyle == StyleSGLang {
+			c.prefix = "sglang:"
+			delete(c.labels, "engine")
+			if len(s.ranks) > 1 {
+				c.labels["dp_rank"] = strconv.Itoa(rank)
+			}
+		}
+		histogram := func(name, help string) prometheus.Histogram {
+			return prometheus.NewHistogram(prometheus.HistogramOpts{Name: c.prefix + name, Help: help, ConstLabels: c.labels, Buckets: histogramBounds})
+		}
+		d.ttft = histogram("time_to_first_token_seconds", "Time from arrival to the first token.")
+		d.latency = histogram("e2e_request_latency_seconds", "Time from arrival to the last token.")
+		registry.MustRegister(c, d.ttft, d.latency)
 	}
-	histogram := func(name, help string) prometheus.Histogram {
-		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: c.prefix + name, Help: help, ConstLabels: c.labels, Buckets: histogramBounds})
-	}
-	s.driver.ttft = histogram("time_to_first_token_seconds", "Time from arrival to the first token.")
-	s.driver.latency = histogram("e2e_request_latency_seconds", "Time from arrival to the last token.")
 	began := prometheus.NewGauge(prometheus.GaugeOpts{Name: "process_start_time_seconds", Help: "Start time of the process since unix epoch in seconds."})
 	began.Set(float64(s.began.UnixMilli()) / 1000)
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(c, s.driver.ttft, s.driver.latency, began)
+	registry.MustRegister(began)
 	s.mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 }
 
@@ -40,8 +50,8 @@ func (s *Server) routeMetrics() {
 func (c collector) Describe(chan<- *prometheus.Desc) {}
 
 func (c collector) Collect(out chan<- prometheus.Metric) {
-	var m Stats
-	if err := c.driver.do(func(time.Duration) { m = c.driver.model.Stats() }); err != nil {
+	m, err := c.driver.stats()
+	if err != nil {
 		out <- prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
 		return
 	}
@@ -74,7 +84,30 @@ func (c collector) counter(name, help string, value int64, more ...string) {
 // engines.
 func (m *Stats) usage() float64 { return float64(m.KVUsed-m.KVEvictable) / float64(m.KVTokens) }
 
+// adapters sends vLLM's sample of the adapters in use, whose value is the time. vLLM repeats earlier ones.
+func (c collector) adapters() {
+	var lists [2][]string
+	err := c.driver.do(func(time.Duration) {
+		running, waiting := c.driver.model.Adapters()
+		for _, name := range c.cfg.Adapters {
+			for i, keys := range [2][]uint64{running, waiting} {
+				if slices.Contains(keys, adapterKey(name)) {
+					lists[i] = append(lists[i], name)
+				}
+			}
+		}
+	})
+	if err == nil && c.cfg.AdapterSlots > 0 {
+		c.out <- prometheus.MustNewConstMetric(
+			prometheus.NewDesc("vllm:lora_requests_info", "Running stats on lora requests.", []string{"max_lora", "running_lora_adapters", "waiting_lora_adapters"}, nil),
+			prometheus.GaugeValue, float64(time.Now().UnixMilli())/1000, fmt.Sprint(c.cfg.AdapterSlots), strings.Join(lists[0], ","), strings.Join(lists[1], ","))
+	}
+}
+
 func (c collector) vllm(m Stats) {
+	if c.labels["engine"] == "0" { // one sample for all ranks
+		c.adapters()
+	}
 	c.gauge("num_requests_running", "Requests in model execution batches.", float64(m.Running))
 	c.gauge("num_requests_waiting", "Requests waiting to be processed.", float64(m.Waiting))
 	c.gauge("num_requests_waiting_by_reason", "Requests waiting, by reason.", float64(m.Waiting), "reason", "capacity")

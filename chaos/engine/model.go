@@ -24,6 +24,8 @@ type Config struct {
 	PrefillRate  float64       `name:"prefill-rate" placeholder:"N" group:"engine" help:"Prompt tokens it computes per second. Default 10000."`
 	ChunkTokens  int           `name:"chunk" placeholder:"N" group:"engine" help:"Prompt tokens it computes in one step at most. Default 512."`
 	DecodeStep   time.Duration `name:"decode-step" placeholder:"DURATION" group:"engine" help:"Length of a step that decodes one sequence. Default 20ms."`
+	AdapterSlots int           `name:"adapter-slots" placeholder:"N" group:"engine" help:"LoRA adapters that one batch may use. Default: any number, at no cost."`
+	AdapterLoad  time.Duration `name:"adapter-load" placeholder:"DURATION" group:"engine" help:"Time for which all sequences wait while an adapter is loaded into a slot. Default 0."`
 	DecodeGrowth float64       `name:"decode-growth" placeholder:"X" group:"engine" help:"A step with a full batch takes (1+X) times as long. Default 0."`
 }
 
@@ -53,6 +55,8 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("%w: prefill chunk of %d tokens", ErrConfig, c.ChunkTokens)
 	case c.DecodeStep < 0:
 		return c, fmt.Errorf("%w: decode step %v", ErrConfig, c.DecodeStep)
+	case c.AdapterSlots < 0 || c.AdapterLoad < 0:
+		return c, fmt.Errorf("%w: %d adapter slots, loaded in %v", ErrConfig, c.AdapterSlots, c.AdapterLoad)
 	case !(c.DecodeGrowth >= 0) || math.IsInf(c.DecodeGrowth, 0):
 		return c, fmt.Errorf("%w: decode growth %v", ErrConfig, c.DecodeGrowth)
 	}
@@ -77,6 +81,8 @@ type Job struct {
 	// Loaded leading tokens of the prompt have their KV cache from another engine: they need memory,
 	// but no computation at the first admission. The last token is always computed.
 	Loaded int
+	// Adapter names the LoRA adapter; 0: none.
+	Adapter uint64
 	// Watch asks for a Tokens event per generated token. The model then simulates every step
 	// singly.
 	Watch bool
@@ -121,14 +127,16 @@ type Model struct {
 	cache   cache
 	private int // tokens of allocated blocks that are not in the cache
 
-	waiting  []*Job // first in, first out, but a preempted job returns to the front
-	refused  []*Job // reported by the next Advance
-	running  []*Job // in order of admission: the last one is preempted first
-	prefill  []*Job // subset of running: still computing the prompt
-	ready    []*Job // subset of running: prefill ends with the present step
-	decoding int    // number of running jobs that generate
-	watched  int    // number of decoding jobs that want an event per token
-	blocked  bool   // the head of the queue found no memory, and none was freed since
+	waiting  []*Job        // first in, first out, but a preempted job returns to the front
+	refused  []*Job        // reported by the next Advance
+	running  []*Job        // in order of admission: the last one is preempted first
+	prefill  []*Job        // subset of running: still computing the prompt
+	ready    []*Job        // subset of running: prefill ends with the present step
+	decoding int           // number of running jobs that generate
+	watched  int           // number of decoding jobs that want an event per token
+	adapters []uint64      // loaded, least recently admitted first
+	loading  time.Duration // of adapters, before the step that begins
+	blocked  bool          // the head of the queue found no memory, and none was freed since
 
 	step    stretch
 	begun   int64   // decode steps begun and charged
@@ -163,6 +171,7 @@ type Stats struct {
 	PrefillTokens int64 `json:"prefill_tokens"` // computed by prefill, including recomputation after preemption
 	OutputTokens  int64 `json:"output_tokens"`  // generated
 	EvictedTokens int64 `json:"evicted_tokens"`
+	AdapterLoads  int64 `json:"adapter_loads"`
 
 	Steps       int64         `json:"steps"`
 	Busy        time.Duration `json:"busy_ns"`         // total length of all steps

@@ -38,6 +38,7 @@ type ServerConfig struct {
 
 	Models         []string      `name:"model" default:"emulated" placeholder:"NAME" group:"server" help:"Name of the model. Repeatable: all names mean the same model."`
 	Adapters       []string      `name:"adapter" placeholder:"NAME" group:"server" help:"LoRA adapter: a name and a cache of its own. Repeatable."`
+	Ranks          int           `name:"ranks" placeholder:"N" group:"server" help:"Data-parallel ranks, each with a KV memory and batch of its own; without --events and --transfer. X-data-parallel-rank chooses one, else the fewest requests. Default 1."`
 	MaxModelLen    int           `name:"max-model-len" placeholder:"N" group:"server" help:"Most tokens of prompt and reply together. Default: the size of the KV memory."`
 	DefaultOutput  int           `name:"default-output" placeholder:"N" group:"server" help:"Tokens of a reply if the request sets no length. Default 64."`
 	TokensPerChunk int           `name:"tokens-per-chunk" placeholder:"N" group:"server" help:"Tokens in one event of a stream. Default 1."`
@@ -68,6 +69,7 @@ func (c ServerConfig) withDefaults() (ServerConfig, error) {
 	if len(c.Models) == 0 {
 		c.Models = []string{"emulated"}
 	}
+	c.Ranks = cmp.Or(c.Ranks, 1)
 	c.MaxModelLen = cmp.Or(c.MaxModelLen, c.KVTokens)
 	c.DefaultOutput = cmp.Or(c.DefaultOutput, 64)
 	c.TokensPerChunk = cmp.Or(c.TokensPerChunk, 1)
@@ -81,6 +83,10 @@ func (c ServerConfig) withDefaults() (ServerConfig, error) {
 	switch {
 	case c.MetricsStyle != StyleVLLM && c.MetricsStyle != StyleSGLang:
 		return c, fmt.Errorf("%w: metrics style %q, want %q or %q", ErrConfig, c.MetricsStyle, StyleVLLM, StyleSGLang)
+	case c.Ranks < 1 || c.Ranks > maxRanks:
+		return c, fmt.Errorf("%w: %d ranks, want 1 to %d", ErrConfig, c.Ranks, maxRanks)
+	case c.Ranks > 1 && (c.Transfer || c.Events != ""):
+		return c, fmt.Errorf("%w: several ranks publish no cache events and transfer no KV caches: leave out one of both", ErrConfig)
 	case c.MaxModelLen < 2 || c.MaxModelLen > c.KVTokens:
 		return c, fmt.Errorf("%w: context of %d tokens, want 2 to the KV memory's %d", ErrConfig, c.MaxModelLen, c.KVTokens)
 	case !(c.TransferRate > 0) || math.IsInf(c.TransferRate, 0) || c.TransferStart < 0 || c.Lease < 0:
@@ -97,7 +103,8 @@ var ErrDied = errors.New("engine: died by an injected fault")
 // Server is a live emulated engine. Safe for concurrent use.
 type Server struct {
 	cfg    ServerConfig
-	driver *driver
+	driver *driver // of rank 0
+	ranks  ranks
 	http   http.Server
 	mux    *http.ServeMux
 	faults faults
@@ -140,6 +147,11 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 		return nil, err
 	}
 	s.driver = newDriver(model)
+	s.ranks = ranks{s.driver}
+	for range cfg.Ranks - 1 {
+		another, _ := NewModel(cfg.Config) // as valid as the first
+		s.ranks = append(s.ranks, newDriver(another))
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	s.stop = stop
 	s.routes()
@@ -214,7 +226,9 @@ func (s *Server) Close() error {
 		s.stop()
 		_ = s.http.Close() // the listener is being closed anyway
 		s.work.Wait()
-		s.driver.stop()
+		for _, d := range s.ranks {
+			d.stop()
+		}
 		if s.events != nil {
 			s.events.close()
 		}
@@ -314,14 +328,20 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint, body 
 	if e == endpointCountTokens {
 		return object{"input_tokens": c.promptTokens()}, nil
 	}
+	d, err := s.ranks.choose(r.Header.Get("X-Data-Parallel-Rank"), s.requests.Load())
+	if err != nil {
+		return nil, err
+	}
+	d.active.Add(1)
+	defer d.active.Add(-1)
 	c.session = s.sessionOf(r, &c.fields)
 	f := c.flight()
-	s.driver.prepare(f)
+	d.prepare(f)
 	if s.cfg.Transfer && c.fetches() {
 		if err := s.fetch(r.Context(), c, f); err != nil {
 			return nil, err
 		}
-	} else if err := s.driver.launch(f); err != nil {
+	} else if err := d.launch(f); err != nil {
 		return nil, err
 	}
 	// The context shows a client that leaves during a blocked write; the failed write shows one

@@ -69,12 +69,20 @@ func (m *Model) schedule(t, until time.Duration, emit func(Event)) {
 	for budget > 0 && len(m.prefill) > 0 {
 		m.compute(m.prefill[0], &budget)
 	}
-	for budget > 0 && !preempted && m.admissible(until) {
-		j := m.waiting[0]
+	m.loading = 0
+	for budget > 0 && !preempted {
+		next := m.admissible(until)
+		if next < 0 {
+			break
+		}
+		j := m.waiting[next]
+		copy(m.waiting[1:next+1], m.waiting[:next]) // jobs that wait for an adapter's slot keep their order
+		m.waiting[0] = j
 		if !m.admit(j) {
 			m.blocked = true
 			break
 		}
+		m.load(j.Adapter)
 		if j.seq.generated == 0 {
 			j.Admitted = t
 		}
@@ -88,14 +96,28 @@ func (m *Model) schedule(t, until time.Duration, emit func(Event)) {
 	}
 	m.stats.PrefillBusy += time.Duration(math.Round(float64(prefilled) / m.cfg.PrefillRate * float64(time.Second) * m.slow))
 	m.step.steps, m.step.settled = 1, 1
-	m.step.dur = m.stepTime(decoding, prefilled)
+	m.step.dur = m.stepTime(decoding, prefilled) + m.loading
 	if prefilled == 0 && !preempted && m.watched == 0 && m.cache.journal == nil {
 		m.step.steps = m.decodeSteps(t)
 	}
 }
 
-func (m *Model) admissible(until time.Duration) bool {
-	return !m.blocked && len(m.running) < m.cfg.MaxRunning && len(m.waiting) > 0 && m.waiting[0].Submitted <= until
+// admissible returns the first waiting job that may be admitted if there is memory for it, -1 if there is none. Others wait for the
+// slot of an adapter.
+func (m *Model) admissible(until time.Duration) int {
+	if m.blocked || len(m.running) >= m.cfg.MaxRunning {
+		return -1
+	}
+	room := m.cfg.AdapterSlots == 0 || m.victim() >= 0
+	for i, j := range m.waiting {
+		switch {
+		case j.Submitted > until:
+			return -1
+		case room || j.Adapter == 0 || slices.Contains(m.adapters, j.Adapter):
+			return i
+		}
+	}
+	return -1
 }
 
 func (m *Model) stepTime(decoding, prefilled int) time.Duration {
@@ -111,8 +133,8 @@ func (m *Model) stepTime(decoding, prefilled int) time.Duration {
 // runs short or an admissible job arrives.
 func (m *Model) decodeSteps(t time.Duration) int64 {
 	k := m.nextEnd - m.begun + 1
-	if m.admissible(never) {
-		k = min(k, max(int64((m.waiting[0].Submitted-t)/m.step.dur)+1, 1))
+	if next := m.admissible(never); next >= 0 {
+		k = min(k, max(int64((m.waiting[next].Submitted-t)/m.step.dur)+1, 1))
 	}
 	room := m.free() + m.cache.evictable
 	if m.growth(k-1) <= room {

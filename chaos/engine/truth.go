@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"net/http"
 	"time"
 )
@@ -11,8 +12,8 @@ type Truth struct {
 	CachedTokens int `json:"cached_tokens"`
 }
 
-// Cached returns how many tokens the prompts of a request have, and how many the engine would serve
-// from cache now. endpoint is a path or its last element; body is the request's. It changes nothing
+// Cached returns how many tokens the prompts of a request have, and how many the engine, or the best of its ranks, would serve from
+// cache now. endpoint is a path or its last element; body is the request's. It changes nothing
 // and looks up several prompts as if each came alone.
 func (s *Server) Cached(endpoint string, body []byte) (t Truth, err error) {
 	c, err := s.parseFor(endpoint, body)
@@ -20,12 +21,16 @@ func (s *Server) Cached(endpoint string, body []byte) (t Truth, err error) {
 		return t, err
 	}
 	c.n, c.output = 1, 0
-	err = s.driver.do(func(time.Duration) {
-		for _, seat := range c.flight().seats {
-			t.PromptTokens += seat.job.PromptTokens
-			t.CachedTokens += s.driver.model.CachedFor(&seat.job)
-		}
-	})
+	for _, d := range s.ranks {
+		var at Truth
+		err = errors.Join(err, d.do(func(time.Duration) {
+			for _, seat := range c.flight().seats {
+				at.PromptTokens += seat.job.PromptTokens
+				at.CachedTokens += d.model.CachedFor(&seat.job)
+			}
+		}))
+		t.PromptTokens, t.CachedTokens = at.PromptTokens, max(t.CachedTokens, at.CachedTokens)
+	}
 	return t, err
 }
 
@@ -35,7 +40,7 @@ func (s *Server) cachedHandler(_ http.ResponseWriter, r *http.Request, body []by
 	return s.Cached(r.URL.Query().Get("kind"), body)
 }
 
-// ServerStats is the body of GET /emulator/stats. A request has one job per reply.
+// ServerStats is the body of GET /emulator/stats, summed over ranks. A request has one job per reply.
 type ServerStats struct {
 	Stats
 	Requests int64 `json:"requests"` // to inference endpoints
@@ -49,8 +54,12 @@ func (s *Server) Stats() ServerStats {
 	s.faults.mu.Lock()
 	out := ServerStats{Requests: s.requests.Load(), Departed: s.aborted.Load(), Faulted: s.faults.suffered, Given: s.leases.given.Load()}
 	s.faults.mu.Unlock()
-	if s.driver.do(func(time.Duration) { out.Stats = s.driver.model.Stats() }) != nil {
-		return ServerStats{}
+	for _, d := range s.ranks {
+		stats, err := d.stats()
+		if err != nil {
+			return ServerStats{}
+		}
+		out.add(&stats)
 	}
 	return out
 }

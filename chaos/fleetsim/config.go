@@ -30,9 +30,10 @@ const (
 const (
 	// DefaultBackends is for traces; generated workloads have their own.
 	DefaultBackends = 16
-	// MaxBackends and MaxNodes bound what a mistyped flag can allocate.
+	// MaxBackends, MaxNodes and MaxAdapters bound what a mistyped flag can allocate.
 	MaxBackends = 4096
 	MaxNodes    = 1024
+	MaxAdapters = 4096
 	// leastTelemetry bounds the number of reads likewise.
 	leastTelemetry = 10 * time.Millisecond
 )
@@ -57,7 +58,10 @@ type Config struct {
 	Engine engine.Config
 	// Engines, unless empty, replaces Backends and Engine by one entry per backend.
 	Engines []Engine
-	Ingress Ingress // "": Random
+	// Adapters, if above 0, gives each session one of so many LoRA adapters, the k-th with a probability in proportion to 1/k. All
+	// engines serve all.
+	Adapters int
+	Ingress  Ingress // "": Random
 	// Warmup is excluded from the report. 0: the workload's (none for traces); negative: none.
 	Warmup time.Duration
 	// Telemetry is how often every node reads the load that each engine reports; 0: never.
@@ -131,6 +135,8 @@ func (c Config) completed() (Config, error) {
 		return c, fmt.Errorf("%w: ingress is %q, want %q or %q", ErrConfig, c.Ingress, Random, Sticky)
 	case c.Telemetry < 0 || c.Telemetry > 0 && c.Telemetry < leastTelemetry:
 		return c, fmt.Errorf("%w: telemetry every %v, want %v or more, or 0 for none", ErrConfig, c.Telemetry, leastTelemetry)
+	case c.Adapters < 0 || c.Adapters > MaxAdapters:
+		return c, fmt.Errorf("%w: %d adapters, want 0 to %d", ErrConfig, c.Adapters, MaxAdapters)
 	case c.Parallel < 0:
 		return c, fmt.Errorf("%w: %d runs in parallel, want 1 or more, or 0 for as many as there are processors", ErrConfig, c.Parallel)
 	}

@@ -137,6 +137,10 @@ func (f *fleet) join(at time.Duration, blockBytes int, ids ...int) error {
 		if m := f.cfg.Engines[id].Model; m != "" {
 			b.Models = []string{m}
 		}
+		for k := range f.cfg.Adapters {
+			b.Models = append(b.Models, adapterName(k))
+		}
+		b.Adapters = slices.Sorted(slices.Values(b.Models[len(b.Models)-f.cfg.Adapters:]))
 		if at > 0 {
 			b.Since = clock(at)
 		}

@@ -245,6 +245,9 @@ func (f *fleet) arrive() {
 		Keys: r.Keys, OutKeys: r.OutKeys, KeyTokens: r.KeyTokens,
 		PromptTokens: r.PromptTokens, OutputTokens: r.OutputTokens, User: fl,
 	}
+	if f.cfg.Adapters > 0 {
+		f.adapt(fl)
+	}
 	now := clock(r.At)
 	f.deliver(fl.node, f.now)
 	f.reveal(fl, n.router)

@@ -29,7 +29,9 @@ func (t *telemetry) pass(now time.Duration, nodes []node, e *engines) {
 		}
 		t.reads++
 		id := int(turn) / len(nodes)
-		nodes[int(turn)%len(nodes)].router.SetTelemetry(prefixtree.Backend(id), e.telemetry(id, clock(at)))
+		r := nodes[int(turn)%len(nodes)].router
+		r.SetTelemetry(prefixtree.Backend(id), e.telemetry(id, clock(at)))
+		r.SetAdapters(prefixtree.Backend(id), e.models[id].Config().AdapterSlots, e.adapters(id), clock(at))
 	}
 }
 

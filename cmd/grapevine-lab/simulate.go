@@ -33,6 +33,7 @@ type simulateCmd struct {
 	Hot       string         `name:"hot" enum:"on,off" default:"on" help:"Whether the fleet agrees on which engines hold a hot prefix."`
 	HotReps   int            `name:"hot-replicas" placeholder:"R" help:"Hold every hot prefix on this many engines instead of letting the fleet decide."`
 	Telemetry time.Duration  `name:"telemetry" placeholder:"DURATION" help:"How often each router reads what every engine reports of its load. Default: never."`
+	Adapters  int            `name:"adapters" placeholder:"N" help:"Give each session one of N LoRA adapters, the k-th with a probability in proportion to 1/k. --adapter-slots and --adapter-load are the engines', --telemetry tells routers of them."`
 	Warmup    *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave requests that arrive before this time out of the report. Default: the generated workload's."`
 	Parallel  int            `name:"parallel" placeholder:"N" help:"Runs at the same time. Default: the number of processors."`
 	JSON      bool           `name:"json" help:"Print one JSON object."`
@@ -59,7 +60,7 @@ func (c *simulateCmd) Run(s *streams, line *kong.Context) error {
 	cfg := fleetsim.Config{
 		Workload: w, Options: opt, Policies: append(c.Policy, family.OraclePolicies(c.Oracle)...), Nodes: c.Nodes, Backends: c.Backends, Engine: c.Engine,
 		NoHot: c.Hot == "off", HotReplicas: c.HotReps,
-		Ingress: fleetsim.Ingress(c.Ingress), Parallel: c.Parallel, Loss: c.Loss, Telemetry: c.Telemetry,
+		Ingress: fleetsim.Ingress(c.Ingress), Parallel: c.Parallel, Loss: c.Loss, Adapters: c.Adapters, Telemetry: c.Telemetry,
 	}
 	for _, s := range c.Share {
 		cfg.Share = append(cfg.Share, fleetsim.Share(s))

@@ -103,7 +103,7 @@ func plain(text string) string {
 }
 
 type backendsAddCmd struct {
-	URLs      []string `arg:"" name:"url" placeholder:"URL" help:"http://host:port of an engine."`
+	URLs      []string `arg:"" name:"url" placeholder:"URL" help:"http://host:port of an engine; with #ranks behind it, a backend for each of its data-parallel ranks."`
 	Name      string   `name:"name" placeholder:"NAME" help:"Its name, for one engine; host:port if left out."`
 	Models    []string `name:"model" placeholder:"MODEL" help:"Model that it serves. Without it the router asks the engine. Repeatable."`
 	Weight    float64  `name:"weight" placeholder:"W" help:"Its share of the work; an engine without a weight has 1."`

@@ -87,7 +87,11 @@ func completeNew(b *NewBackend, place string) error {
 	if b.KVTokens < 0 {
 		return invalid(place+".kv_tokens", "leave it out to have the engine asked", "%d is negative", b.KVTokens)
 	}
-	if _, err := raftstore.NormalURL(own.URL); err != nil {
+	engine := own.URL
+	if config.Ranks(engine) >= 0 {
+		engine, _, _ = strings.Cut(engine, "#") // the service takes all its ranks
+	}
+	if _, err := raftstore.NormalURL(engine); err != nil {
 		return invalid(place+".url", "write http://host:port", "%v", err)
 	}
 	b.Name, b.URL, b.Weight, b.Source = own.Name, own.URL, own.Weight, raftstore.Admin

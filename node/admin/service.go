@@ -26,6 +26,7 @@ type Service interface {
 	// headers.
 	Explain(path string, header func(name string) []byte, body []byte) (*Receipt, error)
 
+	// AddBackends makes an entry whose URL ends in #ranks or #ranks=N a backend for each rank.
 	AddBackends(ctx context.Context, list []NewBackend, force bool) (*Changed, error)
 	UpdateBackend(ctx context.Context, c raftstore.UpdateBackend, force bool) (*Changed, error)
 	SetBackendState(ctx context.Context, names []string, a raftstore.Action, reason string, force bool) (*Changed, error)

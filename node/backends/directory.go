@@ -28,7 +28,7 @@ type Config struct {
 	// Publish receives rosters and views in order, under the directory's lock. old is nil for the
 	// first roster, now if only the view is new; a nil view is unchanged.
 	Publish  func(old, now *Roster, view *policy.View)
-	Reported func(e *Engine, m *engine.Metrics) // receives every load report
+	Reported func(*Engine, *engine.Metrics, *engine.Adapters) // receives every load report
 }
 
 // Directory holds the roster in force and what its engines report, and makes the policy's views.
@@ -188,10 +188,9 @@ func (d *Directory) SetKeys(keys Keys) (changed bool, err error) {
 	return true, nil
 }
 
-// Reach asks the engine of a new backend for its models; any answer below 500 passes, since a 5xx
-// may come from a proxy without an engine. A name's api_key goes only to its configured URL, or
-// clients could have it sent anywhere.
-func (d *Directory) Reach(ctx context.Context, b raftstore.Backend) error {
+// visit connects to the engine of a new backend. A name's api_key goes only to its configured URL,
+// or clients could have it sent anywhere.
+func (d *Directory) visit(b raftstore.Backend) *Engine {
 	d.mu.Lock()
 	c := d.keys[b.Name]
 	d.mu.Unlock()
@@ -201,6 +200,13 @@ func (d *Directory) Reach(ctx context.Context, b raftstore.Backend) error {
 	}
 	e := &Engine{Backend: b}
 	d.connect(e, nil, c)
+	return e
+}
+
+// Reach asks the engine of a new backend for its models; any answer below 500 passes, since a 5xx
+// may come from a proxy without an engine.
+func (d *Directory) Reach(ctx context.Context, b raftstore.Backend) error {
+	e := d.visit(b)
 	defer e.client.CloseIdleConnections()
 	resp, err := e.send(ctx, "/v1/models")
 	if err != nil {

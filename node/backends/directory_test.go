@@ -31,7 +31,7 @@ func newDirectory(tb testing.TB, own ...config.Backend) (*Directory, *atomic.Poi
 				view.Store(v)
 			}
 		},
-		Reported: func(*Engine, *engine.Metrics) {},
+		Reported: func(*Engine, *engine.Metrics, *engine.Adapters) {},
 	})
 	if err == nil {
 		err = d.Publish()

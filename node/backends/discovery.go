@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"grapevine/proxy/engine"
+	"grapevine/proxy/engine/events"
+	"grapevine/raftstore"
 )
 
 const (
@@ -103,10 +105,16 @@ func (d *Directory) noteModels(e *Engine, models []listedModel, failure error) (
 	e.answered, e.failure = answers, ""
 	d.noteEntries(e, models)
 	ids := idsOf(models)
-	if slices.Equal(e.listed, ids) {
+	var adapters []string
+	for i := range models {
+		if models[i].adapter {
+			adapters = append(adapters, models[i].id)
+		}
+	}
+	if slices.Equal(e.listed, ids) && slices.Equal(e.adapters, adapters) {
 		return false, was
 	}
-	e.listed = ids
+	e.listed, e.adapters = ids, adapters
 	d.reported++
 	return true, was
 }
@@ -117,7 +125,7 @@ func (d *Directory) AskMetrics(ctx context.Context, e *Engine) {
 	if err != nil {
 		return
 	}
-	m, err := engine.ParseMetrics(bytes.NewReader(text)) // of vLLM or SGLang
+	m, err := d.parseMetrics(e, text)
 	if err != nil {
 		return
 	}
@@ -127,7 +135,47 @@ func (d *Directory) AskMetrics(ctx context.Context, e *Engine) {
 	if err := d.learnMetrics(e, m, time.Now()); err != nil {
 		d.cfg.Log.Error().Str("component", "discovery").Err(err).Str("backend", e.Name).Msg("cannot route by the cache size that the backend reports")
 	}
-	d.cfg.Reported(e, &m)
+	a := engine.ParseAdapters(text)
+	d.cfg.Reported(e, &m, &a)
+}
+
+// parseMetrics reads a page of vLLM or SGLang. It says once if the backend's data-parallel ranks do not fit the engine's.
+func (d *Directory) parseMetrics(e *Engine, page []byte) (m engine.Metrics, err error) {
+	misfit := ""
+	if e.rank >= 0 {
+		if m, err = engine.ParseRank(page, e.rank); err != nil {
+			misfit = "the backend's load is unknown: the engine does not report this data-parallel rank"
+		}
+	} else if m, err = engine.ParseMetrics(bytes.NewReader(page)); err == nil {
+		if n := len(engine.Ranks(page)); n > 1 {
+			misfit = fmt.Sprintf("the engine has %d data-parallel ranks, each with a cache of its own: add it with #ranks behind its URL, so that requests are routed to ranks", n)
+		}
+	}
+	d.mu.Lock()
+	said := e.misfit
+	e.misfit = misfit != ""
+	d.mu.Unlock()
+	if misfit != "" && !said {
+		d.cfg.Log.Warn().Str("component", "discovery").Err(err).Str("backend", e.Name).Msg(misfit)
+	}
+	return m, err
+}
+
+// CountRanks asks the engine at the URL of b, behind which may be a #, how many data-parallel ranks it has: by its metrics or else
+// the streams of its cache events.
+func (d *Directory) CountRanks(ctx context.Context, b raftstore.Backend) (int, error) {
+	b.URL, _, _ = strings.Cut(b.URL, "#")
+	e := d.visit(b)
+	defer e.client.CloseIdleConnections()
+	page, err := e.ask(ctx, "/metrics")
+	if n := len(engine.Ranks(page)); err == nil && n > 0 {
+		return n, nil
+	}
+	sources, errSources := events.Discover(ctx, e.client, e.base, e.apiKey)
+	if errSources != nil {
+		return 0, errors.Join(err, errSources)
+	}
+	return len(sources), nil
 }
 
 // learnMetrics publishes another cache size; a configured size stays.
@@ -175,13 +223,14 @@ func parseModels(text []byte) ([]listedModel, error) {
 	var models []listedModel
 	for _, raw := range list.Data {
 		var entry struct {
-			ID string `json:"id"`
+			ID     string  `json:"id"`
+			Parent *string `json:"parent"` // of an adapter: the model that it changes
 		}
 		if err := json.Unmarshal(raw, &entry); err != nil {
 			return nil, fmt.Errorf("/v1/models: %w", err)
 		}
 		if entry.ID != "" {
-			models = append(models, listedModel{id: entry.ID, raw: raw})
+			models = append(models, listedModel{id: entry.ID, raw: raw, adapter: entry.Parent != nil && *entry.Parent != ""})
 		}
 	}
 	slices.SortStableFunc(models, func(a, b listedModel) int { return strings.Compare(a.id, b.id) })

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -31,6 +32,8 @@ type Engine struct {
 	Key               uint32             // prefixtree.BackendKey of the name
 
 	since  prefixtree.Time // see policy.Backend.Since
+	base   string          // the engine's URL, without the rank
+	rank   int             // data-parallel rank of the engine; -1: all of it
 	apiKey string
 	target proxy.Target
 	prober *engine.Prober
@@ -43,9 +46,11 @@ type link struct {
 	tls      *tls.Config  // nil: no TLS
 	client   *http.Client // for the node's own requests
 	listed   []string     // models that the engine listed; nil if it never answered
+	adapters []string     // those of listed that are LoRA adapters
 	failure  string       // of the last query for models; "" if it succeeded
 	answered answering    // outcome of that query
 	load     Load
+	misfit   bool // its ranks are not those of the engine, and the log says so
 }
 
 type answering uint8
@@ -106,7 +111,8 @@ func ReadKeys(list []config.Backend) (Keys, error) {
 // connect gives e its target, its credentials and the link of was, which may be nil. Another CA
 // makes a new link with the old one's answers: no connection that the old CA verified is used again.
 func (d *Directory) connect(e, was *Engine, c credentials) {
-	b := config.Backend{URL: e.URL}
+	e.base, e.rank = raftstore.SplitRank(e.URL)
+	b := config.Backend{URL: e.base}
 	addr, host, base, secure := b.Address()
 	if was != nil && was.ca == c.ca {
 		e.link = was.link
@@ -136,11 +142,23 @@ func (d *Directory) connect(e, was *Engine, c credentials) {
 	} else {
 		client := *e.client
 		client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-		e.prober = &engine.Prober{Client: &client, URL: e.URL, Path: d.cfg.ProbePath, Key: e.apiKey}
+		e.prober = &engine.Prober{Client: &client, URL: e.base, Path: d.cfg.ProbePath, Key: e.apiKey}
 	}
+	e.target.Header = e.headers()
+}
+
+// RankHeader makes vLLM and SGLang compute a request on a data-parallel rank.
+const RankHeader = "X-Data-Parallel-Rank"
+
+// headers are those of requests, of clients and of the node.
+func (e *Engine) headers() (list [][2]string) {
 	if e.apiKey != "" {
-		e.target.Header = [][2]string{{"Authorization", "Bearer " + e.apiKey}}
+		list = append(list, [2]string{"Authorization", "Bearer " + e.apiKey})
 	}
+	if e.rank >= 0 {
+		list = append(list, [2]string{RankHeader, strconv.Itoa(e.rank)})
+	}
+	return list
 }
 
 func (e *Engine) Probe(ctx context.Context) (engine.Ailment, error) { return e.prober.Probe(ctx) }
@@ -152,7 +170,7 @@ func (e *Engine) EventSources(ctx context.Context) ([]events.Source, error) {
 
 // send sends the node's own request, a GET.
 func (e *Engine) send(ctx context.Context, path string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.base+path, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -261,7 +279,7 @@ const maxKVTokens = 1 << 40
 // Directory.mu must be held.
 func (e *Engine) forPolicy() policy.Backend {
 	return policy.Backend{
-		ID: e.ID, Generation: e.KnownGeneration(), Name: e.Name, Models: e.models(), Weight: e.Weight, State: e.eligible(),
+		ID: e.ID, Generation: e.KnownGeneration(), Name: e.Name, Models: e.models(), Adapters: e.adapters, Weight: e.Weight, State: e.eligible(),
 		Role: e.target.Role, Paired: e.BootstrapPort != 0,
 		KVTokens: e.kvTokens(), Since: e.since, Handle: &e.target,
 	}
@@ -280,7 +298,7 @@ func roleOf(r raftstore.Role) policy.Role {
 func sameForPolicy(x, y policy.Backend) bool {
 	a, b := x.Handle.(*proxy.Target), y.Handle.(*proxy.Target)
 	return x.ID == y.ID && x.Generation == y.Generation && x.Name == y.Name && slices.Equal(x.Models, y.Models) &&
-		x.Weight == y.Weight && x.State == y.State && x.KVTokens == y.KVTokens && x.Since == y.Since &&
+		slices.Equal(x.Adapters, y.Adapters) && x.Weight == y.Weight && x.State == y.State && x.KVTokens == y.KVTokens && x.Since == y.Since &&
 		x.Role == y.Role && x.Paired == y.Paired &&
 		a.Addr == b.Addr && a.Host == b.Host && a.BasePath == b.BasePath && a.TLS == b.TLS && slices.Equal(a.Header, b.Header)
 }

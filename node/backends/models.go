@@ -16,9 +16,10 @@ const (
 )
 
 type listedModel struct {
-	id  string
-	raw json.RawMessage
-	by  *link // the sender; other engines' entries are ignored
+	id      string
+	adapter bool
+	raw     json.RawMessage
+	by      *link // the sender; other engines' entries are ignored
 }
 
 type modelList struct {

@@ -17,10 +17,10 @@ import (
 	"grapevine/raftstore"
 )
 
-// Backend is one engine of the static list.
+// Backend is one engine of the static list, or one or all of its data-parallel ranks.
 type Backend struct {
-	URL      string   // http or https://host[:port][/base]
-	Name     string   // unique, in x-grapevine-backend; default: host:port and base
+	URL      string   // http or https://host[:port][/base][#rank=K|#ranks=N]
+	Name     string   // unique, in x-grapevine-backend; default: host:port, base and @K
 	Models   []string // nil: the engine is asked
 	Weight   float64  // share of traffic; 0 becomes 1
 	KVTokens int      // KV cache in tokens; 0: learned
@@ -158,8 +158,8 @@ func (b *Backend) Check() error {
 		return fmt.Errorf("url %q does not parse: write http://host:port", b.URL)
 	case u.Scheme != "http" && u.Scheme != "https", u.Host == "", u.Hostname() == "":
 		return fmt.Errorf("url %q is not one of an engine: write http://host:port", b.URL)
-	case u.User != nil, u.RawQuery != "", u.Fragment != "":
-		return errors.New("url must not hold a user, a query or a fragment: use api_key for a credential")
+	case u.User != nil, u.RawQuery != "":
+		return errors.New("url must not hold a user, a query or a fragment other than a rank: use api_key for a credential")
 	case !Finite(b.Weight) || b.Weight < 0:
 		return fmt.Errorf("weight %v is not a number from 0 up", b.Weight)
 	case b.KVTokens < 0:
@@ -190,12 +190,16 @@ func (b *Backend) Check() error {
 	if !HeaderWord(b.APIKey) {
 		return errors.New("api_key holds a character that no header may hold")
 	}
+	rank, err := checkRanks(u)
+	if err != nil {
+		return err
+	}
 	u.Path = strings.TrimSuffix(u.Path, "/")
 	// Engines document their URL with /v1, but requests carry that in their own path.
 	u.Path = strings.TrimSuffix(u.Path, "/v1")
 	b.URL = u.String()
 	if b.Name == "" {
-		b.Name = u.Host + u.Path
+		b.Name = u.Host + u.Path + rank
 	}
 	if !HeaderWord(b.Name) || strings.Contains(b.Name, ",") {
 		return fmt.Errorf("name %q holds something else than visible ASCII, or a comma: it goes into a response header", b.Name)
@@ -227,7 +231,7 @@ func HeaderWord(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r < '!' || r > '~' })
 }
 
-// Address splits the URL for dialers and Host headers.
+// Address splits the engine's URL for dialers and Host headers.
 func (b *Backend) Address() (addr, host, base string, tls bool) {
 	u, err := url.Parse(b.URL)
 	if err != nil {
@@ -259,7 +263,7 @@ func (b *Backend) Spec() raftstore.Backend {
 	return s
 }
 
-// SameURL reports whether two URLs lead to the same engine.
+// SameURL reports whether two URLs lead to the same engine or rank.
 func SameURL(a, b string) bool {
 	x, errX := raftstore.NormalURL(a)
 	y, errY := raftstore.NormalURL(b)

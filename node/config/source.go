@@ -17,12 +17,21 @@ import (
 type Source struct {
 	Entry string // as configured: file:PATH, dns:NAME:PORT or srv:NAME
 	Kind  raftstore.Source
-	Rest  string // Entry without its first word
+	Rest  string // Entry without its first word and ranks
+	Ranks string // "" or, of a name in DNS, #ranks=N: each engine has N data-parallel ranks
 }
 
 func ParseSource(entry string) (Source, error) {
 	kind, rest, _ := strings.Cut(entry, ":")
 	s := Source{Entry: entry, Rest: rest}
+	if at := strings.IndexByte(rest, '#'); at >= 0 && kind != "file" {
+		rest, s.Ranks = rest[:at], rest[at:]
+		s.Rest = rest
+		b := Backend{URL: "http://engine" + s.Ranks}
+		if _, err := b.Each(); err != nil {
+			return Source{}, err
+		}
+	}
 	switch {
 	case kind == "file" && rest != "":
 		s.Kind = raftstore.File
@@ -54,7 +63,7 @@ func ParseBackends(name string, text []byte) (list []Backend, err error) {
 		errs = append(errs, &Error{File: name, Line: line, Reason: err.Error()})
 	}
 	names := make(map[string]int)
-	add := func(b Backend, line int) {
+	addOne := func(b Backend, line int) {
 		switch first, twice := names[b.Name]; {
 		case b.APIKey != "" || b.APIKeyFile != "" || b.CAFile != "":
 			place(line, fmt.Errorf("%s: api_key, api_key_file and ca_file are each node's own: give them under backends in its configuration, with this name", b.Name))
@@ -63,6 +72,15 @@ func ParseBackends(name string, text []byte) (list []Backend, err error) {
 		default:
 			names[b.Name] = line
 			list = append(list, b)
+		}
+	}
+	add := func(b Backend, line int) {
+		each, err := b.Each()
+		if err != nil {
+			place(line, err)
+		}
+		for _, b := range each {
+			addOne(b, line)
 		}
 	}
 	if isYAML(text) {

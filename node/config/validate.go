@@ -91,13 +91,18 @@ func (c *Config) checkBackends(bad complain) {
 			bad("backends_from", "write file:PATH, dns:NAME:PORT or srv:_SERVICE._tcp.NAME", "entry %d, %q: %v", i+1, entry, err)
 		}
 	}
+	var list []Backend
+	for i := range c.Backends {
+		each, err := c.Backends[i].Each()
+		if err != nil {
+			bad("backends", "", "%v", err)
+		}
+		list = append(list, each...)
+	}
+	c.Backends = list
 	names, urls := make(map[string]string, len(c.Backends)), make(map[string]string, len(c.Backends))
 	for i := range c.Backends {
 		b := &c.Backends[i]
-		if err := b.Check(); err != nil {
-			bad("backends", "", "%v", err)
-			continue
-		}
 		if other, ok := names[b.Name]; ok {
 			bad("backends", "name them apart with name", "two backends are called %s (%s and %s)", b.Name, other, b.URL)
 		}

@@ -58,7 +58,7 @@ func newRig(t *testing.T, urls ...string) *rig {
 			}
 			r.Adopted(now)
 		},
-		Reported: func(e *backends.Engine, m *engine.Metrics) { r.Started(e, m) },
+		Reported: func(e *backends.Engine, m *engine.Metrics, _ *engine.Adapters) { r.Started(e, m) },
 	})
 	if err != nil {
 		t.Fatal(err)

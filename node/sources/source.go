@@ -72,11 +72,12 @@ func (s *source) resolve(ctx context.Context) (list []config.Backend, err error)
 	}
 	slices.Sort(addrs)
 	for _, addr := range slices.Compact(addrs) {
-		b := config.Backend{URL: "http://" + addr}
-		if err := b.Check(); err != nil {
+		b := config.Backend{URL: "http://" + addr + s.Ranks}
+		each, err := b.Each()
+		if err != nil {
 			return nil, err
 		}
-		list = append(list, b)
+		list = append(list, each...)
 	}
 	return list, nil
 }

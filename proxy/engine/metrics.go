@@ -3,17 +3,21 @@ package engine
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
+	"iter"
 	"math"
+	"slices"
 	"strconv"
+	"strings"
 )
 
-// Metrics is an endpoint's state, summed over its data-parallel engines; -1 means not reported.
+// Metrics is the state of an endpoint, summed over its data-parallel ranks, or of one rank; -1 means not reported.
 type Metrics struct {
 	Running  int     // requests
 	Waiting  int     // requests
-	KVUsage  float64 // 0 to 1, mean over engines
+	KVUsage  float64 // 0 to 1, mean over ranks
 	KVTokens int64
 	// Prompt tokens looked up and found in the prefix cache.
 	QueriedTokens, HitTokens int64
@@ -38,10 +42,10 @@ const (
 	samples
 )
 
-// Engines report old and new names side by side; the lowest rank present counts.
+// Engines report old and new names side by side; the lowest spelling present counts.
 var metricNames = map[string]struct {
-	what sample
-	rank int
+	what     sample
+	spelling int
 }{
 	"vllm:num_requests_running":       {running, 0},
 	"sglang:num_running_reqs":         {running, 0},
@@ -69,11 +73,52 @@ var metricNames = map[string]struct {
 	"process_start_time_seconds":          {started, 0},
 }
 
-const ranks = 4
+const spellings = 4
 
 // ParseMetrics reads Prometheus' text format. It fails only if r does or a line exceeds 64 KiB.
-func ParseMetrics(r io.Reader) (Metrics, error) {
-	var sums [samples][ranks]struct {
+func ParseMetrics(r io.Reader) (Metrics, error) { return parseMetrics(r, nil) }
+
+// ParseRank reads the metrics of one data-parallel rank, and those that all ranks share. It fails if the page does not have the rank.
+// A node of several has ranks from 0 under the labels of the whole engine, so labels are counted.
+func ParseRank(page []byte, rank int) (Metrics, error) {
+	labels := Ranks(page)
+	if rank >= len(labels) {
+		return Metrics{}, fmt.Errorf("engine metrics: of %d data-parallel ranks, none is the wanted one, %d", len(labels), rank)
+	}
+	return parseMetrics(bytes.NewReader(page), []byte(labels[rank]))
+}
+
+// Ranks returns the labels of the data-parallel ranks on a metrics page in their order: none if the page does not tell ranks apart.
+func Ranks(page []byte) (labels []string) {
+	for line := range bytes.Lines(page) {
+		name, pairs, _ := splitSample(bytes.TrimSpace(line))
+		if _, known := metricNames[string(name)]; !known {
+			continue
+		}
+		if label := rankLabel(pairs); label != nil && !slices.Contains(labels, string(label)) {
+			if labels = append(labels, string(label)); len(labels) > maxRanks {
+				return nil
+			}
+		}
+	}
+	slices.SortFunc(labels, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b)) })
+	return labels
+}
+
+const maxRanks = 1024
+
+func rankLabel(pairs []byte) (rank []byte) {
+	for name, value := range labelPairs(pairs) {
+		if string(name) == "engine" || string(name) == "dp_rank" { // vLLM, SGLang
+			rank = value
+		}
+	}
+	return rank
+}
+
+// parseMetrics reads the samples of one rank and those without a rank, or all if rank is nil.
+func parseMetrics(r io.Reader, rank []byte) (Metrics, error) {
+	var sums [samples][spellings]struct {
 		total float64
 		n     int
 	}
@@ -86,6 +131,11 @@ func ParseMetrics(r io.Reader) (Metrics, error) {
 		if !ok {
 			continue
 		}
+		if rank != nil {
+			if label := rankLabel(labels); label != nil && !bytes.Equal(label, rank) {
+				continue
+			}
+		}
 		var v float64
 		if m.what == geometry {
 			v, ok = tokensOf(labels)
@@ -93,7 +143,7 @@ func ParseMetrics(r io.Reader) (Metrics, error) {
 			v, ok = number(rest)
 		}
 		if ok {
-			s := &sums[m.what][m.rank]
+			s := &sums[m.what][m.spelling]
 			if s.total += v; m.what == started {
 				s.total = max(s.total-v, v)
 			}
@@ -168,25 +218,34 @@ func number(rest []byte) (float64, bool) {
 
 func tokensOf(labels []byte) (float64, bool) {
 	size, count := 0.0, 0.0
-	for len(labels) > 0 {
-		eq := bytes.IndexByte(labels, '=')
-		if eq < 0 || eq+1 >= len(labels) || labels[eq+1] != '"' {
-			break
+	for name, value := range labelPairs(labels) {
+		v, ok := number(value)
+		if !ok {
+			continue
 		}
-		end := skipString(labels, eq+1)
-		if end < 0 {
-			break
+		switch string(name) {
+		case "block_size", "page_size":
+			size = v
+		case "num_gpu_blocks", "num_pages":
+			count = v
 		}
-		v, ok := number(labels[eq+2 : end-1])
-		if ok {
-			switch string(bytes.Trim(labels[:eq], ", ")) {
-			case "block_size", "page_size":
-				size = v
-			case "num_gpu_blocks", "num_pages":
-				count = v
-			}
-		}
-		labels = labels[end:]
 	}
 	return size * count, size > 0 && count > 0
+}
+
+// labelPairs yields names and values, which stay escaped, up to the first malformed pair.
+func labelPairs(labels []byte) iter.Seq2[[]byte, []byte] {
+	return func(yield func(name, value []byte) bool) {
+		for len(labels) > 0 {
+			eq := bytes.IndexByte(labels, '=')
+			if eq < 0 || eq+1 >= len(labels) || labels[eq+1] != '"' {
+				return
+			}
+			end := skipString(labels, eq+1)
+			if end < 0 || !yield(bytes.Trim(labels[:eq], ", "), labels[eq+2:end-1]) {
+				return
+			}
+			labels = labels[end:]
+		}
+	}
 }

@@ -81,6 +81,33 @@ func TestParseMetrics(t *testing.T) {
 	}
 }
 
+func TestParseRank(t *testing.T) {
+	for _, c := range []struct {
+		name, page string
+		want       []Metrics
+	}{
+		{"vllm", vllmPage, []Metrics{{3, 1, 0.25, 1_500_000, 1_500_000, 1_000_000, 1.78e9}, {4, 0, 0.75, 100_000, 500_000, 0, 1.78e9}}},
+		{"a node of several", strings.ReplaceAll(strings.ReplaceAll(vllmPage, `engine="1"`, `engine="10"`), `engine="0"`, `engine="9"`),
+			[]Metrics{{3, 1, 0.25, 1_500_000, 1_500_000, 1_000_000, 1.78e9}, {4, 0, 0.75, 100_000, 500_000, 0, 1.78e9}}},
+		{"sglang", "sglang:num_running_reqs{dp_rank=\"0\",tp_rank=\"0\"} 1\nsglang:num_running_reqs{dp_rank=\"1\",tp_rank=\"4\"} 2\n",
+			[]Metrics{{1, -1, -1, -1, -1, -1, -1}, {2, -1, -1, -1, -1, -1, -1}}},
+		{"one rank", sglangPage, nil},
+		{"others' labels", "http_requests_total{engine=\"1\"} 2\n", nil},
+	} {
+		if got := Ranks([]byte(c.page)); len(got) != len(c.want) {
+			t.Errorf("%s: ranks %q, want %d", c.name, got, len(c.want))
+		}
+		for rank, want := range c.want {
+			if got, err := ParseRank([]byte(c.page), rank); err != nil || got != want {
+				t.Errorf("%s: rank %d: %+v, %v; want %+v", c.name, rank, got, err, want)
+			}
+		}
+		if m, err := ParseRank([]byte(c.page), len(c.want)); err == nil || !strings.Contains(err.Error(), "data-parallel ranks") {
+			t.Errorf("%s: a rank too high: %+v, %v", c.name, m, err)
+		}
+	}
+}
+
 func FuzzParseMetrics(f *testing.F) {
 	f.Add(vllmPage)
 	f.Add(sglangPage)

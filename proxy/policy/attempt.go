@@ -72,7 +72,7 @@ func (a *Attempt) Dispatched(now prefixtree.Time) {
 	}
 	if a.adapter != 0 {
 		a.slot.mu.Lock()
-		a.slot.adapters.add(a.adapter)
+		a.slot.adapters.begin(a.adapter, now)
 		a.slot.mu.Unlock()
 	}
 }
@@ -118,6 +118,14 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	}
 	before := a.stage
 	a.release(now)
+	if a.adapter != 0 && before != picked {
+		a.slot.mu.Lock()
+		a.slot.adapters.end(a.adapter)
+		a.slot.mu.Unlock()
+		if o.Failed == None {
+			a.router.adapterTime.add(float64(now-a.at.dispatched) / 1000)
+		}
+	}
 	switch {
 	case o.Failed.blames():
 		if a.router.failed(a.slot, &o, a.at.picked, now) && a.router.cfg.Failed != nil {

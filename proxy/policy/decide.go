@@ -3,8 +3,6 @@ package policy
 import (
 	"fmt"
 
-	"github.com/zeebo/xxh3"
-
 	"grapevine/prefixtree"
 )
 
@@ -86,6 +84,7 @@ func (r *Router) decideIn(s *Scene, q *Request, p *pool, strategy *named, now pr
 
 func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 	s.Request, s.pool, s.Now, s.truth = q, p, now, r.cfg.Truth
+	s.slotTime = r.adapterTime.mean()
 	f := r.fleet.Load()
 	s.Nodes, s.Staleness = f.nodes, min(f.staleness, maxStaleness)
 	if s.Nodes > 1 && r.peers.heard.Load() == 0 {
@@ -137,10 +136,8 @@ func (r *Router) charge(s *Scene, c *Candidate, att *Attempt) {
 	att.held, att.followed = c.Held, c.Held > s.CommonTokens && !c.exact
 	att.charged = int64(att.decision.UncachedTokens)
 	att.resident = int64(s.PromptTokens + q.OutputHint)
-	att.trial, att.interval, att.adapter, att.nonStreaming = c.half, 0, 0, q.NonStreaming
-	if len(q.LoRA) > 0 {
-		att.adapter = xxh3.Hash(q.LoRA)
-	}
+	att.trial, att.interval, att.nonStreaming = c.half, 0, q.NonStreaming
+	att.adapter = s.adapter()
 	att.work, att.prefix = &s.pool.work, s.count(c)
 	att.remote = false
 	att.at.picked, att.at.dispatched, att.at.first = now, 0, 0

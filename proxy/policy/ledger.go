@@ -48,8 +48,8 @@ type slot struct {
 	reportedAt   prefixtree.Time // since when other nodes report failures; 0: none
 	busyAt       prefixtree.Time // last answer of 429
 	busyUntil    int64           // ms; 0: none
-	adapters     adapterSet
-	_            [56]byte // pads to a cache line
+	adapters     adapters
+	_            [64]byte // pads to a cache line
 }
 
 // queued returns the own prefill tokens in front of a new request, less the progress of the running
@@ -232,21 +232,4 @@ func (l *ledger) drop(id prefixtree.Backend) bool {
 	}
 	delete(l.slots, id)
 	return true
-}
-
-type adapterSet struct {
-	names [adapterSlots]uint64
-	next  int
-}
-
-const adapterSlots = 8 // a usual ceiling of max_loras in vLLM
-
-func (s *adapterSet) has(name uint64) bool { return slices.Contains(s.names[:], name) }
-
-func (s *adapterSet) add(name uint64) {
-	if s.has(name) {
-		return
-	}
-	s.names[s.next] = name
-	s.next = (s.next + 1) % adapterSlots
 }

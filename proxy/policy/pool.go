@@ -33,6 +33,7 @@ type pool struct {
 	byID    []int32 // backend id -> entry, -1: none
 	*history
 	weighted bool
+	adapter  bool   // the model is a LoRA adapter, as any backend says
 	decodes  bool   // some are decode backends
 	parts    *parts // nil unless a backend has a role
 
@@ -129,7 +130,12 @@ func (r *Router) SetView(v *View) {
 		t.general = t.newPool("*", poolGeneral, v.general, known)
 	}
 	for m, at := range v.byModel {
-		t.byModel[m] = t.newPool(m, max(xxh3.HashString(m), poolGeneral+1), at, known)
+		p := t.newPool(m, max(xxh3.HashString(m), poolGeneral+1), at, known)
+		for _, i := range at {
+			_, found := slices.BinarySearch(v.Backends[i].Adapters, m)
+			p.adapter = p.adapter || found
+		}
+		t.byModel[m] = p
 	}
 	slices.SortFunc(t.pools, func(a, b *pool) int { return cmp.Compare(a.key, b.key) })
 	for _, p := range t.pools {

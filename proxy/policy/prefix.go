@@ -23,6 +23,7 @@ func (p prefix) Choose(s *Scene) (int, Rung) {
 	s.hear()
 	s.foresee()
 	s.await()
+	s.equip()
 	gathered := s.hot.Replicas > 0 && s.gather(s.meanQueue()*(1+hotSlack)+float64(s.PromptTokens)) < s.size
 	s.price()
 	key := s.orderKey()

@@ -107,6 +107,7 @@ type Router struct {
 	rate        *fleetRate
 	peers       peerLoads
 	ledger      ledger
+	adapterTime adapterTime
 	transfers   transfers
 	ejecting    sync.Mutex // serialises failures to bound ejections; taken before slot.mu
 	table       atomic.Pointer[table]

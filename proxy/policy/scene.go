@@ -30,9 +30,11 @@ type Scene struct {
 	size    int       // the engines that Candidates stand for: more than these in a large pool
 	traffic traffic
 	later   float64 // seconds of other requests that a second of prefill costs
-	unseen  float64 // requests that other nodes have placed since their reports
-	rand    uint64
-	peek    bool // Explain: change nothing
+	// slotTime is for how many seconds requests use the slots of their LoRA adapters.
+	slotTime float64
+	unseen   float64 // requests that other nodes have placed since their reports
+	rand     uint64
+	peek     bool // Explain: change nothing
 }
 
 // Rand returns the next number of this decision's sequence.
@@ -157,5 +159,5 @@ func (c *Candidate) KVUsage() float64 {
 func (c *Candidate) holdsAdapter(name uint64) bool {
 	c.slot.mu.Lock()
 	defer c.slot.mu.Unlock()
-	return c.slot.adapters.has(name)
+	return c.slot.adapters.find(name) != nil
 }

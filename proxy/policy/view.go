@@ -49,6 +49,7 @@ type Backend struct {
 	Generation uint32   // a new generation starts with an empty slot; 0: unknown
 	Name       string   // stable across restarts: rendezvous orders depend on it
 	Models     []string // empty: serves any model
+	Adapters   []string // those of Models that are LoRA adapters; sorted
 	Weight     float64  // relative share of work; 0 means 1
 	State      State
 	Role       Role

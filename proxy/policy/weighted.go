@@ -69,8 +69,8 @@ func (w *weighted) Choose(s *Scene) (int, Rung) {
 		pin = pinned(s, xxh3.Hash(s.Request.Session))
 	}
 	var adapter uint64
-	if w.w[scoreLoRA] > 0 && len(s.Request.LoRA) > 0 {
-		adapter = xxh3.Hash(s.Request.LoRA)
+	if w.w[scoreLoRA] > 0 {
+		adapter = s.adapter()
 	}
 	best := math.Inf(-1)
 	for i := range s.Candidates {
