@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -52,4 +53,27 @@ func TestLastEngines(t *testing.T) {
 	refused("the last one, removed", remove(c, "b"), "no active engine")
 	done("one that is drained already is no loss", remove(c, "only-x"))
 	done("the last one by force", remove(c.Forced(), "b"))
+}
+
+// The last engine of a role leaves only by force, too.
+func TestLastOfARole(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig()
+	for i, role := range []string{"prefill", "prefill", "decode", "both"} {
+		cfg.Backends = append(cfg.Backends, config.Backend{URL: fmt.Sprintf("http://127.0.0.3:%d", i+1), Name: fmt.Sprint(role, i), Role: role, Models: []string{"m"}})
+	}
+	c := client(startAgreed(t, cfg))
+	drain := func(want string, names ...string) {
+		t.Helper()
+		_, err := c.SetBackendState(t.Context(), names, "drain", "")
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("drain of %v: %v, want %q", names, err, want)
+		}
+	}
+	drain("no active engine of role prefill", "prefill0", "prefill1")
+	drain("", "prefill0")
+	drain("no active engine of role prefill", "prefill1")
+	drain("no active engine of role decode", "decode2")
+	drain("", "both3")
+	drain("no active engine of role decode", "decode2")
 }

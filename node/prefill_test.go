@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,8 +23,31 @@ import (
 // roleEngines are emulated engines whose transfers take long enough to be interrupted.
 func roleEngines(t *testing.T, roles ...string) (list []*engine.Server, own []config.Backend) {
 	t.Helper()
+	return enginesLike(t, func(string) engine.ServerConfig { return roleEngine }, roles...)
+}
+
+// pairEngines are SGLang's.
+func pairEngines(t *testing.T, roles ...string) (list []*engine.Server, own []config.Backend) {
+	t.Helper()
+	list, own = enginesLike(t, func(role string) engine.ServerConfig {
+		cfg := roleEngine
+		cfg.Transfer, cfg.Part = false, engine.Part(role)
+		return cfg
+	}, roles...)
+	for i := range own {
+		if _, port, err := net.SplitHostPort(list[i].Addr()); err != nil {
+			t.Fatal(err)
+		} else if own[i].BootstrapPort, err = strconv.Atoi(port); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return list, own
+}
+
+func enginesLike(t *testing.T, like func(role string) engine.ServerConfig, roles ...string) (list []*engine.Server, own []config.Backend) {
+	t.Helper()
 	for i, role := range roles {
-		s, err := engine.NewServer(roleEngine)
+		s, err := engine.NewServer(like(role))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -62,8 +87,12 @@ type asked struct {
 	err     error
 }
 
+// oneShot keeps no connections: the router closes one after the last chunk of a broken stream, just when a
+// client may use it again.
+var oneShot = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+
 func askFor(url string, body []byte, stream bool) (a asked) {
-	resp, err := http.Post(url+"/v1/chat/completions", "application/json", bytes.NewReader(body))
+	resp, err := oneShot.Post(url+"/v1/chat/completions", "application/json", bytes.NewReader(body))
 	if err != nil {
 		return asked{err: err}
 	}
@@ -122,11 +151,16 @@ func TestExplainPrefill(t *testing.T) {
 
 // Either side dies in mid-transfer, under load. Every answer is that to its own prompt, and none
 // fails before its first byte.
-func TestKillInTransfer(t *testing.T) {
+func TestKillInTransfer(t *testing.T) { killInTransfer(t, roleEngines) }
+
+// The same with SGLang's protocol, where no engine can serve a request alone.
+func TestKillInPair(t *testing.T) { killInTransfer(t, pairEngines) }
+
+func killInTransfer(t *testing.T, start func(*testing.T, ...string) ([]*engine.Server, []config.Backend)) {
 	for _, side := range []string{"none", "prefill", "decode"} {
 		for _, stream := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/stream=%v", side, stream), func(t *testing.T) {
-				engines, own := roleEngines(t, "prefill", "prefill", "decode", "decode")
+				engines, own := start(t, "prefill", "prefill", "decode", "decode")
 				cfg := testConfig()
 				cfg.Backends = own
 				n := startNode(t, cfg)

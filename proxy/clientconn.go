@@ -25,6 +25,7 @@ type reason uint8
 const (
 	undisturbed reason = iota
 	expired
+	unpaired // the prefill backend failed; see pair
 	departed // the client left
 	stalled  // the client does not read
 	forced   // the drain ran out of time
@@ -69,6 +70,7 @@ type clientConn struct {
 	mu   sync.Mutex // guards the fields below
 	up   *upstreamConn
 	why  reason
+	pair bool // up waits for a prefill backend
 	late bool // reads fail because readBy has passed
 }
 
@@ -255,6 +257,27 @@ func (c *clientConn) resume(wait time.Duration) reason {
 	return undisturbed
 }
 
+// awaitPair lets the failure of a prefill backend interrupt the decode backend's part.
+func (c *clientConn) awaitPair() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pair = true
+}
+
+// settlePair ends awaitPair. An interruption by it is forgotten.
+func (c *clientConn) settlePair() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pair = false
+	if c.why != unpaired {
+		return
+	}
+	c.why = undisturbed
+	if c.up != nil {
+		_ = c.up.raw.SetDeadline(time.Time{}) // a closed connection fails at the next read
+	}
+}
+
 func (c *clientConn) cause() reason {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -266,14 +289,14 @@ func (c *clientConn) overdue() bool {
 	return deadline != 0 && c.proxy.clock.Load() > deadline
 }
 
-// The first reason stands, except that others replace expired.
+// The first reason stands, except that others replace expired and unpaired.
 func (c *clientConn) interrupt(why reason) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.why != undisturbed && c.why != expired {
+	if c.why > unpaired || why == unpaired && (!c.pair || c.why == unpaired) {
 		return
 	}
-	if why == expired && (c.up == nil || c.why == expired || !c.overdue()) {
+	if why == expired && (c.up == nil || c.why != undisturbed || !c.overdue()) {
 		return // the wait went on meanwhile
 	}
 	c.why = why

@@ -31,6 +31,7 @@ type exchange struct {
 	guard   guard
 	prefill guard // of another backend that computes the prompt
 	split   split
+	pair    pair
 	learner engine.Stream
 	relay   relay
 }
@@ -218,6 +219,7 @@ func (e *exchange) finish() {
 		e.up = nil
 	}
 	e.end(policy.ClientGone)
+	e.endPair(e.rec.Failed != policy.None)
 	if e.prefill.open { // after a panic
 		e.close(&e.prefill, policy.ClientGone, engine.Unknown)
 	}

@@ -45,12 +45,8 @@ func (e *exchange) reach(t *Target, pieces [][]byte, g *guard, patience time.Dur
 	}
 	for {
 		if up == nil {
-			var err error
-			if up, err = e.proxy.upstreams.dial(e.proxy.base, t); err != nil {
-				if why := e.conn.cause(); why != undisturbed && why != expired {
-					return nil, policy.None, why
-				}
-				return nil, policy.Connect, undisturbed
+			if up, f, why = e.dial(t); up == nil {
+				return nil, f, why
 			}
 		}
 		if why := e.conn.attach(up, patience); why != undisturbed {
@@ -70,6 +66,17 @@ func (e *exchange) reach(t *Target, pieces [][]byte, g *guard, patience time.Dur
 		e.rec.Resent++
 		up = nil
 	}
+}
+
+func (e *exchange) dial(t *Target) (up *upstreamConn, f policy.Failure, why reason) {
+	up, err := e.proxy.upstreams.dial(e.proxy.base, t)
+	if err == nil {
+		return up, policy.None, undisturbed
+	}
+	if why := e.conn.cause(); why != undisturbed && why != expired {
+		return nil, policy.None, why
+	}
+	return nil, policy.Connect, undisturbed
 }
 
 // lost closes a connection that failed, and returns what failed or why the request must stop.
@@ -100,7 +107,13 @@ func (e *exchange) blame(f policy.Failure, b prefixtree.Backend) {
 	e.last.failed, e.last.status = f, 0
 }
 
+// cutShort reports whether the request is settled: not if only its prefill failed.
 func (e *exchange) cutShort(why reason) bool {
+	if why == unpaired {
+		e.end(policy.Transfer)
+		e.last.failed = policy.Transfer
+		return false
+	}
 	e.end(policy.ClientGone)
 	if why == forced {
 		e.refuse(fault{fasthttp.StatusServiceUnavailable, "shutting_down", "the router is shutting down"})
@@ -125,7 +138,7 @@ func (e *exchange) converse(up *upstreamConn, t *Target, pieces [][]byte, g *gua
 	}
 	g.attempt.Dispatched(e.proxy.cfg.Picker.Now())
 	e.rec.Queue = time.Since(e.rec.Start)
-	return e.readHead(up)
+	return readHead(up.br, &e.ctx.Response.Header)
 }
 
 // The backend may have answered and closed before it read the whole request.
@@ -133,7 +146,7 @@ func (e *exchange) converseEarly(up *upstreamConn, cause error) error {
 	if err := up.raw.SetReadDeadline(time.Now().Add(earlyAnswer)); err != nil {
 		return cause
 	}
-	if err := e.readHead(up); err != nil || e.ctx.Response.StatusCode() < fasthttp.StatusBadRequest {
+	if err := readHead(up.br, &e.ctx.Response.Header); err != nil || e.ctx.Response.StatusCode() < fasthttp.StatusBadRequest {
 		return cause
 	}
 	e.ctx.Response.Header.SetConnectionClose()
@@ -181,6 +194,7 @@ func (e *exchange) takeAnswer(up *upstreamConn) (settled bool) {
 			return e.broke(up)
 		}
 	}
+	e.prefillArrived()
 	if why := e.release(up, keep); why != undisturbed && why != expired {
 		return e.cutShort(why)
 	}
@@ -244,6 +258,9 @@ func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 	e.conn.deadline.Store(0)
 	if e.split.transfers() && e.sse && engine.BeginsWithError(e.first) {
 		return e.loseTransfer(up)
+	}
+	if len(e.first) > 0 {
+		e.prefillArrived()
 	}
 	e.up, e.keep = up, keep
 	status := e.ctx.Response.StatusCode()

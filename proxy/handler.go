@@ -289,6 +289,9 @@ func (e *exchange) forward() {
 	began := e.rec.Start
 	for {
 		t, err := e.pick()
+		if errors.Is(err, policy.ErrNoRole) && e.pairAgain() {
+			t, err = e.pick()
+		}
 		if err != nil {
 			e.refusePick(err)
 			return
@@ -302,12 +305,14 @@ func (e *exchange) forward() {
 		if settled || ready && e.attempt(&t) {
 			return
 		}
+		here := ready && e.last.failed != policy.Transfer // the failure is t's
+		e.endPair(true)
 		began = time.Now()
 		if ready && !e.mayMove() || len(e.suspects) >= maxSeen {
 			e.refuseExhausted()
 			return
 		}
-		if ready && e.last.failed != policy.Transfer {
+		if here {
 			e.query.Exclude = append(e.query.Exclude, t.ID)
 		}
 		if !ready || e.split.transfers() {
@@ -325,6 +330,9 @@ func (e *exchange) refusePick(err error) {
 		e.refuse(fault{fasthttp.StatusNotFound, "model_not_found", "no backend serves the model " + quoted(e.rec.Model)})
 	case errors.Is(err, policy.ErrHolderGone):
 		e.refuse(responseLost)
+	case errors.Is(err, policy.ErrNoRole) && e.split.pairs > 0:
+		e.refuse(fault{fasthttp.StatusServiceUnavailable, "no_backend", "no prefill backend can take the request now"})
+		e.retryAfter(1)
 	case errors.Is(err, policy.ErrNoRole):
 		e.refuse(fault{fasthttp.StatusServiceUnavailable, "no_backend_role", "no active backend of the model has a role that can serve the request: it needs " +
 			neededRoles(e.query.Need) + ". Add such a backend, or resume one"})

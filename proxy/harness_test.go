@@ -139,7 +139,9 @@ func newRig(t testing.TB, backends []string, options ...rigOption) *rig {
 		if cfg.roles != "" {
 			entry.Role = map[byte]policy.Role{'b': policy.Both, 'p': policy.Prefill, 'd': policy.Decode}[cfg.roles[i]|0x20]
 			entry.Paired = cfg.roles[i] < 'a'
-			target.Role = entry.Role
+			if target.Role = entry.Role; entry.Paired {
+				target.Bootstrap = 8998
+			}
 		}
 		picker.targets[target.ID] = target
 		entries = append(entries, entry)

@@ -15,13 +15,12 @@ var errMalformed = errors.New("malformed response head")
 const maxInterim = 100
 
 // readHead checks lines before fasthttp, which accepts what other readers interpret differently.
-func (e *exchange) readHead(up *upstreamConn) error {
-	h := &e.ctx.Response.Header
+func readHead(br *bufio.Reader, h *fasthttp.ResponseHeader) error {
 	for range maxInterim {
-		if err := awaitHead(up.br); err != nil {
+		if err := awaitHead(br); err != nil {
 			return err
 		}
-		if err := h.Read(up.br); err != nil {
+		if err := h.Read(br); err != nil {
 			return err
 		}
 		switch status := h.StatusCode(); {

@@ -20,6 +20,7 @@ type split struct {
 	reply  [][]byte     // the body for the decode backend
 	member []byte       // what tells the decode backend where the KV cache is; used once
 	usage  engine.Usage // by the prefill backend
+	pairs  int          // that failed
 }
 
 // transfers reports whether the decode backend fetches, or fetched, the KV cache.
@@ -27,7 +28,7 @@ func (s *split) transfers() bool { return len(s.member) > 0 }
 
 func (s *split) reset() {
 	s.forgetBodies()
-	s.member, s.usage = reuse(s.member), engine.Unknown
+	s.member, s.usage, s.pairs = reuse(s.member), engine.Unknown, 0
 }
 
 func (s *split) forgetBodies() {
@@ -71,6 +72,9 @@ func (e *exchange) allowSplit(r *prompt.Request) {
 var askTransfer = []byte(`"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,` +
 	`"remote_block_ids":null,"remote_host":null,"remote_port":null},`)
 
+// askedMember is where withMember puts the member.
+const askedMember = 1
+
 // withMember appends the pieces of a body with a first member, which ends with a comma.
 func withMember(dst, pieces [][]byte, inside int, member []byte) [][]byte {
 	dst = append(dst, pieces[0][:inside], member)
@@ -90,10 +94,18 @@ func (e *exchange) prefillElsewhere(t *Target) (ready, settled bool) {
 		return true, false
 	}
 	p, ok := e.proxy.cfg.Picker.PickPrefill(&e.query, &e.guard.attempt, &e.prefill.attempt)
+	if !ok && t.Bootstrap != 0 {
+		e.split.pairs = maxPairs // only other backends can help
+		e.prefillFailed(policy.Transfer)
+		return false, false
+	}
 	if !ok {
 		return true, false
 	}
 	e.prefill.open = true
+	if t.Bootstrap != 0 {
+		return e.startPair(&p)
+	}
 	began := time.Now()
 	f, why := e.askPrefill(&p)
 	e.rec.Prefill = PrefillRecord{Backend: p.Name, Decision: e.prefill.attempt.Decision(), Failed: f, Took: time.Since(began)}
@@ -168,8 +180,10 @@ func (e *exchange) prefillFailed(f policy.Failure) {
 	e.rec.Prefill.Failed = f
 	switch f {
 	case policy.Connect, policy.Timeout, policy.Reset, policy.Status5xx:
-		e.blame(f, e.rec.Prefill.Decision.Backend)
+		b := e.rec.Prefill.Decision.Backend
+		e.blame(f, b)
 		e.last.status = fasthttp.StatusBadGateway
+		e.query.Exclude = append(e.query.Exclude, b)
 	default:
 		e.last.failed = policy.Transfer
 	}

@@ -80,6 +80,7 @@ func (e *exchange) pump(w io.Writer) (int64, error) {
 		case err != nil:
 			return e.rec.ResponseBytes, e.breakOff(w)
 		}
+		e.prefillArrived()
 	}
 }
 
@@ -230,6 +231,9 @@ func (e *exchange) breakOff(w io.Writer) error {
 	case forced:
 		f = fault{fasthttp.StatusServiceUnavailable, "shutting_down", "the router is shutting down"}
 		e.end(policy.ClientGone)
+	case unpaired:
+		f.message = "the prefill backend failed"
+		e.end(policy.Transfer)
 	case expired:
 		f = fault{fasthttp.StatusGatewayTimeout, "upstream_timeout", "the backend stopped sending its response"}
 		e.end(policy.Timeout)

@@ -32,7 +32,9 @@ type Target struct {
 	TLS      *tls.Config // nil for plain HTTP; one pointer per backend, which keys the pool
 	BasePath string      // without a trailing slash
 	Role     policy.Role
-	Header   [][2]string // replaces the client's headers, on inference paths only
+	// Bootstrap, if not 0, is the port at which SGLang's decode engines ask a prefill engine.
+	Bootstrap uint16
+	Header    [][2]string // replaces the client's headers, on inference paths only
 }
 
 type upstreams struct {

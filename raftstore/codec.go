@@ -1,11 +1,13 @@
 package raftstore
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
 	"reflect"
+	"strconv"
 )
 
 // Log entries, snapshots, answers and hellos are structs, written field after field:
@@ -18,13 +20,69 @@ import (
 //	slice           count as uvarint, the elements
 //	pointer         1 byte for presence, the element
 //
-// So a change of such a struct is a change of its format.
+// So a change of such a struct is a change of its format. Fields with the tag since are absent from
+// older formats, where their value is zero.
 
 var errShort = errors.New("cut short")
 
-func encode(dst []byte, v any) []byte { return appendValue(dst, reflect.ValueOf(v)) }
+const (
+	firstFormat  = 1
+	newestFormat = 2 // roles
+)
 
-func appendValue(dst []byte, v reflect.Value) []byte {
+// grown has, for each struct with the tag since, the format that began each field.
+var grown = formatsOf(reflect.TypeFor[Backend](), reflect.TypeFor[UpdateBackend]())
+
+func formatsOf(structs ...reflect.Type) map[reflect.Type][]uint8 {
+	formats := make(map[reflect.Type][]uint8)
+	for _, t := range structs {
+		for i := range t.NumField() {
+			since, err := strconv.ParseUint(cmp.Or(t.Field(i).Tag.Get("since"), "1"), 10, 8)
+			if err != nil {
+				panic(fmt.Sprintf("raftstore: tag of %s.%s: %v", t, t.Field(i).Name, err))
+			}
+			formats[t] = append(formats[t], uint8(since))
+		}
+	}
+	return formats
+}
+
+// present reports whether a format has the struct's field.
+func present(formats []uint8, field int, format uint8) bool {
+	return formats == nil || formats[field] <= format
+}
+
+func encode(dst []byte, v any) []byte { return appendValue(dst, reflect.ValueOf(v), newestFormat) }
+
+// encodeOldest appends v in the oldest format that holds it, so that older programs can read it.
+func encodeOldest(dst []byte, v any) (_ []byte, format uint8) {
+	value := reflect.ValueOf(v)
+	format = formatOf(value)
+	return appendValue(dst, value, format), format
+}
+
+func formatOf(v reflect.Value) uint8 {
+	format := uint8(firstFormat)
+	switch v.Kind() {
+	case reflect.Slice:
+		if v.Type().Elem().Kind() == reflect.Struct {
+			for i := range v.Len() {
+				format = max(format, formatOf(v.Index(i)))
+			}
+		}
+	case reflect.Struct:
+		formats := grown[v.Type()]
+		for i := range v.NumField() {
+			format = max(format, formatOf(v.Field(i)))
+			if formats != nil && !v.Field(i).IsZero() {
+				format = max(format, formats[i])
+			}
+		}
+	}
+	return format
+}
+
+func appendValue(dst []byte, v reflect.Value, format uint8) []byte {
 	switch v.Kind() {
 	case reflect.Bool:
 		if v.Bool() {
@@ -50,17 +108,20 @@ func appendValue(dst []byte, v reflect.Value) []byte {
 			return append(dst, v.Bytes()...)
 		}
 		for i := range v.Len() {
-			dst = appendValue(dst, v.Index(i))
+			dst = appendValue(dst, v.Index(i), format)
 		}
 		return dst
 	case reflect.Pointer:
 		if v.IsNil() {
 			return append(dst, 0)
 		}
-		return appendValue(append(dst, 1), v.Elem())
+		return appendValue(append(dst, 1), v.Elem(), format)
 	case reflect.Struct:
+		formats := grown[v.Type()]
 		for i := range v.NumField() {
-			dst = appendValue(dst, v.Field(i))
+			if present(formats, i, format) {
+				dst = appendValue(dst, v.Field(i), format)
+			}
 		}
 		return dst
 	}
@@ -68,16 +129,19 @@ func appendValue(dst []byte, v reflect.Value) []byte {
 }
 
 // decode fills the struct that into points to, and copies what it keeps.
-func decode(b []byte, into any) error {
-	d := &decoder{b: b}
+func decode(b []byte, into any) error { return decodeFormat(b, newestFormat, into) }
+
+func decodeFormat(b []byte, format uint8, into any) error {
+	d := &decoder{b: b, format: format}
 	d.value(reflect.ValueOf(into).Elem())
 	return d.done()
 }
 
 // decoder keeps the first error. It allocates as values arrive, not as announced.
 type decoder struct {
-	b   []byte
-	err error
+	b      []byte
+	format uint8
+	err    error
 }
 
 func (d *decoder) value(v reflect.Value) {
@@ -108,8 +172,11 @@ func (d *decoder) value(v reflect.Value) {
 			d.value(v.Elem())
 		}
 	case reflect.Struct:
+		formats := grown[v.Type()]
 		for i := range v.NumField() {
-			d.value(v.Field(i))
+			if present(formats, i, d.format) {
+				d.value(v.Field(i))
+			}
 		}
 	default:
 		panic(fmt.Sprintf("raftstore: %s has no encoding", v.Type()))

@@ -47,9 +47,9 @@ type UpdateBackend struct {
 	Models    *[]string
 	Weight    *float64
 	KVTokens  *int64
-	Role      *Role
+	Role      *Role `since:"2"`
 	// BootstrapPort of a backend of role both is ErrInvalid.
-	BootstrapPort *uint16
+	BootstrapPort *uint16 `since:"2"`
 	Source        *Source
 }
 

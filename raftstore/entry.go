@@ -7,8 +7,6 @@ import (
 	"slices"
 )
 
-const commandFormat = 1
-
 // errUnknownCommand means an entry of a newer program.
 var errUnknownCommand = errors.New("command of an unknown version")
 
@@ -37,7 +35,9 @@ type entryHeader struct {
 
 func (e entry) encode() []byte {
 	kind := 1 + slices.Index(commandKinds, reflect.TypeOf(e.command))
-	return encode(encode(nil, entryHeader{commandFormat, uint8(kind), e.request, e.at}), e.command)
+	raw, format := encodeOldest(encode(nil, entryHeader{firstFormat, uint8(kind), e.request, e.at}), e.command)
+	raw[0] = format
+	return raw
 }
 
 // decodeEntry returns errUnknownCommand for a newer program's entry, other errors for damage.
@@ -45,7 +45,7 @@ func decodeEntry(b []byte) (entry, error) {
 	if len(b) > MaxCommandBytes {
 		return entry{}, fmt.Errorf("command of %d bytes, at most %d are allowed", len(b), MaxCommandBytes)
 	}
-	if len(b) > 0 && b[0] != commandFormat {
+	if len(b) > 0 && (b[0] < firstFormat || b[0] > newestFormat) {
 		return entry{}, fmt.Errorf("%w: format %d", errUnknownCommand, b[0])
 	}
 	d := &decoder{b: b}
@@ -57,6 +57,7 @@ func decodeEntry(b []byte) (entry, error) {
 	case h.Kind == 0 || int(h.Kind) > len(commandKinds):
 		return entry{}, fmt.Errorf("%w: kind %d", errUnknownCommand, h.Kind)
 	}
+	d.format = h.Format
 	command := reflect.New(commandKinds[h.Kind-1]).Elem()
 	d.value(command)
 	if err := d.done(); err != nil {

@@ -201,7 +201,7 @@ func TestJoinIsOnce(t *testing.T) {
 			}
 		}
 		for text, req := range map[string]joinRequest{
-			"belongs to group": {Group: groupID{2}}, "no group": {}, "format": {Group: groupID{2}, Format: commandFormat + 1},
+			"belongs to group": {Group: groupID{2}}, "no group": {}, "format": {Group: groupID{2}, Format: newestFormat + 1},
 		} {
 			if err := s.join(req); err == nil || !strings.Contains(err.Error(), text) {
 				t.Errorf("%+v: %v", req, err)

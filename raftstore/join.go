@@ -20,8 +20,8 @@ func (s *Store) join(req joinRequest) error {
 		return errors.New("the request names no group")
 	case len(req.Given) > maxGiven:
 		return fmt.Errorf("the request names %d groups that were given up, at most %d are possible", len(req.Given), maxGiven)
-	case req.Format > commandFormat:
-		return fmt.Errorf("the group's log has format %d, this program knows %d", req.Format, commandFormat)
+	case req.Format > newestFormat:
+		return fmt.Errorf("the group's log has format %d, this program knows %d", req.Format, newestFormat)
 	}
 	if err := s.fits(req.Constants); err != nil {
 		return err

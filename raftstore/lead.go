@@ -211,7 +211,7 @@ func (s *Store) takeIn(ctx context.Context, inst *raftInstance, servers []raft.S
 			continue
 		}
 		own := s.identity()
-		req := joinRequest{Group: own.Group, Leader: s.id, Format: commandFormat, Constants: s.State().Constants, Given: own.Given, Size: own.Size}
+		req := joinRequest{Group: own.Group, Leader: s.id, Format: newestFormat, Constants: s.State().Constants, Given: own.Given, Size: own.Size}
 		askCtx, cancel := context.WithTimeout(ctx, 2*askTimeout+s.cfg.Timers.Write)
 		_, err := s.caller.ask(askCtx, a.Addr, askJoin, req)
 		cancel()

@@ -444,7 +444,7 @@ func TestUnknownEntryHaltsTheMachine(t *testing.T) {
 	}
 	f.Apply(at(1, add("a")))
 	newer := at(2, add("b"))
-	newer.Data[0] = commandFormat + 1
+	newer.Data[0] = newestFormat + 1
 	if err, ok := f.Apply(newer).(error); !ok || !errors.Is(err, errUnknownCommand) || halted == "" {
 		t.Fatalf("answer is %v, halted %v", err, halted)
 	}

@@ -497,7 +497,7 @@ func (m *machines) misread(i int) {
 	}
 	l := *m.log[m.applied[i]]
 	l.Data = slices.Clone(l.Data)
-	l.Data[0] = commandFormat + 1
+	l.Data[0] = newestFormat + 1
 	p := m.replicas[i]
 	was := p.published
 	if err, ok := p.fsm.Apply(&l).(error); !ok || !errors.Is(err, errUnknownCommand) || p.halted == "" {

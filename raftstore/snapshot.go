@@ -10,10 +10,7 @@ import (
 
 // A snapshot is "GVRS", a byte for the format, a snapshotBody, and the CRC-32C of everything
 // before, big-endian. Equal machines have equal snapshots.
-const (
-	snapshotMagic  = "GVRS"
-	snapshotFormat = 1
-)
+const snapshotMagic = "GVRS"
 
 type snapshotBody struct {
 	Version   uint64
@@ -45,7 +42,8 @@ func (m *machine) snapshot() []byte {
 		body.Outcomes[i] = rememberedOutcome{id, m.outcomes[id]}
 	}
 	dst := make([]byte, 0, 1024+160*len(m.backends)+32*len(m.order))
-	dst = encode(append(append(dst, snapshotMagic...), snapshotFormat), body)
+	dst, format := encodeOldest(append(append(dst, snapshotMagic...), 0), body)
+	dst[len(snapshotMagic)] = format
 	return binary.BigEndian.AppendUint32(dst, crc32.Checksum(dst, castagnoli))
 }
 
@@ -53,23 +51,24 @@ func restoreMachine(b []byte) (*machine, error) {
 	if len(b) < len(snapshotMagic)+1+crc32.Size || string(b[:len(snapshotMagic)]) != snapshotMagic {
 		return nil, errors.New("this is no snapshot")
 	}
-	if format := b[len(snapshotMagic)]; format != snapshotFormat {
+	format := b[len(snapshotMagic)]
+	if format < firstFormat || format > newestFormat {
 		return nil, fmt.Errorf("%w: format %d", errUnknownSnapshot, format)
 	}
 	body, sum := b[:len(b)-crc32.Size], binary.BigEndian.Uint32(b[len(b)-crc32.Size:])
 	if crc32.Checksum(body, castagnoli) != sum {
 		return nil, errors.New("snapshot is damaged: the checksum differs")
 	}
-	m, err := decodeMachine(body[len(snapshotMagic)+1:])
+	m, err := decodeMachine(body[len(snapshotMagic)+1:], format)
 	if err != nil {
 		return nil, fmt.Errorf("snapshot is damaged: %w", err)
 	}
 	return m, nil
 }
 
-func decodeMachine(b []byte) (*machine, error) {
+func decodeMachine(b []byte, format uint8) (*machine, error) {
 	var s snapshotBody
-	if err := decode(b, &s); err != nil {
+	if err := decodeFormat(b, format, &s); err != nil {
 		return nil, err
 	}
 	m := newMachine()

@@ -37,10 +37,10 @@ type Backend struct {
 	Models   []string `json:"models,omitempty"`    // empty: the engine is asked
 	Weight   float64  `json:"weight,omitempty"`    // share of the load, above 0
 	KVTokens int64    `json:"kv_tokens,omitempty"` // tokens; 0: the engine is asked
-	Role     Role     `json:"role,omitempty"`
+	Role     Role     `json:"role,omitempty" since:"2"`
 	// BootstrapPort, if not 0, makes a prefill or decode engine SGLang's: the port at which decode
 	// engines ask a prefill engine for its KV cache.
-	BootstrapPort uint16 `json:"bootstrap_port,omitempty"`
+	BootstrapPort uint16 `json:"bootstrap_port,omitempty" since:"2"`
 	Source        Source `json:"-"`
 
 	// Generation separates KV caches: it grows with each restart and new URL, and a removed name

@@ -83,8 +83,9 @@ type fields struct {
 	Continue     bool            `json:"continue_final_message"`
 	Echo         bool            `json:"echo"`
 	Transfer     *transferParams `json:"kv_transfer_params"`
-	Dimensions   int             `json:"dimensions"`
-	Encoding     string          `json:"encoding_format"`
+	bootstrap
+	Dimensions int    `json:"dimensions"`
+	Encoding   string `json:"encoding_format"`
 }
 
 type call struct {

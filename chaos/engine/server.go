@@ -46,6 +46,7 @@ type ServerConfig struct {
 	Transfer       bool          `name:"transfer" group:"server" help:"Give the KV cache of prompts to other engines, and fetch it from them, as vLLM with the NIXL connector."`
 	TransferRate   float64       `name:"transfer-rate" placeholder:"N" group:"server" help:"Tokens whose KV cache it gives per second. Default 200000."`
 	TransferStart  time.Duration `name:"transfer-start" placeholder:"DURATION" group:"server" help:"Time before the first of them. Default 5ms."`
+	Part           Part          `name:"disaggregation-mode" enum:",prefill,decode" default:"" placeholder:"PART" group:"server" help:"Serve only a part of requests, as SGLang: prefill (its bootstrap port is its own port) or decode. The flags of transfers count."`
 	MetricsStyle   MetricsStyle  `name:"metrics" enum:"vllm,sglang" default:"vllm" group:"server" help:"Style of metrics names and of cached-token reports: vllm or sglang."`
 
 	EventsConfig `embed:""`
@@ -85,8 +86,10 @@ func (c ServerConfig) withDefaults() (ServerConfig, error) {
 		return c, fmt.Errorf("%w: metrics style %q, want %q or %q", ErrConfig, c.MetricsStyle, StyleVLLM, StyleSGLang)
 	case c.Ranks < 1 || c.Ranks > maxRanks:
 		return c, fmt.Errorf("%w: %d ranks, want 1 to %d", ErrConfig, c.Ranks, maxRanks)
-	case c.Ranks > 1 && (c.Transfer || c.Events != ""):
+	case c.Ranks > 1 && (c.Transfer || c.Events != "" || c.Part != ""):
 		return c, fmt.Errorf("%w: several ranks publish no cache events and transfer no KV caches: leave out one of both", ErrConfig)
+	case c.Part != "" && c.Part != PartPrefill && c.Part != PartDecode:
+		return c, fmt.Errorf("%w: disaggregation mode %q, want prefill or decode", ErrConfig, c.Part)
 	case c.MaxModelLen < 2 || c.MaxModelLen > c.KVTokens:
 		return c, fmt.Errorf("%w: context of %d tokens, want 2 to the KV memory's %d", ErrConfig, c.MaxModelLen, c.KVTokens)
 	case !(c.TransferRate > 0) || math.IsInf(c.TransferRate, 0) || c.TransferStart < 0 || c.Lease < 0:
@@ -109,6 +112,7 @@ type Server struct {
 	mux    *http.ServeMux
 	faults faults
 	leases leases
+	rooms  rooms
 	nonce  string
 	began  time.Time
 	ids    atomic.Int64
@@ -290,6 +294,7 @@ func (s *Server) routes() {
 	s.routeEvents()
 	s.mux.HandleFunc("POST /emulator/cached", s.answering(endpointNone, s.cachedHandler))
 	s.mux.HandleFunc("POST /emulator/kv", s.answering(endpointNone, s.giveHandler))
+	s.mux.HandleFunc("POST /emulator/room", s.answering(endpointNone, s.roomHandler))
 	s.mux.HandleFunc("POST /emulator/fault", s.answering(endpointNone, s.faultHandler))
 	s.mux.HandleFunc("GET /emulator/stats", s.statsHandler)
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -335,13 +340,15 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint, body 
 	d.active.Add(1)
 	defer d.active.Add(-1)
 	c.session = s.sessionOf(r, &c.fields)
+	if err := s.checkPart(c); err != nil {
+		return nil, err
+	}
+	if s.cfg.Part == PartPrefill && c.generates() {
+		return s.prefillPart(r.Context(), c)
+	}
 	f := c.flight()
 	d.prepare(f)
-	if s.cfg.Transfer && c.fetches() {
-		if err := s.fetch(r.Context(), c, f); err != nil {
-			return nil, err
-		}
-	} else if err := d.launch(f); err != nil {
+	if err := s.begin(r.Context(), d, c, f); err != nil {
 		return nil, err
 	}
 	// The context shows a client that leaves during a blocked write; the failed write shows one
@@ -375,6 +382,17 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, e endpoint, body 
 		answer["kv_transfer_params"] = s.lease(r.Context(), c)
 	}
 	return answer, nil
+}
+
+// begin launches a prepared flight, or will do so once it has the KV cache of its prompt.
+func (s *Server) begin(ctx context.Context, d *driver, c *call, f *flight) error {
+	switch {
+	case s.cfg.Part == PartDecode && c.generates():
+		return s.decodePart(ctx, c, f)
+	case s.cfg.Transfer && c.fetches():
+		return s.fetch(ctx, c, f)
+	}
+	return d.launch(f)
 }
 
 func (f *flight) wait(ctx context.Context) error {

@@ -125,12 +125,17 @@ func (s *Server) fetch(ctx context.Context, c *call, f *flight) error {
 	if len(c.prompts) != 1 || c.n != 1 || len(p.Blocks) == 0 {
 		return badRequest("kv_transfer_params", "kv_transfer_params of one prompt and one reply expected")
 	}
+	return s.loading(ctx, f, func() error { return s.load(ctx, c, f.seats[0]) })
+}
+
+// loading launches the flight after load, or fails it.
+func (s *Server) loading(ctx context.Context, f *flight, load func() error) error {
 	if !s.enter() {
 		return errStopped
 	}
 	go func() {
 		defer s.work.Done()
-		err := s.load(ctx, c, f)
+		err := load()
 		if err == nil {
 			err = s.driver.launch(f)
 		}
@@ -144,29 +149,38 @@ func (s *Server) fetch(ctx context.Context, c *call, f *flight) error {
 // kvClient keeps no connections: engines come and go.
 var kvClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 
-// load fetches the KV cache of what is not cached here. The reply is that to the prompt whose cache
-// came.
-func (s *Server) load(ctx context.Context, c *call, f *flight) error {
-	p, seat := c.fields.Transfer, f.seats[0]
-	cached := 0
-	if err := s.driver.do(func(time.Duration) { cached = s.driver.model.CachedFor(&seat.job) }); err != nil {
+// load fetches the KV cache of what is not cached here.
+func (s *Server) load(ctx context.Context, c *call, seat *seat) error {
+	p := c.fields.Transfer
+	tokens, err := s.missing(seat)
+	if err != nil {
 		return err
 	}
 	var answer given
-	err := post(ctx, net.JoinHostPort(p.Host, strconv.Itoa(p.Port)), giveRequest{p.Engine, p.Request, p.Blocks[0], seat.job.PromptTokens - cached}, &answer)
-	if err != nil {
+	if err := post(ctx, net.JoinHostPort(p.Host, strconv.Itoa(p.Port)), "/emulator/kv", giveRequest{p.Engine, p.Request, p.Blocks[0], tokens}, &answer); err != nil {
 		return &apiError{status: http.StatusInternalServerError, message: fmt.Sprintf("KV cache transfer failed: %v", err)}
 	}
-	seat.job.Loaded = seat.job.PromptTokens - 1
-	if !bytes.Equal(answer.Text, c.prompts[0]) {
-		seat.reply = appendReply(nil, xxh3.HashSeed(answer.Text, rootKey(c.adapter, c.fields.CacheSalt)), c.output)
-		seat.job.OutKeys = nil
-	}
+	c.loaded(seat, answer.Text)
 	return nil
 }
 
-func post(ctx context.Context, addr string, body, answer any) error {
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+"/emulator/kv", bytes.NewReader(mustJSON(body)))
+// missing returns how many tokens of the prompt are not cached here.
+func (s *Server) missing(seat *seat) (tokens int, err error) {
+	err = s.driver.do(func(time.Duration) { tokens = seat.job.PromptTokens - s.driver.model.CachedFor(&seat.job) })
+	return tokens, err
+}
+
+// loaded makes the reply that to the prompt whose KV cache came.
+func (c *call) loaded(seat *seat, text []byte) {
+	seat.job.Loaded = seat.job.PromptTokens - 1
+	if !bytes.Equal(text, c.prompts[0]) {
+		seat.reply = appendReply(nil, xxh3.HashSeed(text, rootKey(c.adapter, c.fields.CacheSalt)), c.output)
+		seat.job.OutKeys = nil
+	}
+}
+
+func post(ctx context.Context, addr, path string, body, answer any) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+path, bytes.NewReader(mustJSON(body)))
 	if err != nil {
 		return err
 	}

@@ -136,7 +136,7 @@ func (d *Directory) connect(e, was *Engine, c credentials) {
 		}}
 	}
 	e.apiKey = c.apiKey
-	e.target = proxy.Target{ID: e.ID, Name: e.Name, Addr: addr, Host: host, BasePath: base, TLS: e.tls, Role: roleOf(e.Role)}
+	e.target = proxy.Target{ID: e.ID, Name: e.Name, Addr: addr, Host: host, BasePath: base, TLS: e.tls, Role: roleOf(e.Role), Bootstrap: e.BootstrapPort}
 	if was != nil && was.link == e.link && was.apiKey == e.apiKey {
 		e.prober = was.prober
 	} else {
@@ -299,7 +299,7 @@ func sameForPolicy(x, y policy.Backend) bool {
 	a, b := x.Handle.(*proxy.Target), y.Handle.(*proxy.Target)
 	return x.ID == y.ID && x.Generation == y.Generation && x.Name == y.Name && slices.Equal(x.Models, y.Models) &&
 		slices.Equal(x.Adapters, y.Adapters) && x.Weight == y.Weight && x.State == y.State && x.KVTokens == y.KVTokens && x.Since == y.Since &&
-		x.Role == y.Role && x.Paired == y.Paired &&
+		x.Role == y.Role && x.Paired == y.Paired && a.Bootstrap == b.Bootstrap &&
 		a.Addr == b.Addr && a.Host == b.Host && a.BasePath == b.BasePath && a.TLS == b.TLS && slices.Equal(a.Header, b.Header)
 }
 

@@ -85,7 +85,9 @@ func (a *Attempt) FirstToken(now prefixtree.Time) {
 	a.stage = answering
 	a.at.first = now
 	if a.remote {
-		a.router.transfers.learn(float64(a.decision.UncachedTokens), float64(now-a.at.dispatched)/1000)
+		if !a.decision.Paired { // the prefill of a pair has only begun at dispatch
+			a.router.transfers.learn(float64(a.decision.UncachedTokens), float64(now-a.at.dispatched)/1000)
+		}
 		a.router.answered(a.slot, a.at.picked, now)
 		return
 	}
