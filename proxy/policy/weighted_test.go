@@ -62,9 +62,9 @@ func (w *weighing) choose(weights [scorers]float64, reversed bool) (chosen int, 
 		e := w.engines[c.Backend]
 		c.Held, c.Queued, c.Active = e.held, e.queued, int64(e.active)
 		c.slot.telemetry.Store(&telemetry{Telemetry: Telemetry{KVUsage: e.used}})
-		c.slot.adapters = adapterSet{}
+		c.slot.adapters = adapters{}
 		if e.adapter {
-			c.slot.adapters.add(xxh3.Hash([]byte("poet")))
+			c.slot.adapters.begin(xxh3.Hash([]byte("poet")), t0)
 		}
 	}
 	at, _ := (&weighted{weights}).Choose(s)
