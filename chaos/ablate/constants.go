@@ -13,8 +13,8 @@ import (
 var fixed = map[string]string{
 	"anchorStride": "must equal the tree's", "workTold": "bounds what nodes exchange",
 	"claimTokens": "bounds what a peer may claim", "claimRequests": "bounds what a peer may claim",
-	"poolAll": "names a pool", "poolGeneral": "names a pool", "MaxConsidered": "size of an array", "adapterSlots": "size of an array",
-	"hashBound": "the usual value", "defaultHashBytes": "default of a setting", "defaultBlockBytes": "default of a setting",
+	"poolAll": "names a pool", "poolGeneral": "names a pool", "MaxConsidered": "size of an array",
+	"maxWeight": "bounds a setting", "hashBound": "the usual value", "defaultHashBytes": "default of a setting", "defaultBlockBytes": "default of a setting",
 	"DefaultSlowStart": "default of a setting",
 }
 

@@ -144,16 +144,16 @@ type Candidate struct {
 	exact   bool    // Held is the backend's own account
 }
 
-// KVUsage returns the used share of the KV cache: the engine's report, else an estimate from own
-// requests.
+// KVUsage returns the used share of the KV cache, 0 to 1: the engine's report, else an estimate from
+// own requests; -1 without both.
 func (c *Candidate) KVUsage() float64 {
-	if t := c.slot.telemetry.Load(); t != nil {
-		return min(max(t.KVUsage, 0), 1)
+	if t := c.slot.telemetry.Load(); t != nil && t.KVUsage >= 0 {
+		return min(t.KVUsage, 1)
 	}
 	if c.kv > 0 {
 		return min(float64(c.slot.resident.Load())/float64(c.kv), 1)
 	}
-	return 0
+	return -1
 }
 
 func (c *Candidate) holdsAdapter(name uint64) bool {

@@ -17,7 +17,7 @@ const (
 type Telemetry struct {
 	At               prefixtree.Time // when it was read
 	Running, Waiting int             // requests
-	KVUsage          float64         // share of the KV cache in use, 0 to 1
+	KVUsage          float64         // share of the KV cache in use, 0 to 1; -1: not reported
 	Queued           int64           // prompt tokens that it has yet to compute; -1: not reported
 	// Since the engine started; 0: not reported.
 	Prefilled   int64         // prompt tokens computed

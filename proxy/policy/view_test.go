@@ -137,6 +137,8 @@ func TestNewRouterRefusesNonsense(t *testing.T) {
 		"strategy": {Strategy: "best"},
 		"scorer":   {Weights: map[string]float64{"prefixes": 1}},
 		"weight":   {Weights: map[string]float64{"prefix": -1}},
+		"huge":     {Weights: map[string]float64{"prefix": 1e300}},
+		"nan":      {Weights: map[string]float64{"prefix": math.NaN()}},
 		"nodes":    {Nodes: -1},
 		"shadow":   {Extra: map[string]Strategy{Prefix: leastRequest{}}},
 	} {

@@ -27,6 +27,9 @@ var (
 	scorerDefault = [scorers]float64{scorePrefix: 2, scoreLoad: 1}
 )
 
+// maxWeight keeps sums of scores finite and exact enough to compare.
+const maxWeight = 1e6
+
 // weighted takes the highest weighted sum of scores between 0 and 1; docs/weighted.md has them. Ties
 // go to the first in the branch key's order, else in turn.
 type weighted struct {
@@ -44,8 +47,8 @@ func newWeighted(weights map[string]float64) (*weighted, error) {
 		if i < 0 {
 			return nil, fmt.Errorf("weights: unknown scorer %q: use some of %v", name, scorerNames)
 		}
-		if w < 0 || math.IsNaN(w) || math.IsInf(w, 0) {
-			return nil, fmt.Errorf("weights: %s: weight %v: use a number of at least 0", name, w)
+		if !(w >= 0 && w <= maxWeight) {
+			return nil, fmt.Errorf("weights: %s: weight %v: use a number from 0 to %v", name, w, maxWeight)
 		}
 		s.w[i] = w
 	}
@@ -72,15 +75,18 @@ func (w *weighted) Choose(s *Scene) (int, Rung) {
 	if w.w[scoreLoRA] > 0 {
 		adapter = s.adapter()
 	}
+	meanUsed := s.meanKVUsage()
 	best := math.Inf(-1)
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		score := w.w[scorePrefix]*c.Held/float64(max(s.PromptTokens, 1)) +
 			w.w[scoreLoad]*least(float64(c.Active)/c.weight, minA, maxA) +
 			w.w[scoreQueue]*least(c.Queued/c.weight, minQ, maxQ)
-		if w.w[scoreKV] > 0 {
-			score += w.w[scoreKV] * (1 - c.KVUsage())
+		used := c.KVUsage()
+		if used < 0 {
+			used = meanUsed // an engine that reports no use is neither sought nor avoided
 		}
+		score += w.w[scoreKV] * (1 - used)
 		if i == pin {
 			score += w.w[scoreSession]
 		}
@@ -101,6 +107,17 @@ func (w *weighted) Choose(s *Scene) (int, Rung) {
 		return i, Rotate
 	}
 	return i, Load
+}
+
+// meanKVUsage returns the mean used share of the KV caches of which it is known, or 0.
+func (s *Scene) meanKVUsage() float64 {
+	sum, n := 0.0, 0.0
+	for i := range s.Candidates {
+		if used := s.Candidates[i].KVUsage(); used >= 0 {
+			sum, n = sum+used, n+1
+		}
+	}
+	return sum / max(n, 1)
 }
 
 func least(x, lo, hi float64) float64 {
