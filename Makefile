@@ -134,7 +134,7 @@ sim: build ## policies side by side in virtual time on a generated workload
 herd traces: ## every policy on the traces in TRACES: docs/herd.md, over what nodes share and how late; docs/traces.md, at three loads (hours of one processor; goes on where it stopped; GRID=-again=prefix: only prefix anew)
 	$(GO) run ./chaos/fleetsim/herd -traces '$(TRACES)' -grid $@ $(GRID)
 
-mechanisms: ## what each mechanism of the default policy does, found by leaving it out in DRAWS (50) fleets of the family; half an hour; goes on where it stopped (ABLATE=-constants: constants doubled and halved instead; hours)
+mechanisms: ## what each mechanism of the default policy does, found by leaving it out in DRAWS (50) fleets of the family; half an hour; goes on where it stopped (ABLATE=-constants: constants doubled and halved instead, hours; ABLATE='-strategy weighted': its scorers)
 	$(GO) run ./chaos/ablate -draws $(or $(DRAWS),50) -seed $(SEED) $(ABLATE)
 
 demo: build ## the whole thing on this machine: a fleet, live traffic, a router killed; in under two minutes

@@ -35,6 +35,21 @@ func TestEditsApply(t *testing.T) {
 	}
 }
 
+// Every variant of strategy weighted edits its default weights, so one after the other is applied.
+func TestScorersApply(t *testing.T) {
+	names, ids := map[string]bool{}, map[string]bool{}
+	for _, v := range scorers {
+		_, id, err := prepare(t.Context(), root, t.TempDir(), "./proxy/policy", v.edits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if names[v.name] || ids[id] || v.does == "" || strings.ContainsAny(v.name, " ,") {
+			t.Errorf("variant %+v: its name or its program is that of another", v)
+		}
+		names[v.name], ids[id] = true, true
+	}
+}
+
 func TestRottenEdits(t *testing.T) {
 	for _, e := range []edit{{"go.mod", "no such line", ""}, {"go.mod", "o", ""}, {"no/such/file.go", "o", ""}} {
 		if _, _, err := prepare(t.Context(), root, t.TempDir(), program, []edit{e}); err == nil || !strings.Contains(err.Error(), "chaos/ablate") {

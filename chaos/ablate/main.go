@@ -1,8 +1,8 @@
-// Command ablate removes the mechanisms of the default policy one at a time, or doubles and halves its
-// constants, and prints the effect on first-token times and cache hits over the drawn fleets of
-// docs/family.md.
+// Command ablate removes the mechanisms of the default policy one at a time, or leaves out and adds the
+// scorers of strategy weighted, or doubles and halves the constants of either, and prints the effect on
+// first-token times and cache hits over the drawn fleets of docs/family.md.
 //
-//	go run ./chaos/ablate [-draws 50] [-seed 1] [-constants] [-only NAME,...]
+//	go run ./chaos/ablate [-draws 50] [-seed 1] [-strategy prefix|weighted] [-constants] [-only NAME,...]
 //
 // A variant is a build of grapevine-lab with edited sources (go build -overlay); the policy has no
 // switches for it. Results are kept under the build ids of its packages and not played again, so the
@@ -26,11 +26,12 @@ import (
 )
 
 var (
-	draws  = flag.Int("draws", 50, "draws of the family, at least 2")
-	seed   = flag.Uint64("seed", 1, "seed of the family")
-	tuning = flag.Bool("constants", false, "double and halve constants instead of removing mechanisms")
-	only   = flag.String("only", "", "play only these mechanisms or constants, separated by commas")
-	cache  = flag.String("cache", filepath.Join("out", "ablate.jsonl"), "file of the variants already played")
+	draws    = flag.Int("draws", 50, "draws of the family, at least 2")
+	seed     = flag.Uint64("seed", 1, "seed of the family")
+	strategy = flag.String("strategy", "prefix", "strategy to play: prefix, whose mechanisms are removed, or weighted, whose scorers are left out and added")
+	tuning   = flag.Bool("constants", false, "double and halve constants instead of removing mechanisms")
+	only     = flag.String("only", "", "play only these mechanisms, scorers or constants, separated by commas")
+	cache    = flag.String("cache", filepath.Join("out", "ablate.jsonl"), "file of the variants already played")
 )
 
 func main() {
@@ -52,21 +53,24 @@ func ablate(ctx context.Context) error {
 	if err := errors.Join(err, errHot); err != nil {
 		return err
 	}
-	variants := mechanisms
+	variants := map[string][]variant{"prefix": mechanisms, "weighted": scorers}[*strategy]
+	if variants == nil {
+		return fmt.Errorf("-strategy %s: use prefix or weighted", *strategy)
+	}
 	if *tuning {
 		variants = slices.DeleteFunc(slices.Clone(constants), func(v variant) bool { return fixed[v.first()] != "" })
 	}
 	if variants, err = choose(variants, *only); err != nil {
 		return err
 	}
-	played, err := playAll(ctx, append([]variant{{name: "the code as it is"}}, variants...))
+	results, err := playAll(ctx, append([]variant{{name: "the code as it is"}}, variants...))
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%d draws of seed %d; %d mechanisms; ", *draws, *seed, len(mechanisms))
+	fmt.Printf("Strategy %s, %d draws of seed %d; %d mechanisms of prefix; ", *strategy, *draws, *seed, len(mechanisms))
 	fmt.Printf("proxy/policy: %d constants, of which %d are not tried, %d lines; ", len(constants)/2, len(fixed), lines)
 	fmt.Printf("node/hot: %d constants, %d lines\n\n", len(ofHot)/2, hotLines)
-	return write(os.Stdout, played[0], variants, played[1:])
+	return write(os.Stdout, results[0], variants, results[1:])
 }
 
 // choose returns the variants of the names, both of a constant; all if there are no names.
@@ -82,7 +86,7 @@ func choose(variants []variant, names string) (out []variant, err error) {
 			}
 		}
 		if len(out) == before {
-			return nil, fmt.Errorf("-only %s: not in chaos/ablate/mechanisms.go; constants need -constants", name)
+			return nil, fmt.Errorf("-only %s: not of this strategy in chaos/ablate/mechanisms.go; constants need -constants", name)
 		}
 	}
 	return out, nil
@@ -120,7 +124,7 @@ func playAll(ctx context.Context, variants []variant) (results [][]outcome, err 
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", v.name, err)
 		}
-		key := fmt.Sprintf("%d draws of seed %d by %s", *draws, *seed, ids)
+		key := fmt.Sprintf("%s, %d draws of seed %d by %s", *strategy, *draws, *seed, ids)
 		if first = cmp.Or(first, key); i == len(variants) && key != first {
 			return nil, errors.New("the sources changed meanwhile: start again")
 		}

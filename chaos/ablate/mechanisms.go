@@ -48,3 +48,23 @@ var mechanisms = []variant{
 	{"cached-answers", "a holder is expected to hold the last answer, too", []edit{{match, "answers := s.pool.texts.cachedAnswers()", "answers := 0.0"}}},
 	{"cached-tokens", "reported cached tokens correct the tree and the horizon", []edit{{attempt, "if o.CachedTokens >= 0 {", "if false && o.CachedTokens >= 0 {"}}},
 }
+
+// scorers are the variants of strategy weighted: a scorer is left out of the default weights, or added to them,
+// or tried alone. Alone, prefix is without-load, and load is without-prefix.
+var scorers = []variant{
+	weights("without-prefix", "load alone", "scoreLoad: 1"),
+	weights("without-load", "prefix alone", "scorePrefix: 2"),
+	weights("with-queue", "few prefill tokens ahead count, too", "scorePrefix: 2, scoreLoad: 1, scoreQueue: 1"),
+	weights("with-kv-usage", "free KV memory counts, too", "scorePrefix: 2, scoreLoad: 1, scoreKV: 1"),
+	weights("with-session", "the engine that the session id hashes to counts, too", "scorePrefix: 2, scoreLoad: 1, scoreSession: 1"),
+	weights("with-lora", "an engine that this node sent the adapter counts, too; drawn requests name none", "scorePrefix: 2, scoreLoad: 1, scoreLoRA: 1"),
+	weights("only-queue", "queue alone", "scoreQueue: 1"),
+	weights("only-kv-usage", "kv-usage alone", "scoreKV: 1"),
+	weights("only-session", "session alone; requests without a session follow the prompt's branch", "scoreSession: 1"),
+	weights("only-lora", "lora alone; without adapters all engines tie, and requests follow the prompt's branch", "scoreLoRA: 1"),
+}
+
+// weights is the variant with other default weights.
+func weights(name, does, list string) variant {
+	return variant{name, does, []edit{{"proxy/policy/weighted.go", "{scorePrefix: 2, scoreLoad: 1}", "{" + list + "}"}}}
+}

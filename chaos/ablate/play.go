@@ -55,7 +55,7 @@ func play(ctx context.Context, list, lab string) (out []outcome, err error) {
 	if _, err := run(ctx, "go", "build", "-buildvcs=false", "-overlay", list, "-o", lab, program); err != nil {
 		return nil, err
 	}
-	text, err := run(ctx, lab, "simulate", "--family", fmt.Sprint(*draws), "--seed", fmt.Sprint(*seed), "--policy", "prefix", "--json")
+	text, err := run(ctx, lab, "simulate", "--family", fmt.Sprint(*draws), "--seed", fmt.Sprint(*seed), "--policy", *strategy, "--json")
 	if err != nil {
 		return nil, err
 	}

@@ -43,8 +43,8 @@ func (c *simulateCmd) family(s *streams, line *kong.Context) error {
 		return usageError{fmt.Errorf("%d draws in parallel: want 1 or more, or 0 for as many as there are processors", c.Parallel)}
 	}
 	if named {
-		if !slices.Contains(c.Policy, family.Judged) {
-			return usageError{fmt.Errorf("--policy %s: add %s, which a family judges", strings.Join(c.Policy, ","), family.Judged)}
+		if compares := c.Plot != "" || !c.JSON && c.Draw == 0; compares && !slices.Contains(c.Policy, family.Judged) {
+			return usageError{fmt.Errorf("--policy %s: add %s, which a family judges, or print runs with --json", strings.Join(c.Policy, ","), family.Judged)}
 		}
 		o.Policies = c.Policy
 	}

@@ -18,7 +18,7 @@ const Judged = policy.Prefix
 
 // Result is a played draw. Runs are those of all policies in the drawn fleet, the judged one first,
 // then the judged one with perfect knowledge. A fleet of several nodes has one more run, the last: the
-// judged policy on one node.
+// judged policy on one node. Without the judged policy there are only the others' runs.
 type Result struct {
 	Draw Draw            `json:"draw"`
 	Runs []report.Report `json:"runs"`
@@ -35,7 +35,7 @@ type Options struct {
 	Seed     uint64
 	Draws    []int // numbers, from 1
 	Requests int   // measured in each draw, at most MaxRequests; 0: as drawn
-	// Policies to play, the judged one among them; nil: all.
+	// Policies to play; nil: all. Write and Picture need the judged one among them.
 	Policies []string
 	// Oracles are of fleetsim.Oracles, each played alone and, if several, all together.
 	Oracles []string
@@ -111,7 +111,7 @@ func play(ctx context.Context, d Draw, policies []string, telemetry time.Duratio
 	cfg.Policies, cfg.Nodes, cfg.Telemetry = policies, []int{d.Nodes}, telemetry
 	r := Result{Draw: d}
 	var err error
-	if r.Runs, err = fleetsim.Run(ctx, cfg); err != nil || d.Nodes == 1 {
+	if r.Runs, err = fleetsim.Run(ctx, cfg); err != nil || d.Nodes == 1 || !slices.Contains(policies, Judged) {
 		return r, err
 	}
 	cfg.Policies, cfg.Nodes = []string{Judged}, []int{1}
