@@ -12,6 +12,9 @@ import (
 // slot holds this node's load on one backend generation, its rate and its failure state. Pick reads
 // the first cache line of every candidate, so its fields come first and the size is a multiple of
 // 64 bytes. mu guards the non-atomic fields; the atomics may differ by moments.
+//
+// Lock order: viewMu or peerLoads.mu, then ledger.mu; ejecting, then slot.mu, then fleetRate.mu. All
+// other locks are leaves.
 type slot struct {
 	charged    atomic.Int64 // prefill tokens of own requests before their first token
 	active     atomic.Int64
