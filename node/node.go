@@ -31,6 +31,7 @@ import (
 	"grapevine/node/streams"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
+	"grapevine/proxy/clients"
 	"grapevine/proxy/engine"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
@@ -51,6 +52,7 @@ type Node struct {
 	tree    *prefixtree.Tree
 	router  *policy.Router
 	clients *clientList
+	meter   *clients.Meter // of clients' limits
 	proxy   *proxy.Proxy
 	metrics *metrics.Metrics
 	access  *accesslog.Log
@@ -109,7 +111,7 @@ func New(cfg config.Config) (*Node, error) {
 	if err := cfg.Validate("", nil); err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, name: cfg.NodeName, failed: make(chan error, 1), stopped: make(chan struct{}), said: make(chan struct{}), nameWait: defaultNameWait}
+	n := &Node{cfg: cfg, name: cfg.NodeName, failed: make(chan error, 1), stopped: make(chan struct{}), said: make(chan struct{}), nameWait: defaultNameWait, meter: clients.NewMeter()}
 	if n.name == "" {
 		host, err := os.Hostname()
 		if err != nil {
