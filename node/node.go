@@ -206,7 +206,7 @@ func (n *Node) buildRouting() error {
 	n.health = health.NewChecker(checks)
 	hotCfg := hot.Config{Router: n.router, Log: n.log.With().Str("component", "hot").Logger()}
 	if n.cfg.InFleet() {
-		n.knowledge = newKnowledge(share.New(n.tree, outbox, n.router, numbers), n.router, n.health)
+		n.knowledge = newKnowledge(share.New(n.tree, outbox, n.router, numbers), n.router, n.health, n.meter)
 		hotCfg.Peers = func(sum hot.Sum) { n.knowledge.shared.PeerWork(sum.Add) }
 	}
 	n.hot = hot.New(hotCfg)
@@ -333,7 +333,7 @@ func (n *Node) start(ctx context.Context) error {
 	if n.cfg.ClientsFile == "" {
 		n.log.Info().Str("component", "clients").Msg("no clients_file: everybody who reaches the data port may use all models, without limits")
 	} else {
-		n.run("clients", n.followClients)
+		n.run("clients", n.followClients, n.followFleet)
 	}
 	if len(n.cfg.Backends) == 0 {
 		n.log.Warn().Str("component", "node").Msg("no backends: every request will be refused")

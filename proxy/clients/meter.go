@@ -223,6 +223,7 @@ func (a *account) leakLocked(f *Fleet, now time.Duration) {
 type Reservation struct {
 	account        *account
 	prompt, output float64
+	at             time.Duration
 }
 
 // Reserve admits a request of an adopted client, or says why not. prompt is an estimate; output is
@@ -237,7 +238,7 @@ func (m *Meter) Reserve(c *Client, prompt, output int, now time.Duration) (r Res
 	a.mu.Lock()
 	a.leakLocked(f, now)
 	a.recent.turn(f, now)
-	r = Reservation{account: a, prompt: float64(prompt), output: float64(output)}
+	r = Reservation{account: a, prompt: float64(prompt), output: float64(output), at: now}
 	if output <= 0 {
 		r.output = a.output
 	}
@@ -310,7 +311,7 @@ func (m *Meter) Release(r *Reservation, s Spent, now time.Duration) {
 	if a == nil {
 		return
 	}
-	prompt, output := r.prompt, r.output
+	prompt, output, at := r.prompt, r.output, r.at
 	*r = Reservation{}
 	f := m.fleet.Load()
 	a.mu.Lock()
@@ -328,6 +329,9 @@ func (m *Meter) Release(r *Reservation, s Spent, now time.Duration) {
 	}
 	a.takeLocked(change)
 	a.recent.now.inFlight--
+	if at >= a.recent.began { // peers have not heard of it
+		a.recent.now.tokens = max(0, a.recent.now.tokens+change.tokens)
+	}
 	switch {
 	case s.Output <= 0:
 	case a.output == 0:
