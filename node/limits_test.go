@@ -102,7 +102,20 @@ func TestLimitsHoldOverTheFleet(t *testing.T) {
 		return true
 	})
 	cost, staleness := float64(len(body)/4+1), time.Second // as the engine counts; far more than is measured
+	counted := map[string]float64{}
+	for _, n := range fleet {
+		for series, v := range scrape(t, n) {
+			counted[series] += v
+		}
+	}
 	for i := range users {
+		if u := fleet[i].Clients().Clients[i]; u.Name != fmt.Sprint("c", i) || u.TokensUsed == 0 && took < time.Minute {
+			t.Errorf("%+v", u)
+		}
+		requests, limited := counted[fmt.Sprintf(`grapevine_client_requests_total{client="c%d"}`, i)], counted[fmt.Sprintf(`grapevine_client_refused_total{client="c%d",reason="tokens"}`, i)]
+		if int(requests) != admitted[i] || int(limited) != refused[i] {
+			t.Errorf("c%d: metrics count %v admitted, %v refused", i, requests, limited)
+		}
 		bound := limit + limit*(took+nodes*staleness).Minutes() + nodes*cost
 		t.Logf("c%d: %d admitted with %.0f tokens, %d refused in %v", i, admitted[i], float64(admitted[i])*cost, refused[i], took.Round(time.Millisecond))
 		if got := float64(admitted[i]) * cost; got > bound || refused[i] == 0 {

@@ -57,10 +57,20 @@ func (r Reason) String() string { return Reasons[r] }
 // Standing is a client's use of its limits over the fleet. A limit of 0 is none; tokens are only
 // counted against a limit.
 type Standing struct {
+	Totals
 	TokenLimit, TokensUsed, TokensLeft int64
 	TokensReset                        time.Duration // until the tokens used have leaked
 	Limit, InFlight, Left              int           // requests
 	Wait                               time.Duration // until the refused request may be admitted; 0 if it was
+}
+
+// Totals are of this node's requests since the client was first listed. Tokens are as engines count
+// them.
+type Totals struct {
+	Requests               uint64 // admitted
+	Refused                [len(Reasons)]uint64
+	Prompt, Cached, Output uint64 // tokens; Cached is part of Prompt
+	Own                    int    // requests in flight
 }
 
 const (
@@ -131,6 +141,7 @@ type account struct {
 	sent       Use
 	sentAt     time.Duration
 	unreported bool
+	totals     Totals
 }
 
 type use struct {
@@ -243,6 +254,7 @@ func (m *Meter) Reserve(c *Client, prompt, output int, now time.Duration) (r Res
 		r.output = a.output
 	}
 	if why = a.judgeLocked(f, r.prompt+r.output); why != Admitted {
+		a.totals.Refused[why]++
 		a.mu.Unlock()
 		return Reservation{}, why
 	}
@@ -252,6 +264,7 @@ func (m *Meter) Reserve(c *Client, prompt, output int, now time.Duration) (r Res
 	a.takeLocked(use{r.prompt + r.output, 1})
 	a.recent.now.tokens += r.prompt + r.output
 	a.recent.now.inFlight++
+	a.totals.Requests++
 	a.mu.Unlock()
 	if !a.listed.Load() {
 		m.list(a)
@@ -303,6 +316,7 @@ func (a *account) takeLocked(u use) {
 type Spent struct {
 	// Prompt and Output are the engine's counts, in tokens; -1 if unknown: what was reserved counts.
 	Prompt, Output int
+	Cached         int // of Prompt; at most 0 if unknown
 }
 
 // Release gives back what the request holds and did not spend. Further calls do nothing.
@@ -328,6 +342,9 @@ func (m *Meter) Release(r *Reservation, s Spent, now time.Duration) {
 		}
 	}
 	a.takeLocked(change)
+	a.totals.Prompt += uint64(max(s.Prompt, 0))
+	a.totals.Cached += uint64(max(s.Cached, 0))
+	a.totals.Output += uint64(max(s.Output, 0))
 	a.recent.now.inFlight--
 	if at >= a.recent.began { // peers have not heard of it
 		a.recent.now.tokens = max(0, a.recent.now.tokens+change.tokens)
@@ -352,7 +369,8 @@ func (m *Meter) Standing(c *Client, tokens int, why Reason, now time.Duration) (
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.leakLocked(f, now)
-	s = Standing{TokenLimit: int64(a.perMinute), TokensUsed: int64(a.total.tokens + 0.5), Limit: a.most, InFlight: a.total.inFlight}
+	s = Standing{TokenLimit: int64(a.perMinute), TokensUsed: int64(a.total.tokens + 0.5), Limit: a.most, InFlight: a.total.inFlight, Totals: a.totals}
+	s.Own = a.own.inFlight
 	if a.most > 0 {
 		s.Left = max(0, f.mostInFlight(a.most)-s.InFlight)
 	}

@@ -52,7 +52,7 @@ func TestMeterOfOneNode(t *testing.T) {
 		t.Errorf("after the releases: %+v", s)
 	}
 	// Without max_tokens the mean of the answers counts.
-	m.Release(reserve(1000, 0, Admitted), Spent{-1, -1}, now)
+	m.Release(reserve(1000, 0, Admitted), Spent{Prompt: -1, Output: -1}, now)
 	if s := m.Standing(c, 0, Admitted, now); s.TokensUsed != 2800 {
 		t.Errorf("usage unknown: %+v", s)
 	}
@@ -66,7 +66,7 @@ func TestMeterOfOneNode(t *testing.T) {
 	now += 59 * time.Second
 	reserve(9000, 0, Tokens)
 	now += 2 * time.Second
-	m.Release(reserve(9000, 1, Admitted), Spent{-1, -1}, now)
+	m.Release(reserve(9000, 1, Admitted), Spent{Prompt: -1, Output: -1}, now)
 	reserve(1, 1, Tokens)
 	// A client that a new file limits less keeps its use.
 	next := &Client{Name: "c", TokensPerMinute: 60_000}
@@ -93,7 +93,7 @@ func TestMeterReturnsAll(t *testing.T) {
 		}
 		for len(held) > random.IntN(40) {
 			i := random.IntN(len(held))
-			m.Release(held[i], Spent{random.IntN(500) - 1, random.IntN(500) - 1}, now)
+			m.Release(held[i], Spent{Prompt: random.IntN(500) - 1, Output: random.IntN(500) - 1}, now)
 			held[i] = held[len(held)-1]
 			held = held[:len(held)-1]
 		}
@@ -239,7 +239,7 @@ func TestMeterBoundOverFleet(t *testing.T) {
 			inFlight[q.client]--
 			ended[q.client] = append(ended[q.client], f.now)
 			if n.process == q.process && !n.dead {
-				n.Release(q.r, Spent{-1, -1}, f.now)
+				n.Release(q.r, Spent{Prompt: -1, Output: -1}, f.now)
 			}
 		}
 		running = kept
@@ -301,6 +301,6 @@ func BenchmarkReserve(b *testing.B) {
 		if why != Admitted {
 			b.Fatal(why)
 		}
-		m.Release(&r, Spent{100, 50}, now)
+		m.Release(&r, Spent{Prompt: 100, Output: 50}, now)
 	}
 }
