@@ -47,8 +47,8 @@ func (r roster) connect(ctx context.Context, peer member.Info) (net.Conn, member
 
 // Exchange sends and receives one node's knowledge. Safe for concurrent use. Lock order:
 // peer.applying, peer.order, subscriber.mu, Exchange.mu, peer.mu, subscription.mu; other locks are
-// leaves. Calls to Knowledge hold at most peer.applying (Apply) or peer.order (PeerLoad, PeerState,
-// DropPeer).
+// leaves. Calls to Knowledge hold at most peer.applying (Apply) or peer.order (PeerLoad, PeerUsage,
+// PeerState, DropPeer).
 type Exchange struct {
 	knowledge Knowledge
 	flush     time.Duration
@@ -63,6 +63,7 @@ type Exchange struct {
 	journal *journal
 	budget  *budget
 	loads   loadTable
+	usage   usageTable
 	state   stateSlot
 	warming warming
 	touched chan struct{}

@@ -109,6 +109,37 @@ func TestLoadFollowsAndEndsWithItsOrigin(t *testing.T) {
 	})
 }
 
+func TestUsageFollowsAndEndsWithItsOrigin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		nodes := net.startAll(3, nil)
+		defer stopAll(t, nodes[1:])
+		a, b := nodes[0], nodes[1]
+		time.Sleep(time.Second)
+		if n := a.Stats().SentByKind["usage"]; n != 0 {
+			t.Errorf("%d frames without clients", n)
+		}
+		soon := defaultFlush + 5*time.Millisecond
+		a.know.setUsage(Usage{Client: 1, Tokens: 500, InFlight: 2}, Usage{Client: 2, Tokens: 70})
+		until(t, soon, "use of two clients", func() bool {
+			u := b.know.peerUsage("n0")
+			return u.incarnation == a.self.incarnation && len(u.uses) == 2 && u.uses[1] == Usage{Client: 1, Tokens: 500, InFlight: 2}
+		})
+		a.know.setUsage(Usage{Client: 2, Tokens: 60})
+		until(t, soon, "one is idle", func() bool {
+			u := b.know.peerUsage("n0")
+			return len(u.uses) == 1 && u.uses[2] == Usage{Client: 2, Tokens: 60}
+		})
+		before := a.Stats().SentByKind["usage"]
+		time.Sleep(time.Second)
+		if n := a.Stats().SentByKind["usage"] - before; n > 2 { // full vectors
+			t.Errorf("%d frames without changes", n)
+		}
+		a.kill(t)
+		until(t, net.notice+time.Second, "use by a dead node is void", func() bool { return b.know.peerUsage("n0").uses == nil })
+	})
+}
+
 func TestStateIsSentWhenItChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

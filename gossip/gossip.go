@@ -15,6 +15,9 @@ import (
 // Load is one node's outstanding work on one backend.
 type Load = wire.Load
 
+// Usage is what one node's requests use of one client's limits.
+type Usage = wire.Usage
+
 // Applied counts a merge's effects.
 type Applied struct {
 	Records int // in the batch or page
@@ -43,7 +46,12 @@ type Knowledge interface {
 	// PeerLoad takes the listed backends, or the whole vector if full, as the first one of a peer
 	// is.
 	PeerLoad(origin string, changed []Load, full bool)
-	// DropPeer voids the load and state, not the facts, of a peer that ended, restarted or is
+	// Usage appends what this node's requests use, each client at most once; unlisted clients use
+	// nothing.
+	Usage(dst []Usage) []Usage
+	// PeerUsage is PeerLoad for the usage of one process of a peer.
+	PeerUsage(origin string, incarnation uint64, changed []Usage, full bool)
+	// DropPeer voids the load, usage and state, not the facts, of a peer that ended, restarted or is
 	// silent.
 	DropPeer(origin string)
 	// State appends at most wire.MaxState bytes, which replace the previous state.

@@ -9,11 +9,11 @@ import (
 // keepIdle is in updates; subscribers further behind get the full vector.
 const keepIdle = 256
 
-// loadTable versions this node's load, so that subscribers get changes without a queue. Safe for
-// concurrent use.
-type loadTable struct {
+// table versions a sparse vector of this node, its load or its clients' usage, so that subscribers
+// get changes without a queue. Safe for concurrent use.
+type table[E wire.Entry[E]] struct {
 	mu      sync.Mutex
-	slots   []loadSlot
+	slots   []slot[E]
 	index   map[uint32]int
 	version uint64 // of the latest change
 	updates uint64
@@ -21,15 +21,26 @@ type loadTable struct {
 	time    int64  // Unix ms of the latest update
 }
 
-type loadSlot struct {
-	load    Load
+type (
+	loadTable  = table[Load]
+	usageTable = table[Usage]
+)
+
+type slot[E wire.Entry[E]] struct {
+	entry   E
+	key     uint32
 	changed uint64 // version of the last change
 	seen    uint64
 	idle    uint64
 }
 
+func (s *slot[E]) busy() bool {
+	_, first, second := s.entry.Numbers()
+	return first|second != 0
+}
+
 // beyond counts entries above the bound.
-func (t *loadTable) update(loads []Load, now int64) (changed bool, beyond int) {
+func (t *table[E]) update(entries []E, now int64) (changed bool, beyond int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.index == nil {
@@ -39,21 +50,22 @@ func (t *loadTable) update(loads []Load, now int64) (changed bool, beyond int) {
 	t.updates++
 	t.time = now
 	next := t.version + 1
-	for _, l := range loads {
-		i, ok := t.index[l.Backend]
+	for _, e := range entries {
+		key, _, _ := e.Numbers()
+		i, ok := t.index[key]
 		if !ok {
 			if len(t.slots) == wire.MaxLoads {
 				beyond++
 				continue
 			}
 			i = len(t.slots)
-			t.index[l.Backend] = i
-			t.slots = append(t.slots, loadSlot{load: Load{Backend: l.Backend}})
+			t.index[key] = i
+			t.slots = append(t.slots, slot[E]{entry: e.Of(key, 0, 0), key: key})
 		}
 		s := &t.slots[i]
 		s.seen = t.updates
-		if s.load != l {
-			s.load, s.changed, changed = l, next, true
+		if s.entry != e {
+			s.entry, s.changed, changed = e, next, true
 		}
 	}
 	for i := 0; i < len(t.slots); i++ {
@@ -61,8 +73,8 @@ func (t *loadTable) update(loads []Load, now int64) (changed bool, beyond int) {
 		if s.seen == t.updates {
 			continue
 		}
-		if s.load.PrefillTokens|s.load.Active != 0 {
-			s.load.PrefillTokens, s.load.Active = 0, 0
+		if s.busy() {
+			s.entry = s.entry.Of(s.key, 0, 0)
 			s.changed, s.idle, changed = next, t.updates, true
 			continue
 		}
@@ -77,19 +89,26 @@ func (t *loadTable) update(loads []Load, now int64) (changed bool, beyond int) {
 	return changed, beyond
 }
 
-func (t *loadTable) removeLocked(i int) {
+// begun is false until the first update.
+func (t *table[E]) begun() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.version > 0
+}
+
+func (t *table[E]) removeLocked(i int) {
 	t.purged = max(t.purged, t.slots[i].changed)
-	delete(t.index, t.slots[i].load.Backend)
+	delete(t.index, t.slots[i].key)
 	last := len(t.slots) - 1
 	if i != last {
 		t.slots[i] = t.slots[last]
-		t.index[t.slots[i].load.Backend] = i
+		t.index[t.slots[i].key] = i
 	}
 	t.slots = t.slots[:last]
 }
 
 // since appends changes after version, or all busy entries if full or if changes were purged.
-func (t *loadTable) since(dst []Load, version uint64, full bool) (loads []Load, now uint64, time int64, whole bool) {
+func (t *table[E]) since(dst []E, version uint64, full bool) (entries []E, now uint64, time int64, whole bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	whole = full || version < t.purged
@@ -98,8 +117,8 @@ func (t *loadTable) since(dst []Load, version uint64, full bool) (loads []Load, 
 	}
 	for i := range t.slots {
 		s := &t.slots[i]
-		if whole && s.load.PrefillTokens|s.load.Active != 0 || !whole && s.changed > version {
-			dst = append(dst, s.load)
+		if whole && s.busy() || !whole && s.changed > version {
+			dst = append(dst, s.entry)
 		}
 	}
 	return dst, t.version, t.time, whole

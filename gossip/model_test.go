@@ -25,6 +25,8 @@ type model struct {
 	batches  map[batchKey]int
 	loads    map[uint32]Load
 	peers    map[string]map[uint32]Load
+	uses     []Usage
+	used     map[string]peerUses
 	states   map[string]string
 	state    string
 	dropped  map[string]int
@@ -36,6 +38,11 @@ type model struct {
 	loadHook func(origin string)
 	applied  func(origin string, payload []byte)
 	refuse   func(payload []byte) bool
+}
+
+type peerUses struct {
+	incarnation uint64
+	uses        map[uint32]Usage
 }
 
 type batchKey struct {
@@ -209,6 +216,45 @@ func (m *model) PeerLoad(origin string, changed []Load, full bool) {
 	}
 }
 
+func (m *model) Usage(dst []Usage) []Usage {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return append(dst, m.uses...)
+}
+
+func (m *model) setUsage(uses ...Usage) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.uses = uses
+}
+
+func (m *model) PeerUsage(origin string, incarnation uint64, changed []Usage, full bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v, known := m.used[origin]
+	if !full && !known {
+		panic("sparse usage before the full vector of " + origin)
+	}
+	if full {
+		v = peerUses{incarnation, map[uint32]Usage{}}
+	}
+	for _, u := range changed {
+		if v.uses[u.Client] = u; u.Tokens|u.InFlight == 0 {
+			delete(v.uses, u.Client)
+		}
+	}
+	if m.used == nil {
+		m.used = map[string]peerUses{}
+	}
+	m.used[origin] = v
+}
+
+func (m *model) peerUsage(origin string) peerUses {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return peerUses{m.used[origin].incarnation, maps.Clone(m.used[origin].uses)}
+}
+
 func (m *model) peerLoad(origin string) map[uint32]Load {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -220,6 +266,7 @@ func (m *model) DropPeer(origin string) {
 	defer m.mu.Unlock()
 	delete(m.peers, origin)
 	delete(m.states, origin)
+	delete(m.used, origin)
 	m.dropped[origin]++
 }
 

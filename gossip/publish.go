@@ -24,6 +24,7 @@ const (
 type publisher struct {
 	drain, body []byte
 	loads       []Load
+	uses        []Usage
 	time        int64
 }
 
@@ -46,6 +47,11 @@ func (x *Exchange) flushNews(p *publisher, now time.Time) {
 	p.loads = x.knowledge.Loads(p.loads[:0])
 	changed, beyond := x.loads.update(p.loads, ms)
 	x.count(&x.stats.DroppedBound, uint64(beyond))
+	if p.uses = x.knowledge.Usage(p.uses[:0]); len(p.uses) > 0 || x.usage.begun() {
+		used, beyond := x.usage.update(p.uses, ms)
+		x.count(&x.stats.DroppedBound, uint64(beyond))
+		changed = changed || used
+	}
 	subscribers := x.listSubscribers()
 	left := x.budget.left(now)
 	// Among very many subscribers half a bucket suffices; its debt is paid before the next flush.

@@ -54,7 +54,7 @@ type Stats struct {
 	AppliedBytes   uint64 `json:"applied_bytes"`
 	UnknownRecords uint64 `json:"unknown_records"`
 	DroppedBudget  uint64 `json:"dropped_budget"` // flushes cut short by the budget
-	DroppedBound   uint64 `json:"dropped_bound"`  // loads beyond wire.MaxLoads
+	DroppedBound   uint64 `json:"dropped_bound"`  // loads and clients' uses beyond wire.MaxLoads
 	Malformed      uint64 `json:"malformed"`      // unreadable batches and pages, own ones included
 
 	Resumes       uint64 `json:"resumes"`

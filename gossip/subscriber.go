@@ -42,9 +42,8 @@ type subscriber struct {
 
 	// Used by the writer only.
 	started bool
-	loads   []Load
-	loaded  uint64 // version sent last
-	fullAt  time.Time
+	loads   vectorSent[Load]
+	uses    vectorSent[Usage]
 	state   uint64 // version sent last
 }
 
@@ -233,7 +232,8 @@ func (d *subscriber) fill(dst []byte, now time.Time) (out []byte, wait time.Dura
 		d.started = true
 		dst = wire.AppendResume(dst, wire.KindStart, wire.Resume{Version: d.version, Incarnation: d.x.self.incarnation, Next: from})
 	}
-	dst = d.fillLoad(dst, now)
+	dst = d.loads.fill(dst, now, &d.x.loads, wire.AppendLoad)
+	dst = d.uses.fill(dst, now, &d.x.usage, wire.AppendUsage)
 	dst, held, ok := d.fillBatches(dst, now)
 	if !ok {
 		return dst, 0, false
@@ -241,7 +241,7 @@ func (d *subscriber) fill(dst []byte, now time.Time) (out []byte, wait time.Dura
 	if len(dst) < writeSize {
 		dst = d.fillState(dst)
 	}
-	wait = max(d.x.flush, d.fullAt.Sub(now))
+	wait = max(d.x.flush, d.loads.fullAt.Sub(now))
 	if len(dst) < writeSize {
 		var page time.Duration
 		if dst, page = d.fillSnapshot(dst, now); page > 0 {
@@ -265,20 +265,27 @@ func (d *subscriber) fillPongs(dst []byte, now time.Time) []byte {
 	return dst
 }
 
-func (d *subscriber) fillLoad(dst []byte, now time.Time) []byte {
-	full := d.loaded == 0 || !now.Before(d.fullAt)
-	loads, version, ms, full := d.x.loads.since(d.loads[:0], d.loaded, full)
-	d.loads = loads
-	if version == 0 { // no load is known yet
+// vectorSent is what the subscriber has of a table.
+type vectorSent[E wire.Entry[E]] struct {
+	entries []E    // scratch
+	version uint64 // sent last
+	fullAt  time.Time
+}
+
+func (v *vectorSent[E]) fill(dst []byte, now time.Time, t *table[E], frame func(dst []byte, ms int64, full bool, entries []E) []byte) []byte {
+	full := v.version == 0 || !now.Before(v.fullAt)
+	entries, version, ms, full := t.since(v.entries[:0], v.version, full)
+	v.entries = entries
+	if version == 0 { // nothing is known yet
 		return dst
 	}
 	if full {
-		d.fullAt = now.Add(jitter(fullLoadInterval))
-	} else if version == d.loaded {
+		v.fullAt = now.Add(jitter(fullLoadInterval))
+	} else if version == v.version {
 		return dst
 	}
-	d.loaded = version
-	return wire.AppendLoad(dst, ms, full, loads)
+	v.version = version
+	return frame(dst, ms, full, entries)
 }
 
 // held is how long the budget delays old batches.

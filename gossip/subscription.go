@@ -47,6 +47,8 @@ type subscription struct {
 	asked  wire.Resume
 	loaded bool // a full vector came
 	loads  []Load
+	used   bool // a full vector came
+	uses   []Usage
 }
 
 func (x *Exchange) subscribe(ctx context.Context, p *peer, info member.Info) {
@@ -237,6 +239,8 @@ func (s *subscription) take(kind wire.Kind, body []byte, now time.Time) error {
 		return s.takeBatch(body, now)
 	case wire.KindLoad:
 		return s.takeLoad(body, now)
+	case wire.KindUsage:
+		return s.takeUsage(body, now)
 	case wire.KindState:
 		return s.takeState(body)
 	case wire.KindSnapshotHead, wire.KindPage, wire.KindSnapshotDone:
@@ -342,6 +346,21 @@ func (s *subscription) takeLoad(body []byte, now time.Time) error {
 	s.loaded = true
 	s.lagged(time.UnixMilli(ms), now)
 	s.pass(func() { s.x.knowledge.PeerLoad(s.p.name, loads, full) })
+	return nil
+}
+
+func (s *subscription) takeUsage(body []byte, now time.Time) error {
+	uses, ms, full, err := wire.DecodeUsage(s.uses[:0], body)
+	if err != nil {
+		return err
+	}
+	s.uses = uses
+	if !full && !s.used {
+		return errUnexpected
+	}
+	s.used = true
+	s.lagged(time.UnixMilli(ms), now)
+	s.pass(func() { s.x.knowledge.PeerUsage(s.p.name, s.id.incarnation, uses, full) })
 	return nil
 }
 

@@ -111,9 +111,10 @@ func (n *Node) Clients() *admin.ClientList {
 		list.Error = err.Error()
 	}
 	for _, c := range book.Clients {
+		use := n.meter.Standing(c, 0, clients.Admitted, n.meter.Now())
 		list.Clients = append(list.Clients, admin.ClientStatus{
 			Name: c.Name, Keys: len(c.Keys), Anonymous: c == book.Anonymous, Models: c.Models, Paths: c.Paths, Priority: c.Priority.String(),
-			Weight: c.Weight, TokensPerMinute: c.TokensPerMinute, InFlight: c.InFlight, Trusted: c.Trusted,
+			Weight: c.Weight, TokensPerMinute: c.TokensPerMinute, InFlight: c.InFlight, Trusted: c.Trusted, TokensUsed: use.TokensUsed, Requests: use.InFlight,
 		})
 	}
 	return list
@@ -126,4 +127,21 @@ func (n *Node) collectClients(s metrics.Scrape) {
 	}
 	s.Gauge("clients", "Clients of clients_file in force. Not additive.")(float64(len(book.Clients)))
 	s.Gauge("clients_failing", "1 while clients_file is wrong or missing, and the clients of before are in force.")(metrics.Bool(err != nil))
+	requests := s.Counter("client_requests_total", "Requests of the client that were forwarded.", "client")
+	inFlight := s.Gauge("client_requests_in_flight", "Requests of the client being served.", "client")
+	refused := s.Counter("client_refused_total", "Requests answered 429 because of the client's limit on tokens or requests in_flight.", "client", "reason")
+	tokens := s.Counter("client_tokens_total", "Tokens of the client's requests as engines count them; cached ones are part of the prompt.", "client", "type")
+	for _, c := range book.Clients {
+		t := n.meter.Standing(c, 0, clients.Admitted, n.meter.Now()).Totals
+		if t.Requests+t.Refused[clients.Tokens]+t.Refused[clients.InFlight] == 0 {
+			continue // a file may list thousands
+		}
+		requests(float64(t.Requests), c.Name)
+		inFlight(float64(t.Own), c.Name)
+		refused(float64(t.Refused[clients.Tokens]), c.Name, clients.Tokens.String())
+		refused(float64(t.Refused[clients.InFlight]), c.Name, clients.InFlight.String())
+		tokens(float64(t.Prompt), c.Name, "prompt")
+		tokens(float64(t.Cached), c.Name, "cached")
+		tokens(float64(t.Output), c.Name, "output")
+	}
 }

@@ -93,7 +93,7 @@ var outside = map[string][]string{
 
 	"proxy/engine/events": nil,
 
-	"proxy/clients":    nil,
+	"proxy/clients":    {"github.com/zeebo/xxh3"},
 	"gossip/discovery": nil,
 	"gossip/wire":      nil,
 	"node/machine":     nil,

@@ -7,15 +7,18 @@ import (
 	"grapevine/gossip"
 	"grapevine/node/health"
 	"grapevine/node/share"
+	"grapevine/proxy/clients"
 	"grapevine/proxy/policy"
 )
 
-// knowledge implements gossip.Knowledge: it gives share the time, and adds the health of engines to
-// the state blob.
+// knowledge implements gossip.Knowledge: it gives share the time, adds the health of engines to the
+// state blob, and gives the meter of clients' limits what peers use.
 type knowledge struct {
 	shared *share.Knowledge
 	router *policy.Router
 	health *health.Checker
+	meter  *clients.Meter
+	uses   []clients.Use // scratch of Usage
 
 	poke      func()        // called when nodes changes; set before gossip starts; may be nil
 	turns     atomic.Uint64 // calls of Loads, one per turn of gossip's loop
@@ -26,8 +29,8 @@ type knowledge struct {
 
 var _ gossip.Knowledge = (*knowledge)(nil)
 
-func newKnowledge(shared *share.Knowledge, router *policy.Router, c *health.Checker) *knowledge {
-	k := &knowledge{shared: shared, router: router, health: c}
+func newKnowledge(shared *share.Knowledge, router *policy.Router, c *health.Checker, m *clients.Meter) *knowledge {
+	k := &knowledge{shared: shared, router: router, health: c, meter: m}
 	k.nodes.Store(1)
 	return k
 }
@@ -61,7 +64,25 @@ func (k *knowledge) PeerLoad(origin string, changed []gossip.Load, full bool) {
 	k.shared.PeerLoad(origin, changed, full)
 }
 
+// Usage is called by one goroutine.
+func (k *knowledge) Usage(dst []gossip.Usage) []gossip.Usage {
+	k.uses = k.meter.Own(k.uses[:0], k.meter.Now())
+	for _, u := range k.uses {
+		dst = append(dst, gossip.Usage(u))
+	}
+	return dst
+}
+
+func (k *knowledge) PeerUsage(origin string, incarnation uint64, changed []gossip.Usage, full bool) {
+	uses := make([]clients.Use, len(changed))
+	for i, u := range changed {
+		uses[i] = clients.Use(u)
+	}
+	k.meter.Peer(origin, incarnation, uses, full, k.meter.Now())
+}
+
 func (k *knowledge) DropPeer(origin string) {
+	k.meter.DropPeer(origin, k.meter.Now())
 	k.shared.DropPeer(origin)
 	k.health.DropPeer(origin)
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -62,10 +64,15 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 	t.Helper()
 	cfg := testConfig("http://127.0.0.1:1")
 	cfg.BackendsFrom = []string{"file:/etc/grapevine/backends"}
+	cfg.ClientsFile = filepath.Join(t.TempDir(), "clients.yaml")
+	if err := os.WriteFile(cfg.ClientsFile, []byte(clientsText("search")), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	n, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
+	n.meter.Reserve(n.clients.book.Clients[0], 1, 1, 0)
 	m := metrics.New("v", func(s metrics.Scrape) {
 		n.collect(s)
 		n.collectAffinity(s, []policy.Affinity{{Whole: 1}})

@@ -31,6 +31,7 @@ import (
 	"grapevine/node/streams"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
+	"grapevine/proxy/clients"
 	"grapevine/proxy/engine"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
@@ -51,6 +52,7 @@ type Node struct {
 	tree    *prefixtree.Tree
 	router  *policy.Router
 	clients *clientList
+	meter   *clients.Meter // of clients' limits
 	proxy   *proxy.Proxy
 	metrics *metrics.Metrics
 	access  *accesslog.Log
@@ -109,7 +111,7 @@ func New(cfg config.Config) (*Node, error) {
 	if err := cfg.Validate("", nil); err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, name: cfg.NodeName, failed: make(chan error, 1), stopped: make(chan struct{}), said: make(chan struct{}), nameWait: defaultNameWait}
+	n := &Node{cfg: cfg, name: cfg.NodeName, failed: make(chan error, 1), stopped: make(chan struct{}), said: make(chan struct{}), nameWait: defaultNameWait, meter: clients.NewMeter()}
 	if n.name == "" {
 		host, err := os.Hostname()
 		if err != nil {
@@ -204,7 +206,7 @@ func (n *Node) buildRouting() error {
 	n.health = health.NewChecker(checks)
 	hotCfg := hot.Config{Router: n.router, Log: n.log.With().Str("component", "hot").Logger()}
 	if n.cfg.InFleet() {
-		n.knowledge = newKnowledge(share.New(n.tree, outbox, n.router, numbers), n.router, n.health)
+		n.knowledge = newKnowledge(share.New(n.tree, outbox, n.router, numbers), n.router, n.health, n.meter)
 		hotCfg.Peers = func(sum hot.Sum) { n.knowledge.shared.PeerWork(sum.Add) }
 	}
 	n.hot = hot.New(hotCfg)
@@ -331,7 +333,7 @@ func (n *Node) start(ctx context.Context) error {
 	if n.cfg.ClientsFile == "" {
 		n.log.Info().Str("component", "clients").Msg("no clients_file: everybody who reaches the data port may use all models, without limits")
 	} else {
-		n.run("clients", n.followClients)
+		n.run("clients", n.followClients, n.followFleet)
 	}
 	if len(n.cfg.Backends) == 0 {
 		n.log.Warn().Str("component", "node").Msg("no backends: every request will be refused")

@@ -67,10 +67,13 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Con
 		Models:   n.backends.ModelsAnswer,
 		Stamper:  n.streams,
 		Clients:  n.clients.book,
+		Meter:    n.meter,
 		Roles:    n.router.Roles,
 		Observer: n.observe,
 		Log:      n.log.With().Str("component", "proxy").Logger(),
 		NodeName: n.name,
+
+		PromptTokens: n.router.PromptTokens,
 
 		PassPaths: cfg.PassPaths, AllowEngineControl: cfg.AllowEngineControl, ResponseHeaders: headers, Tenant: tenant,
 

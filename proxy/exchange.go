@@ -40,6 +40,7 @@ type inquiry struct {
 	ctx    *fasthttp.RequestCtx
 	conn   *clientConn
 	client *clients.Client // nil without a list of clients
+	held   clients.Reservation
 	rec    Record
 	last   failure
 	wait   int    // seconds, of the last 429
@@ -223,6 +224,7 @@ func (e *exchange) finish() {
 	if e.prefill.open { // after a panic
 		e.close(&e.prefill, policy.ClientGone, engine.Unknown)
 	}
+	e.settle()
 	if e.rec.Attempts > 0 || e.last.refused {
 		e.observe()
 	}
@@ -293,6 +295,7 @@ func (e *exchange) forgetPieces() {
 func (e *exchange) decorate() {
 	h := &e.ctx.Response.Header
 	h.SetBytesV(headerRequestID, e.head.id)
+	e.showLimits()
 	show := e.proxy.cfg.ResponseHeaders
 	if e.client != nil && !e.client.Trusted {
 		show = NoHeaders

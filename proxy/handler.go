@@ -94,7 +94,7 @@ func (e *exchange) serve() {
 		e.refuse(f)
 		return
 	}
-	if !e.mayUseModel() {
+	if !e.mayUseModel() || !e.reserve() {
 		return
 	}
 	e.forward()

@@ -22,6 +22,7 @@ const (
 	headerRoute     = "X-Grapevine-Route"
 	headerRetry     = "X-Should-Retry"
 	headerSession   = "X-Session-Id"
+	headerRetryMS   = "Retry-After-Ms" // of OpenAI's and Anthropic's clients, which prefer it to Retry-After
 )
 
 // ResponseHeaders says which X-Grapevine headers clients receive.

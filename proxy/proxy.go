@@ -75,6 +75,11 @@ type Config struct {
 	// Clients may use the proxy; SetClients replaces them. If nil, everybody may, and credentials
 	// are passed on to engines.
 	Clients *clients.Book
+	// Meter holds clients to their limits. If nil, the limits are those of this proxy alone.
+	Meter *clients.Meter
+	// PromptTokens estimates a prompt's tokens, for limits. It must not block. If nil, prompts count
+	// nothing until their engine has counted them.
+	PromptTokens func(*policy.Request) int
 	// Roles, if not nil, reports whether backends have roles; only then are bodies read for what two
 	// backends can share. It must not block.
 	Roles func() bool
@@ -111,6 +116,7 @@ type Proxy struct {
 	cfg     Config                 // as given to New
 	tuned   atomic.Pointer[Config] // replaced by Retune, never modified
 	clients atomic.Pointer[clients.Book]
+	meter   *clients.Meter
 	server  *fasthttp.Server
 	base    context.Context // of dials; canceled to cut a drain short
 	cancel  context.CancelFunc
@@ -160,7 +166,12 @@ func New(cfg Config) (*Proxy, error) {
 		finished:  make(chan struct{}),
 	}
 	p.tuned.Store(&cfg)
-	p.clients.Store(cfg.Clients)
+	if p.meter = cfg.Meter; p.meter == nil {
+		p.meter = clients.NewMeter()
+	}
+	if cfg.Clients != nil {
+		p.SetClients(cfg.Clients)
+	}
 	p.base, p.cancel = context.WithCancel(context.Background())
 	p.hurried, p.hurry = context.WithCancel(context.Background())
 	p.bodies.limit = int64(cfg.MaxBodyMemory)
@@ -184,7 +195,10 @@ func (p *Proxy) Retune(cfg Config) (apply func(), err error) {
 
 // SetClients replaces the clients of a proxy that was built with some; b is not nil. Requests that
 // have begun keep theirs.
-func (p *Proxy) SetClients(b *clients.Book) { p.clients.Store(b) }
+func (p *Proxy) SetClients(b *clients.Book) {
+	p.meter.Adopt(b)
+	p.clients.Store(b)
+}
 
 // Ready sets whether /readyz answers 200 or 503; requests are served either way.
 func (p *Proxy) Ready(ready bool) { p.ready.Store(ready) }
@@ -295,6 +309,7 @@ type Record struct {
 	Stream   bool
 	Unparsed bool   // refused, or routed by load
 	Client   string // "" if unknown, or without a list of clients
+	Limit    string // of the client, that refused the request: tokens or in_flight; else ""
 	Peer     []byte // the address of the client's connection or, in a PROXY header, the client's
 
 	Status   int            // StatusClientGone if the client left first

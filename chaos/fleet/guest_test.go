@@ -304,6 +304,10 @@ func (g *guest) Loads(dst []gossip.Load) []gossip.Load {
 
 func (g *guest) PeerLoad(string, []gossip.Load, bool) {}
 
+func (g *guest) Usage(dst []gossip.Usage) []gossip.Usage { return dst }
+
+func (g *guest) PeerUsage(string, uint64, []gossip.Usage, bool) {}
+
 func (g *guest) DropPeer(string) {}
 
 func (g *guest) State(dst []byte) []byte { return dst }

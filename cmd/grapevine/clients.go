@@ -15,6 +15,7 @@ import (
 
 type clientsCmd struct {
 	List  clientsListCmd  `cmd:"" default:"withargs" help:"Show who may use a router (the default)."`
+	Usage clientsUsageCmd `cmd:"" help:"Show what clients use of their limits, over the fleet."`
 	New   clientsNewCmd   `cmd:"" help:"Make a key for a client."`
 	Check clientsCheckCmd `cmd:"" help:"Check a clients file."`
 }
@@ -43,12 +44,6 @@ func printClients(out io.Writer, list *admin.ClientList) error {
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "CLIENT\tKEYS\tMODELS\tPATHS\tPRIORITY\tWEIGHT\tTOKENS/MIN\tIN FLIGHT\tTRUSTED")
-	limit := func(n int64) string {
-		if n == 0 {
-			return "-"
-		}
-		return strconv.FormatInt(n, 10)
-	}
 	for _, c := range list.Clients {
 		keys := strconv.Itoa(c.Keys)
 		if c.Anonymous {
@@ -59,9 +54,42 @@ func printClients(out io.Writer, list *admin.ClientList) error {
 			trusted = "yes"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%g\t%s\t%s\t%s\n", c.Name, keys, cmp.Or(strings.Join(c.Models, " "), "all"), cmp.Or(strings.Join(c.Paths, " "), "all"),
-			c.Priority, c.Weight, limit(c.TokensPerMinute), limit(int64(c.InFlight)), trusted)
+			c.Priority, c.Weight, limitText(c.TokensPerMinute), limitText(int64(c.InFlight)), trusted)
 	}
 	return w.Flush()
+}
+
+type clientsUsageCmd struct {
+	adminFlags
+}
+
+func (c *clientsUsageCmd) Run(s *streams) error {
+	return show(&c.adminFlags, s, func(client *admin.Client, ctx context.Context) (*admin.ClientList, error) {
+		return client.Clients(ctx)
+	}, printUsage)
+}
+
+func printUsage(out io.Writer, list *admin.ClientList) error {
+	if list.File == "" {
+		return printClients(out, list)
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "CLIENT\tTOKENS\tOF\tREQUESTS\tOF")
+	for _, c := range list.Clients {
+		used := "-"
+		if c.TokensPerMinute > 0 {
+			used = strconv.FormatInt(c.TokensUsed, 10)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", c.Name, used, limitText(c.TokensPerMinute), c.Requests, limitText(int64(c.InFlight)))
+	}
+	return w.Flush()
+}
+
+func limitText(n int64) string {
+	if n == 0 {
+		return "-"
+	}
+	return strconv.FormatInt(n, 10)
 }
 
 type clientsNewCmd struct {

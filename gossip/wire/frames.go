@@ -100,32 +100,71 @@ type Load struct {
 	Active        uint32 // requests
 }
 
-// loadFull marks a whole vector: backends it does not list are idle.
+// Usage is what one node's requests use of one client's limits.
+type Usage struct {
+	Client   uint32 // hash of the client's name
+	Tokens   uint32 // admitted, less what has leaked
+	InFlight uint32 // requests
+}
+
+// Entry is an entry of a sparse vector: a key and two numbers, of which unlisted keys have 0.
+type Entry[E any] interface {
+	comparable
+	Numbers() (key, first, second uint32)
+	Of(key, first, second uint32) E // a new entry
+}
+
+func (l Load) Numbers() (key, first, second uint32)  { return l.Backend, l.PrefillTokens, l.Active }
+func (Load) Of(key, first, second uint32) Load       { return Load{key, first, second} }
+func (u Usage) Numbers() (key, first, second uint32) { return u.Client, u.Tokens, u.InFlight }
+func (Usage) Of(key, first, second uint32) Usage     { return Usage{key, first, second} }
+
+// loadFull marks a whole vector.
 const loadFull = 1 << 0
 
 // AppendLoad appends a Load frame with at most MaxLoads entries; time is in Unix milliseconds.
 func AppendLoad(dst []byte, time int64, full bool, loads []Load) []byte {
-	loads = loads[:min(len(loads), MaxLoads)]
-	dst, mark := begin(dst, KindLoad)
+	return appendVector(dst, KindLoad, time, full, loads)
+}
+
+// AppendUsage is AppendLoad for a Usage frame.
+func AppendUsage(dst []byte, time int64, full bool, uses []Usage) []byte {
+	return appendVector(dst, KindUsage, time, full, uses)
+}
+
+func appendVector[E Entry[E]](dst []byte, k Kind, time int64, full bool, entries []E) []byte {
+	entries = entries[:min(len(entries), MaxLoads)]
+	dst, mark := begin(dst, k)
 	var flags byte
 	if full {
 		flags |= loadFull
 	}
-	dst = uvarints(append(dst, flags), uint64(time), uint64(len(loads)))
-	for i := range loads {
-		dst = binary.LittleEndian.AppendUint32(dst, loads[i].Backend)
-		dst = uvarints(dst, uint64(loads[i].PrefillTokens), uint64(loads[i].Active))
+	dst = uvarints(append(dst, flags), uint64(time), uint64(len(entries)))
+	for _, e := range entries {
+		key, first, second := e.Numbers()
+		dst = binary.LittleEndian.AppendUint32(dst, key)
+		dst = uvarints(dst, uint64(first), uint64(second))
 	}
 	return end(dst, mark)
 }
 
 // DecodeLoad appends a Load frame's entries to dst.
 func DecodeLoad(dst []Load, body []byte) (loads []Load, time int64, full bool, err error) {
+	return decodeVector(dst, body)
+}
+
+// DecodeUsage is DecodeLoad for a Usage frame.
+func DecodeUsage(dst []Usage, body []byte) (uses []Usage, time int64, full bool, err error) {
+	return decodeVector(dst, body)
+}
+
+func decodeVector[E Entry[E]](dst []E, body []byte) (entries []E, time int64, full bool, err error) {
+	var e E
 	c := cursor{rest: body}
 	full = c.byte()&loadFull != 0
 	time = int64(c.bounded(maxTime))
 	for n := c.bounded(MaxLoads); n > 0 && c.err == nil; n-- {
-		dst = append(dst, Load{c.uint32(), uint32(c.bounded(1<<32 - 1)), uint32(c.bounded(1<<32 - 1))})
+		dst = append(dst, e.Of(c.uint32(), uint32(c.bounded(1<<32-1)), uint32(c.bounded(1<<32-1))))
 	}
 	return dst, time, full, c.err
 }

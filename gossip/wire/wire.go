@@ -33,6 +33,7 @@ const (
 	KindSnapshotHead Kind = 0x16
 	KindPage         Kind = 0x17
 	KindSnapshotDone Kind = 0x18 // ends or refuses a snapshot
+	KindUsage        Kind = 0x19
 )
 
 const Kinds = 0x20 // exceeds all kinds
@@ -43,7 +44,7 @@ const (
 	MaxRecords   = 1 << 20   // a record has at least one byte
 	MaxPage      = 64 << 10  // live frames wait for milliseconds only
 	MaxState     = 256 << 10 // a thousand backends of 256 bytes
-	MaxLoads     = 16384
+	MaxLoads     = 16384     // also clients in use
 	MaxName      = 255
 	MaxPositions = 2049 // 2048 members and the node itself
 
@@ -74,6 +75,7 @@ var kinds = [Kinds]struct {
 	KindSnapshotHead: {"snapshot_head", MaxPositions*(2+MaxName+2*binary.MaxVarintLen64) + slack},
 	KindPage:         {"page", MaxPage + slack},
 	KindSnapshotDone: {"snapshot_done", maxSmall},
+	KindUsage:        {"usage", MaxLoads*(4+2*binary.MaxVarintLen32) + slack},
 }
 
 // Limit returns the longest body of a kind, in bytes; known is false for kinds of other versions.

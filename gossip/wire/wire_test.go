@@ -69,6 +69,12 @@ func TestFramesComeBackAsTheyWere(t *testing.T) {
 	if at != 1795231982067 || !full {
 		t.Errorf("time %d, full %v", at, full)
 	}
+	uses := []Usage{{Client: 1 << 31, Tokens: 1<<32 - 1, InFlight: 7}, {Client: 2}}
+	gotUses, at, full, err := DecodeUsage(nil, one(t, AppendUsage(nil, 1795231982068, false, uses), KindUsage))
+	equal(t, gotUses, uses, err)
+	if at != 1795231982068 || full {
+		t.Errorf("time %d, full %v", at, full)
+	}
 
 	at, state, err := DecodeState(one(t, AppendState(nil, 5, []byte("state")), KindState))
 	equal(t, string(state), "state", err)

@@ -167,6 +167,10 @@ type ClientStatus struct {
 	TokensPerMinute int64    `json:"tokens_per_minute,omitempty"`
 	InFlight        int      `json:"in_flight,omitempty"`
 	Trusted         bool     `json:"trusted"`
+
+	// Over the fleet, now; tokens only of clients with such a limit.
+	TokensUsed int64 `json:"tokens_used"`
+	Requests   int   `json:"requests"` // in flight
 }
 
 type RuleSet struct {

@@ -73,6 +73,8 @@ const (
 	MaxClients = 10_000
 	MaxKeys    = 16 // of one client: the old and the new one while it changes
 	MaxName    = 64 // bytes
+
+	MaxTokensPerMinute = 1 << 31 // nodes exchange 32 bits
 )
 
 // Book is the clients of a router. Immutable and safe for concurrent use.
@@ -99,7 +101,7 @@ func New(list []*Client, anonymous string) (*Book, error) {
 	if len(list) > MaxClients {
 		bad(MaxClients, "", "%d clients are more than %d", len(list), MaxClients)
 	}
-	names := make(map[string]int, len(list))
+	names, keys := make(map[string]int, len(list)), make(map[uint32]string, len(list))
 	for i, c := range list {
 		for _, m := range c.check() {
 			bad(i, m.Field, "%s", m.Reason)
@@ -107,7 +109,10 @@ func New(list []*Client, anonymous string) (*Book, error) {
 		if first, taken := names[c.Name]; taken && c.Name != "" {
 			bad(i, "name", "client %d is called %s, too", first+1, c.Name)
 		}
-		names[c.Name] = i
+		if other := keys[nameKey(c.Name)]; other != "" && other != c.Name {
+			bad(i, "name", "%s and %s have the same hash, by which nodes count use: change one name", c.Name, other)
+		}
+		names[c.Name], keys[nameKey(c.Name)] = i, c.Name
 		if len(c.Keys) == 0 && c.Name != anonymous {
 			bad(i, "key_sha256", "%s has no key: add the hash that grapevine clients new prints", c.Name)
 		}
@@ -154,6 +159,7 @@ func (c *Client) check() (mistakes []Error) {
 	bad(len(c.Keys) > MaxKeys, "key_sha256", "%d keys are more than %d: remove old ones", len(c.Keys), MaxKeys)
 	bad(!(c.Weight > 0) || c.Weight > 1000, "weight", "%v is not above 0 and at most 1000", c.Weight)
 	bad(c.TokensPerMinute < 0, "tokens_per_minute", "%d is negative: leave it out for no limit", c.TokensPerMinute)
+	bad(c.TokensPerMinute > MaxTokensPerMinute, "tokens_per_minute", "%d is more than %d: leave it out for no limit", c.TokensPerMinute, int64(MaxTokensPerMinute))
 	bad(c.InFlight < 0, "in_flight", "%d is negative: leave it out for no limit", c.InFlight)
 	for _, m := range c.Models {
 		bad(m == "" || strings.Contains(strings.TrimSuffix(m, "*"), "*"), "models", "%q is neither a name nor PREFIX*", m)

@@ -82,6 +82,16 @@ func (r *Router) decideIn(s *Scene, q *Request, p *pool, strategy *named, now pr
 	return chosen, nil
 }
 
+// PromptTokens estimates the tokens of a request's prompt, at least 1; of an unknown model by the
+// prior.
+func (r *Router) PromptTokens(q *Request) int {
+	perToken := defaultBytesPerToken
+	if p := r.table.Load().pool(q.Model); p != nil {
+		perToken = p.texts.bytesPerToken()
+	}
+	return max(int(float64(max(q.PromptBytes, len(q.Hashes)*r.cfg.BlockBytes))/perToken+0.5), 1)
+}
+
 func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 	s.Request, s.pool, s.Now, s.truth = q, p, now, r.cfg.Truth
 	s.slotTime = r.adapterTime.mean()

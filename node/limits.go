@@ -1,0 +1,54 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	"grapevine/gossip/member"
+	"grapevine/proxy/clients"
+)
+
+const (
+	limitsEvery = 250 * time.Millisecond
+	// lateAfter is two of gossip's pings. Peers silent for reporterSilence are no longer heard.
+	lateAfter = time.Second
+)
+
+// followFleet tells the meter of clients' limits which part of the fleet this node hears.
+func (n *Node) followFleet(ctx context.Context) {
+	tick := time.NewTicker(limitsEvery)
+	defer tick.Stop()
+	for {
+		n.meter.SetFleet(n.heardFleet())
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// heardFleet takes the members of gossip or of the Raft group, whichever are more: the group keeps
+// dead nodes until its leader removes them, and gossip knows new ones first.
+func (n *Node) heardFleet() clients.Fleet {
+	f := clients.Fleet{Heard: 1, Nodes: 1}
+	g := n.gossip.Load()
+	if g == nil {
+		return f
+	}
+	for _, p := range g.Peers() {
+		if p.State != member.StateAlive {
+			continue
+		}
+		f.Nodes++
+		if silence := time.Since(p.LastHeard); p.Connected && silence < reporterSilence {
+			f.Heard++
+			f.Silent = f.Silent || silence > lateAfter
+		}
+	}
+	f.Staleness = time.Duration(n.knowledge.staleness.Load())
+	if s := n.store.Load(); s != nil {
+		f.Nodes = max(f.Nodes, len(s.Status().Servers))
+	}
+	return f
+}
