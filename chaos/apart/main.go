@@ -194,8 +194,11 @@ func ask(client *http.Client, url string, body []byte) (o outcome) {
 			}
 		}
 	}
+	if err := lines.Err(); err != nil {
+		return outcome{err: err}
+	}
 	if !ended || events < 2 {
-		return outcome{err: fmt.Errorf("%d events, whole %t, %v", events, ended, lines.Err())}
+		return outcome{err: fmt.Errorf("%d events, whole %t", events, ended)}
 	}
 	return outcome{ttft: first.Sub(began).Seconds(), rate: float64((events-1)*tokensPerEvent) / last.Sub(first).Seconds()}
 }

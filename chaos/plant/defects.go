@@ -16,10 +16,10 @@ var defects = []Defect{
 		Wrong: "every request is also sent over a second connection, and the slower of the two is not cancelled",
 		Edits: []Edit{{
 			File: "proxy/forward.go",
-			Old:  `	if err := up.send(e.pieces); err != nil {`,
+			Old:  `	if err := up.send(pieces); err != nil {`,
 			New: `	if planted("asks-twice") {
 		request := append([]byte(nil), up.head...)
-		for _, p := range e.pieces {
+		for _, p := range pieces {
 			request = append(request, p...)
 		}
 		if twin, err := e.proxy.upstreams.dial(e.proxy.base, t); err == nil {
@@ -32,7 +32,7 @@ var defects = []Defect{
 			}()
 		}
 	}
-	if err := up.send(e.pieces); err != nil {`,
+	if err := up.send(pieces); err != nil {`,
 		}},
 	},
 	{
@@ -270,9 +270,13 @@ func (e *exchange) askAgain() bool {
 		Wrong: "a request whose client leaves within the answer stays counted",
 		Edits: []Edit{{
 			File: "proxy/policy/attempt.go",
-			Old:  `	a.slot.release(a)`,
-			New: `	if !planted("departed-stay-counted") || o.Failed != ClientGone || before != answering {
-		a.slot.release(a)
+			Old: `	before := a.stage
+	a.release(now)`,
+			New: `	before := a.stage
+	if planted("departed-stay-counted") && o.Failed == ClientGone && before == answering {
+		a.stage = ended
+	} else {
+		a.release(now)
 	}`,
 		}},
 	},
