@@ -67,7 +67,7 @@ func (e *exchange) askAgain() bool {
 		up.raw.Close()
 		return false
 	}
-	if e.converse(up, &t) != nil {
+	if e.converse(up, &t, e.pieces, &e.guard) != nil {
 		e.release(up, false)
 		return false
 	}
