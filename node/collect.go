@@ -1,7 +1,10 @@
 package node
 
 import (
+	"time"
+
 	"grapevine/node/admin"
+	"grapevine/node/backends"
 	"grapevine/node/metrics"
 	"grapevine/node/streams"
 	"grapevine/raftstore"
@@ -11,6 +14,7 @@ func (n *Node) collect(s metrics.Scrape) {
 	n.collectRequests(s)
 	n.collectClients(s)
 	n.collectEngines(s)
+	collectLoads(s, n.loads())
 	n.collectTree(s)
 	n.collectAgreement(s)
 	n.health.Collect(s)
@@ -62,6 +66,24 @@ func (n *Node) collectEngines(s metrics.Scrape) {
 		missing(float64(cache.Missing), u.Name)
 		checked(float64(cache.Agreed), u.Name, "agreed")
 		checked(float64(cache.Contradicted), u.Name, "contradicted")
+	}
+}
+
+// loads are the latest reports of all engines that report their load, by name.
+func (n *Node) loads() map[string]backends.Load {
+	all := make(map[string]backends.Load)
+	for _, e := range n.backends.Roster().List {
+		if l, _ := n.backends.Load(e); !l.At.IsZero() {
+			all[e.Name] = l
+		}
+	}
+	return all
+}
+
+func collectLoads(s metrics.Scrape, loads map[string]backends.Load) {
+	age := s.Gauge("backend_report_age_seconds", "Age of what the engine last reported of its load in its metrics or, SGLang, at /v1/loads. Not additive.", "backend", "from")
+	for name, l := range loads {
+		age(time.Since(l.At).Seconds(), name, l.From)
 	}
 }
 

@@ -19,10 +19,12 @@ type fakeEngine struct {
 	requests atomic.Int64 // chat requests begun
 	asked    atomic.Int64 // requests for /v1/models
 	scraped  atomic.Int64 // requests for /metrics
+	loaded   atomic.Int64 // requests for /v1/loads
 
 	mu      sync.Mutex
 	models  []string
 	metrics string        // page; "" is answered 404
+	loads   func() string // answer; nil: 404
 	hold    chan struct{} // if not nil, answers wait until it closes
 	entered chan struct{} // receives when an answer begins to wait; capacity 16
 }
@@ -33,6 +35,7 @@ func newFakeEngine(t *testing.T, models ...string) *fakeEngine {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/v1/models", e.listModels)
 	mux.HandleFunc("/metrics", e.tellMetrics)
+	mux.HandleFunc("/v1/loads", e.tellLoads)
 	mux.HandleFunc("/v1/chat/completions", e.chat)
 	e.Server = httptest.NewServer(mux)
 	t.Cleanup(e.Close)
@@ -63,6 +66,23 @@ func (e *fakeEngine) tellMetrics(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	_, _ = io.WriteString(w, e.metrics)
+}
+
+func (e *fakeEngine) tellLoads(w http.ResponseWriter, r *http.Request) {
+	e.loaded.Add(1)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.loads == nil || r.URL.RawQuery != "include=core" {
+		w.WriteHeader(http.StatusNotFound)
+		return
+	}
+	_, _ = io.WriteString(w, e.loads())
+}
+
+func (e *fakeEngine) setLoads(answer func() string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.loads = answer
 }
 
 func (e *fakeEngine) holdAnswers() (release func()) {

@@ -126,6 +126,11 @@ func (n *Node) Explain(path string, header func(name string) []byte, body []byte
 		return nil, err
 	}
 	fillReceipt(r, &d)
+	if n.fleetSize() > 1 {
+		if r.LoadFrom, r.LoadAgeS = "nodes", d.LoadAge.Seconds(); d.FromEngines {
+			r.LoadFrom = "engines"
+		}
+	}
 	r.Prefill = n.explainPrefill(&q, &d)
 	return r, nil
 }

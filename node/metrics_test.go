@@ -16,6 +16,7 @@ import (
 
 	"grapevine/gossip"
 	"grapevine/gossip/member"
+	"grapevine/node/backends"
 	"grapevine/node/metrics"
 	"grapevine/node/share"
 	"grapevine/proxy"
@@ -76,6 +77,7 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 	m := metrics.New("v", func(s metrics.Scrape) {
 		n.collect(s)
 		n.collectAffinity(s, []policy.Affinity{{Whole: 1}})
+		collectLoads(s, map[string]backends.Load{"127.0.0.1:1": {At: time.Now(), From: backends.FromMetrics}})
 		everyFigure().collect(s)
 	})
 	m.AddBackends(n.backends.Roster().Names())

@@ -32,7 +32,6 @@ import (
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/clients"
-	"grapevine/proxy/engine"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
@@ -191,7 +190,7 @@ func (n *Node) buildRouting() error {
 	}
 	n.backends, err = backends.NewDirectory(backends.Config{
 		Own: n.cfg.Backends, Rules: n.cfg.Rules, Idle: n.cfg.UpstreamIdle, ProbePath: n.cfg.ProbePath, Numbers: numbers, Log: n.log,
-		Publish: n.publish, Reported: n.loadReported,
+		Publish: n.publish, Reported: n.loadReported, Nodes: n.fleetSize,
 	})
 	if err != nil {
 		return err
@@ -368,13 +367,36 @@ func (n *Node) startDiscovery() {
 	if every := n.cfg.MetricsInterval; every > 0 {
 		loops = append(loops, func(ctx context.Context) { n.backends.Poll(ctx, every, n.backends.AskMetrics) })
 	}
+	if every := n.cfg.LoadsInterval; every > 0 {
+		loops = append(loops, func(ctx context.Context) { n.backends.Poll(ctx, every, n.backends.AskLoads) })
+	}
 	n.run("discovery", loops...)
 }
 
-func (n *Node) loadReported(e *backends.Engine, m *engine.Metrics, a *engine.Adapters) {
-	n.health.Started(e, m)
-	n.router.SetTelemetry(e.ID, policy.Telemetry{Running: m.Running, Waiting: m.Waiting, KVUsage: m.KVUsage})
-	n.router.SetAdapters(e.ID, a.Slots, a.InUse, prefixtree.Time(time.Now().UnixMilli()))
+// fleetSize counts the live nodes, this one included.
+func (n *Node) fleetSize() int {
+	if n.knowledge == nil {
+		return 1
+	}
+	return int(n.knowledge.nodes.Load())
+}
+
+func (n *Node) loadReported(e *backends.Engine, l *backends.Load, leads bool) {
+	n.health.Started(e, &l.Metrics)
+	if a := l.Adapters; a != nil {
+		n.router.SetAdapters(e.ID, a.Slots, a.InUse, prefixtree.Time(time.Now().UnixMilli()))
+	}
+	if !leads {
+		return
+	}
+	t := policy.Telemetry{At: prefixtree.Time(l.At.UnixMilli()), Running: l.Running, Waiting: l.Waiting, KVUsage: l.KVUsage, Queued: l.Queued}
+	if l.Running < 0 || l.Waiting < 0 {
+		t.Queued = -1 // an engine's queue needs all three
+	}
+	if l.ComputeTime > 0 {
+		t.Prefilled, t.PrefillTime, t.Prefills = l.Computed, l.ComputeTime, max(l.Prefills, 0)
+	}
+	n.router.SetTelemetry(e.ID, t)
 }
 
 func (n *Node) busy(name string) bool {

@@ -69,6 +69,9 @@ func (n *Node) BackendList() *admin.BackendList {
 		if e.State == raftstore.Down {
 			s.DownBy = e.DownBy.String()
 		}
+		if s.RateFrom = "requests"; n.router.RateReported(e.ID, at) {
+			s.RateFrom = "engine"
+		}
 		s.PrefillTokens, s.Active = n.router.Load(e.ID)
 		_, others := n.router.PeerLoad(e.ID)
 		s.FleetActive = s.Active + others
@@ -80,7 +83,9 @@ func (n *Node) BackendList() *admin.BackendList {
 		s.Models, s.ModelsFrom, s.ModelsError = n.backends.Models(e)
 		var r backends.Load
 		if r, s.KVTokens = n.backends.Load(e); !r.At.IsZero() {
-			s.Engine = &admin.EngineReport{AgeS: time.Since(r.At).Seconds(), Running: r.Running, Waiting: r.Waiting, KVUsage: r.KVUsage}
+			s.Engine = &admin.EngineReport{
+				From: r.From, AgeS: time.Since(r.At).Seconds(), Running: r.Running, Waiting: r.Waiting, KVUsage: r.KVUsage, QueuedTokens: r.Queued,
+			}
 		}
 		list.Backends[i] = s
 	}

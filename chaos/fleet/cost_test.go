@@ -20,7 +20,7 @@ func TestLiveApplyCost(t *testing.T) {
 	f := liveFleet(t, func(cfg *fleet.Config) {
 		cfg.Nodes, cfg.Guests, cfg.Engines = 1, guests, 64
 		cfg.NoBalancer = true
-		cfg.Settings["metrics_interval"], cfg.Settings["models_interval"] = "0s", "0s"
+		cfg.Settings["metrics_interval"], cfg.Settings["loads_interval"], cfg.Settings["models_interval"] = "0s", "0s", "0s"
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()

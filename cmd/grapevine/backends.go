@@ -39,7 +39,7 @@ func (c *backendsListCmd) Run(s *streams) error {
 
 func printBackends(out io.Writer, list *admin.BackendList) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "NAME\tSTATE\tACTIVE\tFLEET\tPREFILL\tHORIZON\tKNOWN\tKV CACHE\tMODELS\tSOURCE\tURL")
+	fmt.Fprintln(w, "NAME\tSTATE\tACTIVE\tFLEET\tPREFILL\tRATE\tHORIZON\tKNOWN\tKV CACHE\tREPORT\tMODELS\tSOURCE\tURL")
 	own := 0
 	for i := range list.Backends {
 		b := &list.Backends[i]
@@ -54,6 +54,14 @@ func printBackends(out io.Writer, list *admin.BackendList) error {
 		if b.Engine != nil && b.Engine.KVUsage >= 0 {
 			cache += fmt.Sprintf(", %.0f %% used", 100*b.Engine.KVUsage)
 		}
+		rate := fmt.Sprintf("%.0f", b.Rate)
+		if b.RateFrom != "" {
+			rate += " by " + plain(b.RateFrom)
+		}
+		report := "-"
+		if b.Engine != nil {
+			report = fmt.Sprintf("%s %.1f s ago", plain(b.Engine.From), b.Engine.AgeS)
+		}
 		state := b.State
 		if b.Drained && state != "draining" {
 			state += ", drained"
@@ -64,8 +72,8 @@ func printBackends(out io.Writer, list *admin.BackendList) error {
 		if !b.Agreed {
 			own++
 		}
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			b.Name, state, b.Active, b.FleetActive, b.PrefillTokens, seconds(b.HorizonS), cmp.Or(b.Cache.Known, "?"), cache, models, cmp.Or(b.Source, "-"), b.URL)
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			b.Name, state, b.Active, b.FleetActive, b.PrefillTokens, rate, seconds(b.HorizonS), cmp.Or(b.Cache.Known, "?"), cache, report, models, cmp.Or(b.Source, "-"), b.URL)
 	}
 	if err := w.Flush(); err != nil {
 		return err

@@ -62,6 +62,9 @@ func printReceipt(out io.Writer, r *admin.Receipt) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	if r.Why != "" { // strategy prefix
 		fmt.Fprintf(out, "  why: %s\n", r.Why)
+		if r.LoadFrom != "" {
+			fmt.Fprintf(out, "  load: as %s report it, %.1f s old\n", r.LoadFrom, r.LoadAgeS)
+		}
 		fmt.Fprintln(w, "backend\tblocks\theld tokens\tactive\ttokens/s\tage\twait s\tcompute s\tlater s\tcost s\t")
 		for _, c := range r.Candidates {
 			fmt.Fprintf(w, "%s\t%d\t%.0f\t%d\t%.0f\t%s\t%.3f\t%.3f\t%.3f\t%.3f\t\n",

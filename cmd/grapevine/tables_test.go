@@ -29,7 +29,7 @@ func TestTablesGolden(t *testing.T) {
 		{Model: "*", RequestsPerS: 0.5, PromptsS: 0.1, PrefillS: 0.1, Price: 2,
 			Verdict: "routed by load: caches save 0 % of prefill; choosing them adds less than 1 %"},
 	}
-	receipt := &admin.Receipt{Backend: "gpu-node-01:8000", Strategy: "prefix", Rung: "cache", PromptTokens: 12500, PredictedTokens: 12000, Exact: true, MatchedBlocks: 93, Blocks: 97,
+	receipt := &admin.Receipt{Backend: "gpu-node-01:8000", Strategy: "prefix", Rung: "cache", PromptTokens: 12500, PredictedTokens: 12000, Exact: true, MatchedBlocks: 93, Blocks: 97, LoadFrom: "engines", LoadAgeS: 0.61,
 		Why: "compared with gpu-node-12:8000, which holds 0 tokens, it saves 1.2 s of prefill and 2.9 s of other requests' time for 0.4 s of waiting",
 		Candidates: []admin.Candidate{
 			{Backend: "gpu-node-01:8000", MatchedBlocks: 93, HeldTokens: 12000, QueuedTokens: 4000, Active: 12, Rate: 10000, AgeS: 754, Cost: 0.58, WaitS: 0.41, ComputeS: 0.05, LaterS: 0.12},
@@ -67,11 +67,11 @@ func TestTablesGolden(t *testing.T) {
 		{Node: "wall", Error: "i/o timeout"},
 	}, Error: "wall: i/o timeout"}
 	backends := &admin.BackendList{Backends: []admin.BackendStatus{
-		{Name: "gpu1:8000", URL: "http://gpu1:8000", State: "active", Agreed: true, Source: "static", Active: 2, FleetActive: 9, PrefillTokens: 4096, HorizonS: 600, Cache: admin.CacheStatus{Known: "exact"},
-			KVTokens: 1_200_000, Engine: &admin.EngineReport{KVUsage: .5}, Models: []string{"m", "n"}},
+		{Name: "gpu1:8000", URL: "http://gpu1:8000", State: "active", Agreed: true, Source: "static", Active: 2, FleetActive: 9, PrefillTokens: 4096, Rate: 41200, RateFrom: "engine", HorizonS: 600, Cache: admin.CacheStatus{Known: "exact"},
+			KVTokens: 1_200_000, Engine: &admin.EngineReport{From: "/v1/loads", AgeS: 0.42, KVUsage: .5}, Models: []string{"m", "n"}},
 		{Name: "gpu2", URL: "http://gpu2:8000", State: "draining", Drained: true, DrainedBy: "operator", Agreed: true, Source: "admin", FleetActive: 1, HorizonS: 90, Models: []string{"m\x1b[2J"}, Reason: "new\ndisk \u202e", SinceS: 61},
 		{Name: "gpu3", URL: "http://gpu3:8000", State: "down", Drained: true, Agreed: true, Source: "dns"},
-		{Name: "gpu4", URL: "http://gpu4:8000", State: "avoided", Source: "static", Engine: &admin.EngineReport{Running: -1, Waiting: -1, KVUsage: -1}},
+		{Name: "gpu4", URL: "http://gpu4:8000", State: "avoided", Source: "static", Rate: 10000, RateFrom: "requests", Engine: &admin.EngineReport{From: "/metrics", AgeS: 3.1, Running: -1, Waiting: -1, KVUsage: -1}},
 	}}
 	rules := &admin.RuleSet{Source: "fleet", Version: 17, Text: "rules: []\n", Rules: []admin.RuleStatus{
 		{Model: "batch-*", Strategy: "round-robin"}, {Path: "/v1/embeddings", Header: "x-tier", HeaderValue: "low", Strategy: "least-request"},

@@ -94,6 +94,7 @@ type BackendStatus struct {
 	FleetActive   int64         `json:"fleet_active"`   // of all nodes, as last reported
 	PrefillTokens int64         `json:"prefill_tokens"` // outstanding
 	Rate          float64       `json:"rate"`           // prefill tokens/s, learned
+	RateFrom      string        `json:"rate_from"`      // engine: what it reports of itself; requests: what nodes measure
 	HorizonS      float64       `json:"horizon_s"`
 	Cache         CacheStatus   `json:"cache"`
 	Health        HealthStatus  `json:"health"`
@@ -115,10 +116,13 @@ type CacheStatus struct {
 
 // EngineReport is an engine's whole load, from all routers.
 type EngineReport struct {
+	From    string  `json:"from"` // /metrics or, of SGLang, /v1/loads
 	AgeS    float64 `json:"age_s"`
 	Running int     `json:"running"`  // requests
 	Waiting int     `json:"waiting"`  // requests
 	KVUsage float64 `json:"kv_usage"` // 0 to 1
+	// QueuedTokens is the prompt tokens that it has yet to compute; -1: not reported.
+	QueuedTokens int64 `json:"queued_tokens"`
 }
 
 type HealthStatus struct {
@@ -242,6 +246,9 @@ type Receipt struct {
 	Eligible        int    `json:"eligible"`         // candidates in all
 	Trial           bool   `json:"trial"`            // the chosen backend failed lately
 	LastResort      bool   `json:"last_resort"`      // all backends failed lately
+	// LoadFrom says who reported the load: engines, or nodes (of each other's work); absent on a single node.
+	LoadFrom string  `json:"load_from,omitempty"`
+	LoadAgeS float64 `json:"load_age_s"` // of these reports
 	// Why compares the chosen backend's cost under strategy prefix with that of another candidate
 	// that holds more of the prompt or, if none does, less; empty under other strategies.
 	Why string `json:"why,omitempty"`

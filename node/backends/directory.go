@@ -13,7 +13,6 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine/node/config"
-	"grapevine/proxy/engine"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
@@ -27,8 +26,10 @@ type Config struct {
 	Log       zerolog.Logger
 	// Publish receives rosters and views in order, under the directory's lock. old is nil for the
 	// first roster, now if only the view is new; a nil view is unchanged.
-	Publish  func(old, now *Roster, view *policy.View)
-	Reported func(*Engine, *engine.Metrics, *engine.Adapters) // receives every load report
+	Publish func(old, now *Roster, view *policy.View)
+	// Reported receives every report; leads is false if this node believes another of the engine's.
+	Reported func(e *Engine, l *Load, leads bool)
+	Nodes    func() int // in the fleet, this one included
 }
 
 // Directory holds the roster in force and what its engines report, and makes the policy's views.

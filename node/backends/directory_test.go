@@ -31,7 +31,7 @@ func newDirectory(tb testing.TB, own ...config.Backend) (*Directory, *atomic.Poi
 				view.Store(v)
 			}
 		},
-		Reported: func(*Engine, *engine.Metrics, *engine.Adapters) {},
+		Reported: func(*Engine, *Load, bool) {}, Nodes: func() int { return 1 },
 	})
 	if err == nil {
 		err = d.Publish()
@@ -118,7 +118,7 @@ func TestLearningAtOnce(t *testing.T) {
 				if !slices.Contains(v.Load().Models(), model) {
 					t.Errorf("engine %d has told of %s, and the view does not have it", i, model)
 				}
-				if err := d.learnMetrics(list[i], engine.Metrics{KVTokens: int64(1000 + i)}, time.Now()); err != nil {
+				if _, err := d.learnLoad(list[i], Load{Metrics: engine.Metrics{KVTokens: int64(1000 + i)}, From: FromMetrics}); err != nil {
 					t.Errorf("engine %d: %v", i, err)
 				}
 				if b, ok := v.Load().Backend(list[i].ID); !ok || b.KVTokens != 1000+i {

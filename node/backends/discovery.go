@@ -21,16 +21,26 @@ const (
 	AskTimeout    = 5 * time.Second
 	maxModelNames = 10_000
 	askers        = 16
+	// loadsTimeout bounds a query for loads, since a late answer is worth little and delays others.
+	loadsTimeout = time.Second
+	// loadsAgain is when an engine that refused to report its loads is asked again.
+	loadsAgain = time.Minute
+	// loadsLead is how long an engine's last loads hide what it says of its load in its metrics.
+	loadsLead = 15 * time.Second
 )
 
-// Poll calls ask for all engines every interval, and for new ones at once, until ctx ends.
+// Poll calls ask for all engines every interval, which engine.PollInterval may lengthen, and for new ones at once, until ctx ends. A
+// round that takes longer delays the next.
 func (d *Directory) Poll(ctx context.Context, interval time.Duration, ask func(context.Context, *Engine)) {
-	tick := time.NewTicker(interval)
-	defer tick.Stop()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	var asked map[*link]bool // in this interval
 	for {
 		changed := d.Changed()
 		list := d.Roster().List
+		if asked == nil {
+			timer.Reset(engine.PollInterval(interval, len(list), d.cfg.Nodes()))
+		}
 		askAll(ctx, slices.DeleteFunc(slices.Clone(list), func(e *Engine) bool { return asked[e.link] }), ask)
 		asked = make(map[*link]bool, len(list))
 		for _, e := range list {
@@ -39,7 +49,7 @@ func (d *Directory) Poll(ctx context.Context, interval time.Duration, ask func(c
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-timer.C:
 			asked = nil
 		case <-changed:
 		}
@@ -129,14 +139,46 @@ func (d *Directory) AskMetrics(ctx context.Context, e *Engine) {
 	if err != nil {
 		return
 	}
+	a := engine.ParseAdapters(text)
+	d.reportedBy(e, Load{Metrics: m, Adapters: &a, At: time.Now(), From: FromMetrics})
+}
+
+// AskLoads queries SGLang's loads. Engines that refuse are asked rarely.
+func (d *Directory) AskLoads(ctx context.Context, e *Engine) {
+	d.mu.Lock()
+	early := time.Now().Before(e.noLoads)
+	d.mu.Unlock()
+	if early {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, loadsTimeout)
+	defer cancel()
+	asked := time.Now()
+	text, err := e.ask(ctx, engine.LoadsPath)
+	var m engine.Metrics
+	if err == nil {
+		m, err = engine.ParseLoads(text, e.rank)
+	} else if _, no := errors.AsType[refused](err); !no {
+		return // asked again
+	}
+	if err != nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		e.noLoads = asked.Add(loadsAgain)
+		return
+	}
+	d.reportedBy(e, Load{Metrics: m, At: asked.Add(-m.Age), From: FromLoads})
+}
+
+func (d *Directory) reportedBy(e *Engine, l Load) {
 	if now := d.Roster().At(e.ID); now == nil || now.link != e.link {
 		return // the number may be another engine's
 	}
-	if err := d.learnMetrics(e, m, time.Now()); err != nil {
+	leads, err := d.learnLoad(e, l)
+	if err != nil {
 		d.cfg.Log.Error().Str("component", "discovery").Err(err).Str("backend", e.Name).Msg("cannot route by the cache size that the backend reports")
 	}
-	a := engine.ParseAdapters(text)
-	d.cfg.Reported(e, &m, &a)
+	d.cfg.Reported(e, &l, leads)
 }
 
 // parseMetrics reads a page of vLLM or SGLang. It says once if the backend's data-parallel ranks do not fit the engine's.
@@ -178,27 +220,29 @@ func (d *Directory) CountRanks(ctx context.Context, b raftstore.Backend) (int, e
 	return len(sources), nil
 }
 
-// learnMetrics publishes another cache size; a configured size stays.
-func (d *Directory) learnMetrics(e *Engine, m engine.Metrics, at time.Time) error {
-	if !d.noteMetrics(e, m, at) {
-		return nil
+// learnLoad publishes another cache size; a configured size stays. leads is false if the engine's loads say more.
+func (d *Directory) learnLoad(e *Engine, l Load) (leads bool, err error) {
+	leads, resized := d.noteLoad(e, l)
+	if resized {
+		err = d.refresh()
 	}
-	return d.refresh()
+	return leads, err
 }
 
-func (d *Directory) noteMetrics(e *Engine, m engine.Metrics, at time.Time) (resized bool) {
+func (d *Directory) noteLoad(e *Engine, l Load) (leads, resized bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	before := e.kvTokens()
-	if m.KVTokens <= 0 || m.KVTokens > maxKVTokens {
-		m.KVTokens = e.load.KVTokens // not reported
+	if l.KVTokens > 0 && l.KVTokens <= maxKVTokens {
+		e.cache = l.KVTokens
 	}
-	e.load = Load{m, at}
-	if e.kvTokens() == before {
-		return false
+	if leads = l.From == FromLoads || e.load.From != FromLoads || l.At.Sub(e.load.At) > loadsLead; leads {
+		e.load = l
 	}
-	d.reported++
-	return true
+	if resized = e.kvTokens() != before; resized {
+		d.reported++
+	}
+	return leads, resized
 }
 
 func (e *Engine) askModels(ctx context.Context) ([]listedModel, error) {

@@ -50,7 +50,9 @@ type link struct {
 	failure  string       // of the last query for models; "" if it succeeded
 	answered answering    // outcome of that query
 	load     Load
-	misfit   bool // its ranks are not those of the engine, and the log says so
+	misfit   bool      // its ranks are not those of the engine, and the log says so
+	cache    int64     // KV tokens, as last reported; 0: never
+	noLoads  time.Time // until when it is not asked for its loads
 }
 
 type answering uint8
@@ -64,8 +66,15 @@ const (
 // Load is an engine's latest load report; At is zero before the first.
 type Load struct {
 	engine.Metrics
-	At time.Time
+	Adapters *engine.Adapters // nil: not in this report
+	At       time.Time        // of the counts, by this node's clock
+	From     string           // FromMetrics or FromLoads
 }
+
+const (
+	FromMetrics = "/metrics"
+	FromLoads   = "/v1/loads" // of SGLang
+)
 
 // Keys are the credentials of backends by name. They never leave this node.
 type Keys map[string]credentials
@@ -180,6 +189,11 @@ func (e *Engine) send(ctx context.Context, path string) (*http.Response, error) 
 	return e.client.Do(req)
 }
 
+// refused is a status from 400 to 499.
+type refused string
+
+func (r refused) Error() string { return string(r) }
+
 // maxAnswer is ten times the largest metrics page seen.
 const maxAnswer = 4 << 20
 
@@ -189,6 +203,9 @@ func (e *Engine) ask(ctx context.Context, path string) ([]byte, error) {
 		return nil, err
 	}
 	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode >= 400 && resp.StatusCode < 500 {
+		return nil, fmt.Errorf("%s: %w", path, refused(resp.Status))
+	}
 	if resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("%s: %s", path, resp.Status)
 	}
@@ -270,7 +287,7 @@ func (e *Engine) kvTokens() int {
 	if e.KVTokens > 0 {
 		return int(min(e.KVTokens, maxKVTokens))
 	}
-	return int(e.load.KVTokens)
+	return int(e.cache)
 }
 
 // maxKVTokens exceeds any engine; larger values would overflow sums.

@@ -144,7 +144,7 @@ func (c *Config) checkAmounts(bad complain) {
 		value time.Duration
 		least time.Duration
 	}{
-		{"models_interval", c.ModelsInterval, 0}, {"metrics_interval", c.MetricsInterval, 0},
+		{"models_interval", c.ModelsInterval, 0}, {"metrics_interval", c.MetricsInterval, 0}, {"loads_interval", c.LoadsInterval, 0},
 		{"probe_interval", c.ProbeInterval, minProbeInterval}, {"probe_timeout", c.ProbeTimeout, time.Millisecond}, {"slow_start", c.SlowStart, 0},
 		{"drain_grace", c.DrainGrace, 0}, {"drain_close", c.DrainClose, 0},
 		{"drain_timeout", c.DrainTimeout, 0}, {"header_hold", c.HeaderHold, 0}, {"write_timeout", c.WriteTimeout, 1},

@@ -19,7 +19,6 @@ import (
 	"grapevine/node/backends"
 	"grapevine/node/config"
 	"grapevine/prefixtree"
-	"grapevine/proxy/engine"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
@@ -58,7 +57,7 @@ func newRig(t *testing.T, urls ...string) *rig {
 			}
 			r.Adopted(now)
 		},
-		Reported: func(e *backends.Engine, m *engine.Metrics, _ *engine.Adapters) { r.Started(e, m) },
+		Reported: func(e *backends.Engine, l *backends.Load, _ bool) { r.Started(e, &l.Metrics) }, Nodes: func() int { return 1 },
 	})
 	if err != nil {
 		t.Fatal(err)

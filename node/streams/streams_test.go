@@ -197,7 +197,7 @@ func newFleet(t *testing.T, f *fake, change func(*Config)) *fleet {
 	}
 	out.dir, err = backends.NewDirectory(backends.Config{
 		Own: own, Numbers: backends.NewRegistry(16, func(prefixtree.Backend) bool { return true }, time.Now), Log: zerolog.Nop(),
-		Publish: func(_, _ *backends.Roster, _ *policy.View) {}, Reported: func(*backends.Engine, *engine.Metrics, *engine.Adapters) {},
+		Publish: func(_, _ *backends.Roster, _ *policy.View) {}, Reported: func(*backends.Engine, *backends.Load, bool) {}, Nodes: func() int { return 1 },
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Metrics is the state of an endpoint, summed over its data-parallel ranks, or of one rank; -1 means not reported.
@@ -22,7 +23,19 @@ type Metrics struct {
 	// Prompt tokens looked up and found in the prefix cache.
 	QueriedTokens, HitTokens int64
 	Started                  float64
+	// Queued is the prompt tokens that they have yet to compute.
+	Queued int64
+	// Computed is the prompt tokens that they have computed since their start, and ComputeTime the mean time
+	// per engine in which they did, so the quotient of their growths is the rate of all. vLLM counts finished
+	// requests only.
+	Computed    int64
+	ComputeTime time.Duration
+	Prefills    int64         // the finished requests, of vLLM
+	Age         time.Duration // of the counts when the engine answered; 0 or more
 }
+
+// unknownMetrics has the fields that are not reported.
+var unknownMetrics = Metrics{-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0}
 
 // maxLine is in bytes; labels take a few hundred.
 const maxLine = 64 << 10
@@ -38,6 +51,9 @@ const (
 	geometry // the labels hold the values
 	capacity
 	started
+	computed
+	computeTime // seconds
+	prefills
 
 	samples
 )
@@ -71,6 +87,10 @@ var metricNames = map[string]struct {
 	"sglang:cache_config_info":            {geometry, 0},
 	"sglang:max_total_num_tokens":         {capacity, 0},
 	"process_start_time_seconds":          {started, 0},
+
+	"vllm:request_prefill_kv_computed_tokens_sum": {computed, 0},
+	"vllm:request_prefill_time_seconds_sum":       {computeTime, 0},
+	"vllm:request_prefill_time_seconds_count":     {prefills, 0},
 }
 
 const spellings = 4
@@ -83,7 +103,7 @@ func ParseMetrics(r io.Reader) (Metrics, error) { return parseMetrics(r, nil) }
 func ParseRank(page []byte, rank int) (Metrics, error) {
 	labels := Ranks(page)
 	if rank >= len(labels) {
-		return Metrics{}, fmt.Errorf("engine metrics: of %d data-parallel ranks, none is the wanted one, %d", len(labels), rank)
+		return unknownMetrics, fmt.Errorf("engine metrics: of %d data-parallel ranks, none is the wanted one, %d", len(labels), rank)
 	}
 	return parseMetrics(bytes.NewReader(page), []byte(labels[rank]))
 }
@@ -151,7 +171,7 @@ func parseMetrics(r io.Reader, rank []byte) (Metrics, error) {
 		}
 	}
 	if err := in.Err(); err != nil {
-		return Metrics{-1, -1, -1, -1, -1, -1, -1}, fmt.Errorf("engine metrics: %w", err)
+		return unknownMetrics, fmt.Errorf("engine metrics: %w", err)
 	}
 	sum := func(what sample) (float64, int) {
 		for _, s := range sums[what] {
@@ -165,19 +185,20 @@ func parseMetrics(r io.Reader, rank []byte) (Metrics, error) {
 		v, _ := sum(what)
 		return int64(math.Min(v, 1<<62))
 	}
-	out := Metrics{
-		Running:       int(whole(running)),
-		Waiting:       int(whole(waiting)),
-		KVTokens:      whole(geometry),
-		QueriedTokens: whole(queries),
-		HitTokens:     whole(hits),
-	}
+	out := unknownMetrics
+	out.Running, out.Waiting, out.KVTokens = int(whole(running)), int(whole(waiting)), whole(geometry)
+	out.QueriedTokens, out.HitTokens = whole(queries), whole(hits)
 	out.Started, _ = sum(started)
 	if out.KVTokens < 0 {
 		out.KVTokens = whole(capacity)
 	}
-	total, n := sum(usage)
-	out.KVUsage = total / float64(n)
+	total, engines := sum(usage)
+	out.KVUsage = total / float64(engines)
+	seconds, n := sum(computeTime)
+	if c, p := whole(computed), whole(prefills); seconds >= 0 && c >= 0 && p >= 0 {
+		out.Computed, out.Prefills = c, p
+		out.ComputeTime = time.Duration(min(seconds/float64(n), maxCount/1e6) * float64(time.Second))
+	}
 	return out, nil
 }
 

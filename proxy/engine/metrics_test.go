@@ -4,6 +4,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 )
 
 // From a vLLM server with two data-parallel engines.
@@ -33,6 +34,13 @@ vllm:external_prefix_cache_hits_total{engine="0",model_name="m"} 77.0
 vllm:cache_config_info{block_size="16",cache_dtype="auto",calculate_kv_scales="False",engine="0",gpu_memory_utilization="0.9",num_gpu_blocks="93750",num_gpu_blocks_override="None",sliding_window="None"} 1.0
 vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="6250"} 1.0
 vllm:time_to_first_token_seconds_bucket{engine="0",le="0.001",model_name="m"} 0.0
+vllm:request_prefill_kv_computed_tokens_bucket{engine="0",le="1.0",model_name="m"} 0.0
+vllm:request_prefill_kv_computed_tokens_sum{engine="0",model_name="m"} 30000.0
+vllm:request_prefill_kv_computed_tokens_sum{engine="1",model_name="m"} 10000.0
+vllm:request_prefill_time_seconds_count{engine="0",model_name="m"} 30.0
+vllm:request_prefill_time_seconds_count{engine="1",model_name="m"} 10.0
+vllm:request_prefill_time_seconds_sum{engine="0",model_name="m"} 3.0
+vllm:request_prefill_time_seconds_sum{engine="1",model_name="m"} 1.0
 `
 
 const sglangPage = `# HELP sglang:prompt_tokens_total Number of prefill tokens processed.
@@ -53,15 +61,15 @@ func TestParseMetrics(t *testing.T) {
 		name, page string
 		want       Metrics
 	}{
-		{"vllm", vllmPage, Metrics{7, 1, 0.5, 1_600_000, 2_000_000, 1_000_000, 1.78e9}},
-		{"vllm, older names", "vllm:num_requests_running 2\nvllm:num_requests_waiting{x=\"a } b\\\"\"} 3\nvllm:gpu_cache_usage_perc 0.5\nvllm:gpu_prefix_cache_queries 10\nvllm:gpu_prefix_cache_hits_total 4\n", Metrics{2, 3, 0.5, -1, 10, 4, -1}},
-		{"sglang", sglangPage, Metrics{161, 2, 0.28, 442000, 8128902, 4000, -1}},
-		{"sglang, geometry", "sglang:cache_config_info{page_size=\"64\",num_pages=\"100\"} 1\nsglang:max_total_num_tokens 1\n", Metrics{-1, -1, -1, 6400, -1, -1, -1}},
-		{"idle is not unknown", "vllm:num_requests_running{engine=\"0\"} 0.0\n", Metrics{0, -1, -1, -1, -1, -1, -1}},
-		{"front ends", "process_start_time_seconds 1.5e9\nprocess_start_time_seconds{pid=\"2\"} 1.75e9\nprocess_start_time_seconds 1.6e9\n", Metrics{-1, -1, -1, -1, -1, -1, 1.75e9}},
-		{"timestamps, exemplars, spaces", "vllm:num_requests_running{a=\"b\"}  5  1700000000000\r\nvllm:num_requests_waiting\t6 # {trace_id=\"x\"} 1\n", Metrics{5, 6, -1, -1, -1, -1, -1}},
-		{"no amounts", "vllm:num_requests_running NaN\nvllm:num_requests_waiting +Inf\nvllm:kv_cache_usage_perc -1\nsglang:num_queue_reqs\nsglang:token_usage{\n", Metrics{-1, -1, -1, -1, -1, -1, -1}},
-		{"nothing", "", Metrics{-1, -1, -1, -1, -1, -1, -1}},
+		{"vllm", vllmPage, Metrics{7, 1, 0.5, 1_600_000, 2_000_000, 1_000_000, 1.78e9, -1, 40_000, 2 * time.Second, 40, 0}},
+		{"vllm, older names", "vllm:num_requests_running 2\nvllm:num_requests_waiting{x=\"a } b\\\"\"} 3\nvllm:gpu_cache_usage_perc 0.5\nvllm:gpu_prefix_cache_queries 10\nvllm:gpu_prefix_cache_hits_total 4\n", Metrics{2, 3, 0.5, -1, 10, 4, -1, -1, -1, -1, -1, 0}},
+		{"sglang", sglangPage, Metrics{161, 2, 0.28, 442000, 8128902, 4000, -1, -1, -1, -1, -1, 0}},
+		{"sglang, geometry", "sglang:cache_config_info{page_size=\"64\",num_pages=\"100\"} 1\nsglang:max_total_num_tokens 1\n", Metrics{-1, -1, -1, 6400, -1, -1, -1, -1, -1, -1, -1, 0}},
+		{"idle is not unknown", "vllm:num_requests_running{engine=\"0\"} 0.0\n", Metrics{0, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0}},
+		{"front ends", "process_start_time_seconds 1.5e9\nprocess_start_time_seconds{pid=\"2\"} 1.75e9\nprocess_start_time_seconds 1.6e9\n", Metrics{-1, -1, -1, -1, -1, -1, 1.75e9, -1, -1, -1, -1, 0}},
+		{"timestamps, exemplars, spaces", "vllm:num_requests_running{a=\"b\"}  5  1700000000000\r\nvllm:num_requests_waiting\t6 # {trace_id=\"x\"} 1\n", Metrics{5, 6, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0}},
+		{"no amounts", "vllm:num_requests_running NaN\nvllm:num_requests_waiting +Inf\nvllm:kv_cache_usage_perc -1\nsglang:num_queue_reqs\nsglang:token_usage{\n", Metrics{-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0}},
+		{"nothing", "", Metrics{-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := ParseMetrics(strings.NewReader(c.page))
@@ -86,11 +94,11 @@ func TestParseRank(t *testing.T) {
 		name, page string
 		want       []Metrics
 	}{
-		{"vllm", vllmPage, []Metrics{{3, 1, 0.25, 1_500_000, 1_500_000, 1_000_000, 1.78e9}, {4, 0, 0.75, 100_000, 500_000, 0, 1.78e9}}},
+		{"vllm", vllmPage, []Metrics{{3, 1, 0.25, 1_500_000, 1_500_000, 1_000_000, 1.78e9, -1, 30_000, 3 * time.Second, 30, 0}, {4, 0, 0.75, 100_000, 500_000, 0, 1.78e9, -1, 10_000, time.Second, 10, 0}}},
 		{"a node of several", strings.ReplaceAll(strings.ReplaceAll(vllmPage, `engine="1"`, `engine="10"`), `engine="0"`, `engine="9"`),
-			[]Metrics{{3, 1, 0.25, 1_500_000, 1_500_000, 1_000_000, 1.78e9}, {4, 0, 0.75, 100_000, 500_000, 0, 1.78e9}}},
+			[]Metrics{{3, 1, 0.25, 1_500_000, 1_500_000, 1_000_000, 1.78e9, -1, 30_000, 3 * time.Second, 30, 0}, {4, 0, 0.75, 100_000, 500_000, 0, 1.78e9, -1, 10_000, time.Second, 10, 0}}},
 		{"sglang", "sglang:num_running_reqs{dp_rank=\"0\",tp_rank=\"0\"} 1\nsglang:num_running_reqs{dp_rank=\"1\",tp_rank=\"4\"} 2\n",
-			[]Metrics{{1, -1, -1, -1, -1, -1, -1}, {2, -1, -1, -1, -1, -1, -1}}},
+			[]Metrics{{1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0}, {2, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0}}},
 		{"one rank", sglangPage, nil},
 		{"others' labels", "http_requests_total{engine=\"1\"} 2\n", nil},
 	} {

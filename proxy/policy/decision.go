@@ -28,6 +28,8 @@ type Decision struct {
 	Eligible        int                `json:"eligible"`
 	Trial           bool               `json:"trial"` // trial request of a half-open backend
 	LastResort      bool               `json:"last_resort"`
+	FromEngines     bool               `json:"from_engines"` // the engines reported their queues; else nodes report their own work
+	LoadAge         time.Duration      `json:"load_age_ns"`  // of these reports; 0 on a single node
 	Role            Role               `json:"role"`
 	Paired          bool               `json:"paired"`
 	// Alone is, for a decode backend, the seconds to compute the prompt itself, with the delay of its
@@ -65,9 +67,12 @@ func (d *Decision) fill(s *Scene, chosen int, rung Rung, strategy *named, lastRe
 		Backend: c.Backend, Generation: c.slot.gen.Load(), Name: b.Name, Handle: b.Handle, Strategy: strategy.name, Rung: rung,
 		PromptTokens: s.PromptTokens, MatchedBlocks: int(c.HeldBlocks), PredictedTokens: int(c.Held), Exact: c.exact,
 		UncachedTokens: int(math.Ceil(c.Uncached)), Age: time.Duration(c.Age) * time.Millisecond, Branch: s.Branch,
-		Hot: s.hot.Anchor, Replicas: s.hot.Replicas, Eligible: s.size, Trial: c.half, LastResort: lastResort,
+		Hot: s.hot.Anchor, Replicas: s.hot.Replicas, Eligible: s.size, Trial: c.half, LastResort: lastResort, FromEngines: s.FromEngines,
 		Role: c.role, Paired: c.paired,
 		Candidates: d.Candidates[:0],
+	}
+	if s.Nodes > 1 {
+		d.LoadAge = time.Duration(s.Staleness) * time.Millisecond
 	}
 	if c.role == Decode {
 		d.Alone = c.alone()

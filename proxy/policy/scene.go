@@ -18,6 +18,7 @@ type Scene struct {
 	FleetRate      float64         // prefill tokens/s over all backends; above 0
 	Nodes          int             // routers in the fleet, at least 1
 	Staleness      int64           // ms; age of what is known of the other nodes' work, at most maxStaleness
+	FromEngines    bool            // the engines report that work; else the other nodes do
 
 	matches prefixtree.Matches // also of backends outside the pool
 	where   []int32            // pool entry -> candidate index, -1: none; see candidate

@@ -22,6 +22,7 @@ type Telemetry struct {
 	// Since the engine started; 0: not reported.
 	Prefilled   int64         // prompt tokens computed
 	PrefillTime time.Duration // in which it computed them
+	Prefills    int64         // requests of which each took a part of that time
 }
 
 // telemetry is the latest report with this node's counts at that time.
@@ -44,12 +45,20 @@ func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 		return
 	}
 	// A restarted engine counts from zero again, and a new one may be behind the old URL.
-	if tokens, seconds := float64(t.Prefilled-was.Prefilled), (t.PrefillTime - was.PrefillTime).Seconds(); tokens > 0 && tokens <= mostRate*seconds {
+	tokens, seconds := float64(t.Prefilled-was.Prefilled), (t.PrefillTime - was.PrefillTime).Seconds()
+	if enough := rateMinTokens * float64(t.Prefills-was.Prefills); tokens > 0 && tokens >= enough && tokens <= mostRate*seconds {
 		r.rate.add(tokens, seconds)
 		s.reported.add(tokens, seconds, s.rateOr(r.rate.load()))
 		s.reported = s.reported.within(ratePrior)
 		s.combine()
 	}
+}
+
+// RateReported reports whether the backend's rate is what its engine reports of itself, not what requests
+// show.
+func (r *Router) RateReported(b prefixtree.Backend, now prefixtree.Time) bool {
+	s := r.table.Load().slot(b)
+	return s != nil && s.speaks(now)
 }
 
 // speaks reports whether the engine itself tells its speed.
@@ -84,7 +93,7 @@ func (s *Scene) hear() {
 			return
 		}
 	}
-	s.Staleness = age
+	s.Staleness, s.FromEngines = age, true
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		t := c.slot.telemetry.Load()

@@ -49,6 +49,9 @@ func TestEnginesTellTheirRates(t *testing.T) {
 	about("it restarted", 40_000)
 	r.SetTelemetry(0, Telemetry{At: t0 + 63_000, Prefilled: math.MaxInt64, PrefillTime: time.Second + 1})
 	about("it claims nonsense", 40_000)
+	r.SetTelemetry(0, Telemetry{At: t0 + 63_500, Prefilled: 10, PrefillTime: time.Hour})
+	r.SetTelemetry(0, Telemetry{At: t0 + 63_600, Prefilled: 1000 * (rateMinTokens - 1), PrefillTime: time.Hour + 10*time.Second, Prefills: 1000})
+	about("its requests computed little each", 40_000)
 	last = computes(r, 0, 8_000, t0+64_000, t0+184_000, last)
 	about("a minute of prefill at 8,000", 8_000)
 	if rate, weight := r.OwnRate(0); rate != 0 || weight != 0 {
@@ -64,9 +67,9 @@ func TestNewerReportsOfEnginesReplaceThoseOfPeers(t *testing.T) {
 	const stale = 5000
 	r := among(t, 8, stale*time.Millisecond, fleetOf(2))[0]
 	r.SetPeerLoad("others", []PeerLoad{{Backend: 1, PrefillTokens: 50_000, Active: 9}})
+	var d Decision
 	seen := func(now prefixtree.Time) *Candidate {
 		s := new(Scene)
-		var d Decision
 		s.peek = true
 		if _, err := r.decide(s, ask(prompt(1, 1, 0, 8)), now, &d); err != nil {
 			t.Fatal(err)
@@ -79,12 +82,20 @@ func TestNewerReportsOfEnginesReplaceThoseOfPeers(t *testing.T) {
 			t.Errorf("%s: %v tokens queued, %d requests, want %v and %d", when, c.Queued, c.Active, queued, active)
 		}
 	}
+	from := func(engines bool, age time.Duration) {
+		t.Helper()
+		if d.FromEngines != engines || d.LoadAge != age {
+			t.Errorf("the load is from engines: %v, and %v old; want %v and %v", d.FromEngines, d.LoadAge, engines, age)
+		}
+	}
 	want("only peers report", t0, 50_000, 9)
+	from(false, stale*time.Millisecond)
 	r.SetTelemetry(0, Telemetry{At: t0})
 	want("the other engine says nothing", t0, 50_000, 9)
 	r.SetTelemetry(1, Telemetry{At: t0, Queued: 30_000, Running: 2, Waiting: 3})
 	want("the engine has 30,000", t0, 30_000, 5)
 	want("it has computed for a second", t0+1000, 20_000, 5)
+	from(true, time.Second)
 	q := ask(prompt(2, 2, 0, 80))
 	q.Exclude = except(2, 1)
 	a := pick(t, r, q, t0+1000)
