@@ -69,7 +69,7 @@ var mayImport = map[string][]string{
 	"chaos/history":  {},
 	"chaos/scenario": {"chaos/...", "node", "node/admin", "prefixtree"},
 	"chaos/replay":   {"chaos/report", "chaos/workload", "prefixtree", "proxy", "proxy/..."},
-	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "node/hot", "node/share", "proxy/policy", "proxy/prompt"},
+	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "node/hot", "node/share", "proxy/engine", "proxy/policy", "proxy/prompt"},
 
 	"chaos/fleetsim/family": {"chaos/engine", "chaos/fleetsim", "chaos/plot", "chaos/report", "chaos/workload", "proxy/policy"},
 	"chaos/fleetsim/herd":   {"chaos/fleetsim", "chaos/plot", "chaos/report", "chaos/workload"},

@@ -44,6 +44,10 @@ var mechanisms = []variant{
 	{"pace", "how long an answer that is not streamed takes shows its engine's rate", []edit{
 		{attempt, "case a.nonStreaming && !a.remote && a.at.first == 0", "case false && a.nonStreaming && a.at.first == 0"},
 	}},
+	{"reported-rates", "the rate that an engine reports replaces what requests show", []edit{{"proxy/policy/telemetry.go", "tokens > 0 && tokens >= enough", "false && tokens >= enough"}}},
+	{"reported-queues", "queues that engines report replace what nodes report of each other", []edit{
+		{"proxy/policy/telemetry.go", "if s.Nodes == 1 || s.blind() {", "if true || s.Nodes == 1 || s.blind() {"},
+	}},
 	{"slow-start", "a new engine gets fewer requests at first", []edit{{"proxy/policy/decide.go", "if int64(now) < r.cold", "if false && int64(now) < r.cold"}}},
 	{"cached-answers", "a holder is expected to hold the last answer, too", []edit{{match, "answers := s.pool.texts.cachedAnswers()", "answers := 0.0"}}},
 	{"cached-tokens", "reported cached tokens correct the tree and the horizon", []edit{{attempt, "if o.CachedTokens >= 0 {", "if false && o.CachedTokens >= 0 {"}}},

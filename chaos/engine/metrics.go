@@ -80,6 +80,11 @@ func (c collector) counter(name, help string, value int64, more ...string) {
 	c.add(prometheus.CounterValue, name, help, float64(value), more...)
 }
 
+// sums sends a histogram without buckets.
+func (c collector) sums(name, help string, count int64, sum float64) {
+	c.out <- prometheus.MustNewConstHistogram(prometheus.NewDesc(c.prefix+name, help, nil, c.labels), uint64(count), sum, nil)
+}
+
 // usage is the share of KV memory that running jobs hold. Evictable blocks count as free, as in the
 // engines.
 func (m *Stats) usage() float64 { return float64(m.KVUsed-m.KVEvictable) / float64(m.KVTokens) }
@@ -124,6 +129,8 @@ func (c collector) vllm(m Stats) {
 	c.counter("generation_tokens_total", "Generation tokens processed.", m.OutputTokens)
 	c.counter("request_success_total", "Requests by the reason they ended for.", m.Finished, "finished_reason", "length")
 	c.counter("request_success_total", "Requests by the reason they ended for.", m.Cancelled, "finished_reason", "abort")
+	c.sums("request_prefill_kv_computed_tokens", "New KV tokens computed during prefill.", m.Finished, float64(m.ComputedTokens))
+	c.sums("request_prefill_time_seconds", "Time spent in the PREFILL phase.", m.Finished, m.PrefillTime.Seconds())
 	c.gauge("cache_config_info", "Information of the LLMEngine CacheConfig.", 1, "block_size", fmt.Sprint(c.cfg.BlockTokens),
 		"num_gpu_blocks", fmt.Sprint(c.cfg.KVTokens/c.cfg.BlockTokens), "enable_prefix_caching", "True")
 }

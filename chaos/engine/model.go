@@ -176,6 +176,10 @@ type Stats struct {
 	Steps       int64         `json:"steps"`
 	Busy        time.Duration `json:"busy_ns"`         // total length of all steps
 	PrefillBusy time.Duration `json:"prefill_busy_ns"` // of it for prefill: without other work in the same steps
+
+	// Of finished jobs, as vLLM sums them: prompt tokens that were not cached, and times from admission to first token.
+	ComputedTokens int64         `json:"computed_tokens"`
+	PrefillTime    time.Duration `json:"prefill_time_ns"`
 }
 
 // NewModel returns an idle engine with an empty cache at time 0. The error wraps ErrConfig.

@@ -68,4 +68,6 @@ func (s *Stats) add(o *Stats) {
 	s.Steps += o.Steps
 	s.Busy += o.Busy
 	s.PrefillBusy += o.PrefillBusy
+	s.ComputedTokens += o.ComputedTokens
+	s.PrefillTime += o.PrefillTime
 }

@@ -472,7 +472,7 @@ func TestServerHalfClose(t *testing.T) {
 
 func TestServerMetrics(t *testing.T) {
 	for style, names := range map[MetricsStyle][]string{
-		StyleVLLM:   {`vllm:num_requests_waiting{engine="0",model_name="m"} 0`, "vllm:kv_cache_usage_perc{", "vllm:prefix_cache_hits_total{", `block_size="16"`, `num_gpu_blocks="2500"`, `vllm:time_to_first_token_seconds_bucket{engine="0",model_name="m",le="+Inf"} 1`, "vllm:generation_tokens_total{engine=\"0\",model_name=\"m\"} 5"},
+		StyleVLLM:   {`vllm:num_requests_waiting{engine="0",model_name="m"} 0`, "vllm:kv_cache_usage_perc{", "vllm:prefix_cache_hits_total{", `block_size="16"`, `num_gpu_blocks="2500"`, `vllm:time_to_first_token_seconds_bucket{engine="0",model_name="m",le="+Inf"} 1`, "vllm:request_prefill_kv_computed_tokens_sum{", "vllm:request_prefill_time_seconds_count{engine=\"0\",model_name=\"m\"} 1", "vllm:generation_tokens_total{engine=\"0\",model_name=\"m\"} 5"},
 		StyleSGLang: {`sglang:num_running_reqs{model_name="m"} 0`, "sglang:num_queue_reqs{", "sglang:token_usage{", "sglang:cache_hit_rate{", `num_pages="2500",page_size="16"`, `sglang:e2e_request_latency_seconds_count{model_name="m"} 1`},
 	} {
 		cfg := fastConfig()

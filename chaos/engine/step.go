@@ -250,6 +250,8 @@ func (m *Model) finish(j *Job, at time.Duration, emit func(Event)) {
 	j.seq = sequence{}
 	j.Finished = at
 	m.stats.Finished++
+	m.stats.ComputedTokens += int64(j.PromptTokens - j.Cached)
+	m.stats.PrefillTime += j.FirstToken - j.Admitted
 	emit(Event{Kind: Finished, Job: j, At: at})
 }
 

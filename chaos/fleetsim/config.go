@@ -34,8 +34,6 @@ const (
 	MaxBackends = 4096
 	MaxNodes    = 1024
 	MaxAdapters = 4096
-	// leastTelemetry bounds the number of reads likewise.
-	leastTelemetry = 10 * time.Millisecond
 )
 
 // Config describes a run for every combination of policy, nodes, share and staleness. Only Workload
@@ -63,9 +61,8 @@ type Config struct {
 	Adapters int
 	Ingress  Ingress // "": Random
 	// Warmup is excluded from the report. 0: the workload's (none for traces); negative: none.
-	Warmup time.Duration
-	// Telemetry is how often every node reads the load that each engine reports; 0: never.
-	Telemetry time.Duration
+	Warmup    time.Duration
+	Telemetry Telemetry // "": NoTelemetry
 	// Run sets the routers' seed, block size, number of nodes and extra strategies.
 	Policy policy.Config
 	Tree   prefixtree.Config
@@ -133,8 +130,8 @@ func (c Config) completed() (Config, error) {
 		return c, fmt.Errorf("%w: hot prefixes on %d backends, want 1 or more, or 0 to let the fleet decide", ErrConfig, c.HotReplicas)
 	case c.Ingress != Random && c.Ingress != Sticky:
 		return c, fmt.Errorf("%w: ingress is %q, want %q or %q", ErrConfig, c.Ingress, Random, Sticky)
-	case c.Telemetry < 0 || c.Telemetry > 0 && c.Telemetry < leastTelemetry:
-		return c, fmt.Errorf("%w: telemetry every %v, want %v or more, or 0 for none", ErrConfig, c.Telemetry, leastTelemetry)
+	case !slices.Contains(Telemetries, cmp.Or(c.Telemetry, NoTelemetry)):
+		return c, fmt.Errorf("%w: telemetry is %q, want one of %q", ErrConfig, c.Telemetry, Telemetries)
 	case c.Adapters < 0 || c.Adapters > MaxAdapters:
 		return c, fmt.Errorf("%w: %d adapters, want 0 to %d", ErrConfig, c.Adapters, MaxAdapters)
 	case c.Parallel < 0:

@@ -59,7 +59,7 @@ type fleet struct {
 	nodes     []node
 	*exchange // nil if nodes share nothing
 	hot       *hotBoard
-	telemetry telemetry
+	readings  readings
 	engines   *engines
 	backends  []policy.Backend // that have joined
 	changes   []change         // of engines, to come
@@ -82,12 +82,13 @@ type fleet struct {
 }
 
 func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, error) {
-	f := &fleet{cfg: cfg, point: pt, span: span, telemetry: telemetry{every: cfg.Telemetry}}
+	f := &fleet{cfg: cfg, point: pt, span: span}
 	f.ingress = rand.New(rand.NewPCG(cfg.Options.Seed, 0x16e55))
 	var err error
 	if f.engines, err = newEngines(cfg.Engines); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
+	f.readings = newReadings(cfg.Telemetry, len(cfg.Engines), pt.nodes)
 	f.hot = newHotBoard(cfg, pt)
 	if pt.oracle.contents {
 		f.truth = &truth{engines: f.engines, blockTokens: c.hasher.BlockBytes() / workload.BytesPerToken}
@@ -196,7 +197,7 @@ func (f *fleet) run(ctx context.Context) error {
 
 // pass advances the clock and samples the engines' busy time.
 func (f *fleet) pass(now time.Duration) {
-	f.telemetry.pass(now, f.nodes, f.engines)
+	f.readings.pass(now, f.nodes, f.engines)
 	f.exchange.pass(now)
 	f.hot.pass(now, f.nodes, f.exchange)
 	if f.atWarm == nil && now >= f.cfg.Warmup {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"grapevine/chaos/fleetsim"
 	"grapevine/chaos/fleetsim/family"
 	"grapevine/chaos/report"
 )
@@ -31,7 +32,7 @@ func (c *simulateCmd) family(s *streams, line *kong.Context) error {
 		}
 		named = named || p.Flag != nil && p.Flag.Name == "policy"
 	}
-	o := family.Options{Seed: c.Options.Seed, Requests: c.Options.Requests, Oracles: c.Oracle, Telemetry: c.Telemetry, Parallel: c.Parallel}
+	o := family.Options{Seed: c.Options.Seed, Requests: c.Options.Requests, Oracles: c.Oracle, Telemetry: fleetsim.Telemetry(c.Telemetry), Parallel: c.Parallel}
 	switch {
 	case c.Family != 0 && c.Draw != 0:
 		return usageError{errors.New("--family plays many draws, --family-draw one: give one of them")}

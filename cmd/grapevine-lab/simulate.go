@@ -32,7 +32,7 @@ type simulateCmd struct {
 	Ingress   string         `name:"ingress" enum:"random,sticky" default:"random" help:"Which router a request enters by: any (random), or one per session (sticky)."`
 	Hot       string         `name:"hot" enum:"on,off" default:"on" help:"Whether the fleet agrees on which engines hold a hot prefix."`
 	HotReps   int            `name:"hot-replicas" placeholder:"R" help:"Hold every hot prefix on this many engines instead of letting the fleet decide."`
-	Telemetry time.Duration  `name:"telemetry" placeholder:"DURATION" help:"How often each router reads what every engine reports of its load. Default: never."`
+	Telemetry string         `name:"telemetry" enum:",vllm,sglang,none" default:"" placeholder:"KIND" help:"What engines report of their load, and routers read: that of vllm (every 5 s) or sglang (every second), or none, the default. In a family: as drawn."`
 	Adapters  int            `name:"adapters" placeholder:"N" help:"Give each session one of N LoRA adapters, the k-th with a probability in proportion to 1/k. --adapter-slots and --adapter-load are the engines', --telemetry tells routers of them."`
 	Warmup    *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave requests that arrive before this time out of the report. Default: the generated workload's."`
 	Parallel  int            `name:"parallel" placeholder:"N" help:"Runs at the same time. Default: the number of processors."`
@@ -60,7 +60,7 @@ func (c *simulateCmd) Run(s *streams, line *kong.Context) error {
 	cfg := fleetsim.Config{
 		Workload: w, Options: opt, Policies: append(c.Policy, family.OraclePolicies(c.Oracle)...), Nodes: c.Nodes, Backends: c.Backends, Engine: c.Engine,
 		NoHot: c.Hot == "off", HotReplicas: c.HotReps,
-		Ingress: fleetsim.Ingress(c.Ingress), Parallel: c.Parallel, Loss: c.Loss, Adapters: c.Adapters, Telemetry: c.Telemetry,
+		Ingress: fleetsim.Ingress(c.Ingress), Parallel: c.Parallel, Loss: c.Loss, Adapters: c.Adapters, Telemetry: fleetsim.Telemetry(c.Telemetry),
 	}
 	for _, s := range c.Share {
 		cfg.Share = append(cfg.Share, fleetsim.Share(s))

@@ -9,6 +9,8 @@ import (
 	"math/rand/v2"
 	"strings"
 	"time"
+
+	"grapevine/chaos/fleetsim"
 )
 
 // Draw is one site: a fleet, its engines and its traffic. It follows from Seed, Number and Requests.
@@ -27,6 +29,8 @@ type Draw struct {
 	Arrivals    string    `json:"arrivals"`
 	Streamed    float64   `json:"streamed"` // share of the sessions
 	Traffic     []Traffic `json:"traffic"`
+	// Telemetry is what all engines report of their load.
+	Telemetry fleetsim.Telemetry `json:"telemetry"`
 }
 
 // Traffic is one kind of sessions. Lengths are means in tokens.
@@ -84,6 +88,7 @@ const (
 	streamRest
 	streamCalls
 	streamEngines
+	streamTelemetry
 )
 
 // NewDraw returns a draw of a seed. Requests above 0 replace the usual number of measured ones.
@@ -106,7 +111,12 @@ func NewDraw(seed uint64, number, requests int) Draw {
 		d.Requests = d.usual()
 	}
 	d.traffic(rng)
+	d.Telemetry = d.drawnTelemetry()
 	return d
+}
+
+func (d *Draw) drawnTelemetry() fleetsim.Telemetry {
+	return fleetsim.Telemetries[d.deal(streamTelemetry, len(fleetsim.Telemetries))]
 }
 
 // traffic mixes one to three kinds; the first has the largest share.
@@ -178,6 +188,9 @@ func (d *Draw) Command() string {
 	if d.Requests != d.usual() {
 		line += fmt.Sprintf(" --requests %d", d.Requests)
 	}
+	if d.Telemetry != d.drawnTelemetry() {
+		line += fmt.Sprintf(" --telemetry %s", d.Telemetry)
+	}
 	return line
 }
 
@@ -200,6 +213,6 @@ func (d *Draw) String() string {
 	if d.Nodes > 1 {
 		nodes = fmt.Sprintf("%d nodes, %d ms", d.Nodes, d.StalenessMS)
 	}
-	return fmt.Sprintf("%s; load %.2f; %d engines, %s, %d model(s), cache %.2f; %s, %.0f %% streamed, %d requests in %d s; %s",
-		nodes, d.Load, d.Engines, d.Fleet, d.Models, d.Cache, d.Arrivals, 100*d.Streamed, d.Requests, d.LengthS, strings.Join(mix, ", "))
+	return fmt.Sprintf("%s; load %.2f; %d engines, %s, %d model(s), cache %.2f; %s, %.0f %% streamed, %d requests in %d s; %s; telemetry %s",
+		nodes, d.Load, d.Engines, d.Fleet, d.Models, d.Cache, d.Arrivals, 100*d.Streamed, d.Requests, d.LengthS, strings.Join(mix, ", "), d.Telemetry)
 }

@@ -181,7 +181,7 @@ func TestLoadIsWhatOneCacheComputes(t *testing.T) {
 		for _, load := range []float64{0.4, 0.8} {
 			d := of(kind)
 			d.Engines, d.Nodes, d.Load = 1, 1, load
-			r, err := play(t.Context(), d, []string{Judged}, 0)
+			r, err := play(t.Context(), d, []string{Judged})
 			if err != nil {
 				t.Fatal(err)
 			}

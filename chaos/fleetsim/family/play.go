@@ -1,6 +1,7 @@
 package family
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -38,10 +39,9 @@ type Options struct {
 	// Policies to play; nil: all. Write and Picture need the judged one among them.
 	Policies []string
 	// Oracles are of fleetsim.Oracles, each played alone and, if several, all together.
-	Oracles []string
-	// Telemetry is how often routers read what engines report of their load; 0: never.
-	Telemetry time.Duration
-	Parallel  int // draws at once, at least 1
+	Oracles   []string
+	Telemetry fleetsim.Telemetry // in all draws; "": as drawn
+	Parallel  int                // draws at once, at least 1
 	// Progress, if set, hears of every draw that ends. It is not called concurrently.
 	Progress func(ended int, took time.Duration, d *Draw)
 }
@@ -74,7 +74,9 @@ func Play(ctx context.Context, o Options) ([]Result, error) {
 					return
 				}
 				began := time.Now()
-				r, err := play(ctx, NewDraw(o.Seed, o.Draws[i], o.Requests), policies, o.Telemetry)
+				d := NewDraw(o.Seed, o.Draws[i], o.Requests)
+				d.Telemetry = cmp.Or(o.Telemetry, d.Telemetry)
+				r, err := play(ctx, d, policies)
 				if err != nil {
 					cancel(fmt.Errorf("draw %d of seed %d: %w", o.Draws[i], o.Seed, err))
 					return
@@ -106,9 +108,9 @@ func OraclePolicies(oracles []string) (names []string) {
 	return names
 }
 
-func play(ctx context.Context, d Draw, policies []string, telemetry time.Duration) (Result, error) {
+func play(ctx context.Context, d Draw, policies []string) (Result, error) {
 	cfg := d.config(d.build())
-	cfg.Policies, cfg.Nodes, cfg.Telemetry = policies, []int{d.Nodes}, telemetry
+	cfg.Policies, cfg.Nodes = policies, []int{d.Nodes}
 	r := Result{Draw: d}
 	var err error
 	if r.Runs, err = fleetsim.Run(ctx, cfg); err != nil || d.Nodes == 1 || !slices.Contains(policies, Judged) {

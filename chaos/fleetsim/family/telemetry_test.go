@@ -2,7 +2,8 @@ package family
 
 import (
 	"testing"
-	"time"
+
+	"grapevine/chaos/fleetsim"
 )
 
 // An engine becomes five times slower, no answer is streamed, and what nodes report of each other is a
@@ -12,14 +13,15 @@ func TestTelemetryShowsThatAnEngineSlowsDown(t *testing.T) {
 	if d.Fleet != "degrading" || d.Streamed != 0 || d.StalenessMS != 1000 || d.Nodes != 32 {
 		t.Fatalf("draw 47 is now another: %s", &d)
 	}
-	p99 := func(every time.Duration) float64 {
-		r, err := play(t.Context(), d, []string{Judged}, every)
+	p99 := func(reported fleetsim.Telemetry) float64 {
+		d.Telemetry = reported
+		r, err := play(t.Context(), d, []string{Judged})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return r.judged().TTFT.P99
 	}
-	if without, with := p99(0), p99(time.Second); with > without/4 {
-		t.Errorf("p99 of the first token is %.0f ms without telemetry and %.0f ms with it every second", without, with)
+	if without, with := p99(fleetsim.NoTelemetry), p99(fleetsim.SGLang); with > without/4 {
+		t.Errorf("p99 of the first token is %.0f ms without telemetry and %.0f ms with that of SGLang", without, with)
 	}
 }
