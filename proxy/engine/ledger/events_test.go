@@ -104,6 +104,45 @@ func TestBlocksFromBeforeTheStream(t *testing.T) {
 	}
 }
 
+// conversation is a shared beginning of 2,000 bytes and a question that ends so many bytes later.
+func conversation(end uint64, bytes int) *Prompt {
+	return &Prompt{Marks: []prefixtree.Mark{{Hash: 1, Bytes: 2000}, {Hash: prefixtree.Hash(end), Bytes: 2000 + bytes}}, BlockBytes: 256}
+}
+
+func (l *Ledger) sendQuestion(id uint64, q *Prompt) []byte {
+	l.Sent(id, q)
+	return l.cfg.Stamps.Append(nil, Stamp{ID: id, End: q.Marks[1].Hash, Bytes: q.bytes()})
+}
+
+func blocksFrom(first, last uint64) (hashes []uint64) {
+	for h := first; h <= last; h++ {
+		hashes = append(hashes, h)
+	}
+	return hashes
+}
+
+// The shared beginning has 45 blocks, but its share of the bytes makes it 40. A question of few bytes tells.
+func TestBranchFarFromItsInterpolation(t *testing.T) {
+	l := newLedger(t, 1000)
+	l.Batch([]events.Event{stored(l.sendQuestion(1, conversation(7, 1000)), 0, blocksFrom(1, 60)...)})
+	l.Ended(1, 60*16+4, 0, 1)
+	wantHeld(t, l, conversation(9, 10), Held{Known: true, Tokens: 40 * 16})
+	l.Batch([]events.Event{stored(l.sendQuestion(2, conversation(8, 10)), 45, 146)})
+	wantHeld(t, l, conversation(9, 10), Held{Known: true, Tokens: 45 * 16})
+}
+
+// A prompt that begins behind the first chunk of another one, before its second chunk is there, does not part from it there.
+func TestNoBranchInAPromptUnderWay(t *testing.T) {
+	l := newLedger(t, 1000)
+	first := l.sendQuestion(1, conversation(7, 1000))
+	l.Batch([]events.Event{stored(first, 0, blocksFrom(1, 30)...)})
+	l.Batch([]events.Event{stored(l.sendQuestion(2, conversation(8, 1000)), 30, append(blocksFrom(31, 45), blocksFrom(146, 160)...)...)})
+	l.Batch([]events.Event{stored(first, 30, blocksFrom(31, 60)...)})
+	l.Ended(1, 60*16+4, 0, 1)
+	l.Ended(2, 60*16+4, 30*16, 1)
+	wantHeld(t, l, conversation(9, 10), Held{Known: true, Tokens: 40 * 16})
+}
+
 func TestGone(t *testing.T) {
 	l := newLedger(t, 100)
 	q := &Prompt{Blocks: []prefixtree.Hash{101, 102}, Marks: []prefixtree.Mark{{Hash: 7, Bytes: 600}}, BlockBytes: 256}

@@ -17,6 +17,7 @@ type pool struct {
 	blocks []physical
 	free   *list.List // of indices; the front goes next
 	owed   int        // blocks that running sequences will still need
+	chunk  int        // tokens of a prompt computed at a time; 0: all
 	at     []*list.Element
 	cached map[uint64][]int // copies by hash, oldest first
 	events []events.Event   // of the present step
@@ -133,8 +134,17 @@ func (p *pool) admit(s *sequence) bool {
 	}
 	s.cached = len(s.pages) * p.size
 	s.filled = s.cached
-	p.advance(s, s.prompt)
+	p.prefill(s)
 	return true
+}
+
+// prefill computes the next chunk of a prompt.
+func (p *pool) prefill(s *sequence) {
+	to := s.prompt
+	if p.chunk > 0 {
+		to = min(to, s.filled+p.chunk)
+	}
+	p.advance(s, to)
 }
 
 // advance fills a sequence up to so many tokens.

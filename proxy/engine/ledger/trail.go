@@ -18,6 +18,7 @@ type trail struct {
 	end      int // depth of the last full block of the prompt, as far as events tell
 	tail     blockID
 	linked   int  // end when the trail was linked last
+	waited   int  // end at which a branch was not learned, see underWay
 	back     int  // index of the mark behind the previous answer, all of which the engine had; 0: none
 	answered bool // blocks of its answer were stored
 	touched  bool
@@ -240,7 +241,7 @@ func (l *Ledger) hit(t *trail, parent blockID) {
 		if p.is(isExact) && t.from < min(left, p.depth()) {
 			l.correct(id, t.from)
 		}
-	case left >= p.depth() && t.from <= p.depth()+l.atMost(t.places[at+1].bytes-t.places[at].bytes):
+	case left >= p.depth() && t.from <= l.mostBefore(t, at) && !l.underWay(parent):
 		// The texts part behind p, and this is where. More would be text that is not linked.
 		p.block, p.engine = parent, l.blocks.at(parent).hash
 		p.want = p.want&^wantMask | uint32(t.from) | isExact
@@ -249,8 +250,33 @@ func (l *Ledger) hit(t *trail, parent blockID) {
 
 const fewestBytes = 2 // of text per token, in any language
 
-// atMost returns how many blocks so much text fills at most.
-func (l *Ledger) atMost(bytes int) int { return 1 + bytes/fewestBytes/l.size }
+// mostBefore returns how many blocks of a prompt the places up to one, and the text behind it, fill at most. It counts from the
+// exact place above: the depth of the place itself is interpolated, or perhaps wrong.
+func (l *Ledger) mostBefore(t *trail, at int) int {
+	depth, bytes := 0, 0
+	for i := at - 1; i >= 0; i-- {
+		if p := l.points.find(t.places[i].hash); p != nil && p.is(isExact) {
+			depth, bytes = p.depth(), t.places[i].bytes
+			break
+		}
+	}
+	return depth + 1 + (t.places[at+1].bytes-bytes)/fewestBytes/l.size
+}
+
+// underWay reports whether a block is the last one so far of a prompt that the engine computes in chunks: the next chunk may be
+// text of another prompt too, and until the last one the places in the prompt are interpolated as if it ended here. A prompt of
+// another node has perhaps ended here, since only its answer's first block tells, so each chunk is waited for once.
+func (l *Ledger) underWay(id blockID) (waits bool) {
+	if id == root {
+		return false
+	}
+	for _, t := range l.trails.order {
+		if t.tail == id && t.prompt == 0 && !t.answered && t.waited != t.end {
+			t.waited, waits = t.end, true
+		}
+	}
+	return waits
+}
 
 func (t *trail) nextMark(i int) int {
 	for i++; t.places[i].text; i++ {
@@ -300,7 +326,7 @@ func (l *Ledger) link(t *trail) {
 			pl := &t.places[i]
 			depth := int(a.depth + perByte*float64(pl.bytes-a.bytes))
 			n := point{hash: pl.hash, want: uint32(depth)}
-			if i == t.back {
+			if i > 0 && i == t.back {
 				n.want |= isExact
 			}
 			if known := l.points.find(pl.hash); known != nil && (known.depth() <= t.from || known.is(isExact|isEnd)) {
