@@ -32,6 +32,7 @@ type pool struct {
 	entries []entry
 	byID    []int32 // backend id -> entry, -1: none
 	*history
+	texts    *modelStat // of the history of the pool that stands for the model
 	weighted bool
 	adapter  bool   // the model is a LoRA adapter, as any backend says
 	decodes  bool   // some are decode backends
@@ -168,6 +169,7 @@ func (t *table) newPart(key uint64, positions []int32, known map[uint64]*history
 	if p.history == nil {
 		p.history = &history{texts: newModelStat()}
 	}
+	p.texts = p.history.texts
 	for i := range p.byID {
 		p.byID[i] = -1
 	}

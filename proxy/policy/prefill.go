@@ -51,16 +51,14 @@ func (t *table) newParts(key uint64, positions []int32, known map[uint64]*histor
 	q := new(parts)
 	for i, paired := range [2]bool{false, true} {
 		// Keys are the same on all nodes, and not those of models.
-		q.prefill[i] = pick(mix(key+uint64(i)+1), func(b *Backend) bool { return b.Role == Prefill && b.Paired == paired })
+		q.prefill[i] = pick(mix(mix(key)+uint64(i)+1), func(b *Backend) bool { return b.Role == Prefill && b.Paired == paired })
 	}
 	q.split = pick(key, func(b *Backend) bool { return b.Role != Prefill && (!b.Paired || len(q.prefill[1].entries) > 0) })
 	q.whole = pick(key, func(b *Backend) bool { return b.Role != Prefill && !b.Paired })
 	q.prompt = pick(key, func(b *Backend) bool { return !b.Paired })
 	q.whole.history, q.prompt.history, q.split.parts = q.split.history, q.split.history, q
-	for _, p := range q.prefill {
-		if p.texts != q.split.texts { // a new history, not in use yet
-			p.texts = q.split.texts
-		}
+	for _, p := range []*pool{q.prefill[0], q.prefill[1], q.whole, q.prompt} {
+		p.texts = q.split.texts
 	}
 	return q.split
 }
