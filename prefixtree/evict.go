@@ -1,8 +1,9 @@
 package prefixtree
 
-// Evicted removes the facts of a backend about blocks that it is known to have evicted, and returns their number. It leaves facts
-// touched after upTo, since the backend may have computed their blocks again, and those older than the horizon, which nobody
-// counts on. Peers are told if tell is true: of several nodes that know it, one suffices. Safe for concurrent use.
+// Evicted removes the facts of a backend about blocks that the backend has evicted, and returns how many facts it removed. It leaves
+// facts touched after upTo, since the backend may have computed their blocks again, and facts older than the horizon, which no match
+// returns. With tell, Evicted also publishes the removals to peers; only one of the nodes that follow the backend needs to. Safe for
+// concurrent use.
 func (t *Tree) Evicted(b Backend, blocks []Hash, upTo, now Time, tell bool) (removed int) {
 	if int(b) >= len(t.limits) {
 		return 0

@@ -108,12 +108,17 @@ func run(l load, arm string, seconds float64) error {
 		return err
 	}
 	defer func() { _ = n.Stop(context.Background()) }()
-	for !n.Ready() {
-		time.Sleep(10 * time.Millisecond)
+	for end := time.Now().Add(startTime); !n.Ready(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			return fmt.Errorf("the router is not ready after %v", startTime)
+		}
 	}
 	report(l, arm, drive("http://"+n.Addr(), l, seconds))
 	return nil
 }
+
+// startTime bounds a router's start, which includes the first models of its engines.
+const startTime = time.Minute
 
 type outcome struct {
 	chat bool

@@ -38,8 +38,8 @@ func (c *call) fetches() bool {
 }
 
 // leases are the prompts whose KV cache other engines may fetch, each in the blocks of one number.
-// Their memory is not held, unlike vLLM's. A number is used again at once: whoever fetches twice, or
-// too late, gets the blocks of another prompt, as from vLLM.
+// The engine does not hold their memory, unlike vLLM. It uses a number again at once: an engine that
+// fetches twice, or too late, gets the blocks of another prompt, as from vLLM.
 type leases struct {
 	mu    sync.Mutex
 	kept  [256]lease

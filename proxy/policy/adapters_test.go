@@ -26,7 +26,7 @@ func TestAdapterSlots(t *testing.T) {
 	share(1, 0)
 	a.end(1)
 	a.begin(2, t0+1)
-	share(1, 0)   // nobody needed its slot since
+	share(1, 0)   // no other adapter has needed its slot since
 	share(3, 0.5) // an idle adapter leaves its slot
 	a.reported, a.at = []uint64{2, 3, 4}, t0
 	share(3, 0)

@@ -103,7 +103,7 @@ func TestPrefillPrice(t *testing.T) {
 		running, blocks int
 		remote          bool
 	}{
-		{0, 400, false}, // nobody is delayed
+		{0, 400, false}, // no running request is delayed
 		{4, 1, false},   // fetching takes longer
 		{20, 400, true},
 		{60, 40, true},

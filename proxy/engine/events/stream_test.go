@@ -424,7 +424,8 @@ func TestNothingListens(t *testing.T) {
 	r.want(t, []uint64{11}, 1, "live")
 }
 
-// A replay endpoint that nobody serves costs a connection for each gap, and the gap, but not what is known.
+// If nothing listens at the replay endpoint, the stream dials it once for each gap and loses the gap's batches; it keeps the blocks
+// that it knows.
 func TestReplayOutOfReach(t *testing.T) {
 	p := newPublisher(t, false)
 	source := p.source()
