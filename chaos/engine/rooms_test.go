@@ -86,21 +86,10 @@ func TestPartAlone(t *testing.T) {
 		_, err := p.client.Do(req)
 		left <- err
 	}()
-	deadline := time.Now().Add(20 * time.Second)
-	for p.Stats().Requests == 0 {
-		if time.Now().After(deadline) {
-			t.Fatal("the request does not arrive")
-		}
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, "the request arrives", func() bool { return p.Stats().Requests > 0 })
 	leave()
 	if <-left == nil {
 		t.Error("a canceled request is answered")
 	}
-	for p.Stats().Departed == 0 {
-		if time.Now().After(deadline) {
-			t.Fatal("the engine does not notice")
-		}
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, "the engine notices", func() bool { return p.Stats().Departed > 0 })
 }

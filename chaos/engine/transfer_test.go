@@ -94,13 +94,7 @@ func TestTransferFails(t *testing.T) {
 			n, _ := resp.Body.Read(body[:])
 			got <- answer{resp.StatusCode, body[:n]}
 		}()
-		deadline := time.Now().Add(20 * time.Second)
-		for p.Stats().Given == 0 {
-			if time.Now().After(deadline) {
-				t.Fatal("nobody fetches")
-			}
-			time.Sleep(time.Millisecond)
-		}
+		eventually(t, "the decode engine fetches", func() bool { return p.Stats().Given > 0 })
 		p.Close()
 		a := <-got
 		want := http.StatusInternalServerError
@@ -128,13 +122,7 @@ func TestLeaveDuringTransfer(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
-	deadline := time.Now().Add(20 * time.Second)
-	for d.Stats().Departed == 0 {
-		if time.Now().After(deadline) {
-			t.Fatal("the engine does not notice")
-		}
-		time.Sleep(time.Millisecond)
-	}
+	eventually(t, "the engine notices", func() bool { return d.Stats().Departed > 0 })
 	if s := d.Stats(); s.Submitted != 0 {
 		t.Errorf("%d jobs were submitted", s.Submitted)
 	}
