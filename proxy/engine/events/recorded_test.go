@@ -161,8 +161,7 @@ func TestStreamOfRecordings(t *testing.T) {
 	half := len(p.ring) / 2
 	later := p.ring[half:]
 	p.ring = p.ring[:half]
-	s, _ := subscribe(t, p.source())
-	p.await(1)
+	s, _ := p.follow(0)
 	eventually(t, "replay", func() bool { return s.Counters.Batches.Load() == int64(half) })
 	for _, b := range later {
 		p.publish(b)

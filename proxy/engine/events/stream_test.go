@@ -115,6 +115,18 @@ func subscribe(t *testing.T, source Source) (*Stream, *recorder) {
 	return s, r
 }
 
+// follow subscribes a stream, publishes the marks 1 to n and waits until its recorder has them.
+func (p *publisher) follow(n int) (*Stream, *recorder) {
+	p.t.Helper()
+	s, r := subscribe(p.t, p.source())
+	p.await(1)
+	if n > 0 {
+		p.sendMarks(1, n, nil)
+		r.want(p.t, upTo(n), 0, "live")
+	}
+	return s, r
+}
+
 // mark is an event whose hash is n.
 func mark(n int) pairs {
 	return pairs{"type", "BlockRemoved", "block_hashes", []any{n}, "medium", "GPU"}
@@ -136,10 +148,7 @@ func (p *publisher) sendMarks(from, to int, lost func(int) bool) {
 
 func TestStreamFromTheStart(t *testing.T) {
 	p := newPublisher(t, false)
-	s, r := subscribe(t, p.source())
-	p.await(1)
-	p.sendMarks(1, 50, nil)
-	r.want(t, upTo(50), 0, "live")
+	s, _ := p.follow(50)
 	c := &s.Counters
 	if c.Batches.Load() != 50 || c.Events.Load() != 50 || c.Connects.Load() != 1 || c.Gaps.Load() != 0 || p.topics[0] != "kv" {
 		t.Errorf("%d batches, %d events, %d connects, %d gaps, topic %q",
@@ -168,16 +177,14 @@ func TestStreamJoinsLate(t *testing.T) {
 func TestStreamJoinsLateWithoutReplay(t *testing.T) {
 	p := newPublisher(t, false)
 	p.sendMarks(1, 30, nil)
-	_, r := subscribe(t, p.source())
-	p.await(1)
+	_, r := p.follow(0)
 	p.sendMarks(31, 32, nil)
 	r.want(t, []uint64{31, 32}, 0, "live")
 }
 
 func TestReplayFillsAGap(t *testing.T) {
 	p := newPublisher(t, true)
-	s, r := subscribe(t, p.source())
-	p.await(1)
+	s, r := p.follow(0)
 	p.sendMarks(1, 100, func(i int) bool { return i%7 == 0 || i > 40 && i < 60 })
 	p.send(false, mark(101))
 	r.want(t, upTo(101), 0, "live")
@@ -218,8 +225,7 @@ func TestReplayOutOfOrder(t *testing.T) {
 		}
 		return list
 	}
-	_, r := subscribe(t, p.source())
-	p.await(1)
+	_, r := p.follow(0)
 	p.sendMarks(1, 30, func(i int) bool { return i > 20 && i < 28 })
 	r.want(t, upTo(30), 0, "live")
 }
@@ -241,8 +247,7 @@ func TestSmallGapDegrades(t *testing.T) {
 		t.Run(fmt.Sprintf("replay=%v", replay), func(t *testing.T) {
 			p := newPublisher(t, replay)
 			p.answer = func(uint64, []numbered) []numbered { return nil }
-			s, r := subscribe(t, p.source())
-			p.await(1)
+			s, r := p.follow(0)
 			p.sendMarks(1, 10, func(i int) bool { return i >= 4 && i <= 6 })
 			r.want(t, []uint64{1, 2, 3, 7, 8, 9, 10}, 0, "degraded")
 			if s.Counters.Gaps.Load() != 1 || s.Counters.Missing.Load() != 3 {
@@ -257,10 +262,7 @@ func TestSmallGapDegrades(t *testing.T) {
 func TestLargeGapResets(t *testing.T) {
 	p := newPublisher(t, true)
 	p.ringSize = 5
-	s, r := subscribe(t, p.source())
-	p.await(1)
-	p.sendMarks(1, 3, nil)
-	r.want(t, upTo(3), 0, "live")
+	s, r := p.follow(3)
 	p.sendMarks(4, maxGap+20, func(i int) bool { return i < maxGap+20 })
 	r.want(t, upTo(maxGap + 20)[maxGap+15:], 1, "live") // the ring has the last five
 	if s.Counters.Resets.Load() != 1 || s.Counters.Missing.Load() != maxGap+12 {
@@ -270,8 +272,7 @@ func TestLargeGapResets(t *testing.T) {
 
 func TestManySmallGapsReset(t *testing.T) {
 	p := newPublisher(t, false)
-	_, r := subscribe(t, p.source())
-	p.await(1)
+	_, r := p.follow(0)
 	p.sendMarks(1, maxGap, func(i int) bool { return i%2 == 0 })
 	p.send(false, mark(maxGap+1))
 	eventually(t, "degraded state", func() bool { return strings.HasSuffix(r.String(), "resets=0 degraded") })
@@ -281,10 +282,7 @@ func TestManySmallGapsReset(t *testing.T) {
 
 func TestDuplicates(t *testing.T) {
 	p := newPublisher(t, true)
-	s, r := subscribe(t, p.source())
-	p.await(1)
-	p.sendMarks(1, 10, nil)
-	r.want(t, upTo(10), 0, "live")
+	s, r := p.follow(10)
 	before := s.Counters.Duplicates.Load() // batches that the replay on connecting had brought already
 	for _, i := range []int{9, 5, 7, 9, 9} {
 		p.publish(p.ring[i])
@@ -298,10 +296,7 @@ func TestDuplicates(t *testing.T) {
 
 func TestReconnect(t *testing.T) {
 	p := newPublisher(t, true)
-	s, r := subscribe(t, p.source())
-	p.await(1)
-	p.sendMarks(1, 10, nil)
-	r.want(t, upTo(10), 0, "live")
+	s, r := p.follow(10)
 	p.cut()
 	p.sendMarks(11, 20, nil)
 	r.want(t, upTo(20), 0, "live")
@@ -313,10 +308,7 @@ func TestReconnect(t *testing.T) {
 
 func TestReconnectWithoutReplay(t *testing.T) {
 	p := newPublisher(t, false)
-	_, r := subscribe(t, p.source())
-	p.await(1)
-	p.sendMarks(1, 10, nil)
-	r.want(t, upTo(10), 0, "live")
+	_, r := p.follow(10)
 	p.cut()
 	p.await(2)
 	// Another process may have taken the port: the next batch shows it.
@@ -341,10 +333,7 @@ func TestRestart(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newPublisher(t, c.replay)
-			s, r := subscribe(t, p.source())
-			p.await(1)
-			p.sendMarks(1, 10, nil)
-			r.want(t, upTo(10), 0, "live")
+			s, r := p.follow(10)
 			p.mu.Lock()
 			p.seq, p.ring, p.subs = 0, nil, nil // what the old process had connected gets nothing
 			p.mu.Unlock()
@@ -377,10 +366,7 @@ func TestRestartBehindOneConnection(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := newPublisher(t, false)
-			_, r := subscribe(t, p.source())
-			p.await(1)
-			p.sendMarks(1, 2000, nil)
-			r.want(t, upTo(2000), 0, "live")
+			_, r := p.follow(2000)
 			p.publish(numbered{c.seq, payload(c.event)})
 			p.publish(numbered{c.seq + 1, payload(mark(501))})
 			eventually(t, "reset", func() bool { return strings.HasSuffix(r.String(), " 501] resets=1 live") })
@@ -392,10 +378,7 @@ func TestRestartBehindOneConnection(t *testing.T) {
 // those of the old one.
 func TestRestartBeforeAReplay(t *testing.T) {
 	p := newPublisher(t, true)
-	_, r := subscribe(t, p.source())
-	p.await(1)
-	p.sendMarks(1, 10, nil)
-	r.want(t, upTo(10), 0, "live")
+	_, r := p.follow(10)
 	p.mu.Lock()
 	p.seq, p.ring = 0, nil
 	p.mu.Unlock()
@@ -410,10 +393,7 @@ func TestRestartBeforeAReplay(t *testing.T) {
 
 func TestNothingListens(t *testing.T) {
 	p := newPublisher(t, false)
-	_, r := subscribe(t, p.source())
-	p.await(1)
-	p.sendMarks(1, 10, nil)
-	r.want(t, upTo(10), 0, "live")
+	_, r := p.follow(10)
 	addr := p.pub.Addr().String()
 	_ = p.pub.Close()
 	p.cut()
@@ -448,8 +428,7 @@ func TestReplayOutOfReach(t *testing.T) {
 
 func TestMalformedBatchIsAGap(t *testing.T) {
 	p := newPublisher(t, true)
-	s, r := subscribe(t, p.source())
-	p.await(1)
+	s, r := p.follow(0)
 	p.sendMarks(1, 2, nil)
 	p.send(false, "no event")
 	p.send(false, mark(3))
@@ -465,8 +444,7 @@ func TestRandomFaultsWithReplay(t *testing.T) {
 	seed := seedOf(t)
 	rng := rand.New(rand.NewPCG(seed, 1))
 	p := newPublisher(t, true)
-	s, r := subscribe(t, p.source())
-	p.await(1)
+	s, r := p.follow(0)
 	sent := 2000
 	for i := 1; i <= sent; i++ {
 		p.send(rng.Float64() < 0.2, mark(i))
@@ -496,8 +474,7 @@ func TestRandomFaultsWithReplay(t *testing.T) {
 func TestFailedReplaysRest(t *testing.T) {
 	p := newPublisher(t, true)
 	p.answer = func(uint64, []numbered) []numbered { return nil }
-	s, _ := subscribe(t, p.source())
-	p.await(1)
+	s, _ := p.follow(0)
 	began := time.Now()
 	p.sendMarks(1, 501, func(i int) bool { return i%2 == 0 })
 	eventually(t, "last batch", func() bool { return s.Counters.Batches.Load() == 251 })
