@@ -2,7 +2,6 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"io"
 	"strconv"
@@ -29,9 +28,7 @@ type clientsListCmd struct {
 }
 
 func (c *clientsListCmd) Run(s *streams) error {
-	return show(&c.adminFlags, s, func(client *admin.Client, ctx context.Context) (*admin.ClientList, error) {
-		return client.Clients(ctx)
-	}, printClients)
+	return show(&c.adminFlags, s, (*admin.Client).Clients, printClients)
 }
 
 func printClients(out io.Writer, list *admin.ClientList) error {
@@ -64,9 +61,7 @@ type clientsUsageCmd struct {
 }
 
 func (c *clientsUsageCmd) Run(s *streams) error {
-	return show(&c.adminFlags, s, func(client *admin.Client, ctx context.Context) (*admin.ClientList, error) {
-		return client.Clients(ctx)
-	}, printUsage)
+	return show(&c.adminFlags, s, (*admin.Client).Clients, printUsage)
 }
 
 func printUsage(out io.Writer, list *admin.ClientList) error {
