@@ -384,7 +384,7 @@ func (n *Node) fleetSize() int {
 func (n *Node) loadReported(e *backends.Engine, l *backends.Load, leads bool) {
 	n.health.Started(e, &l.Metrics)
 	if a := l.Adapters; a != nil {
-		n.router.SetAdapters(e.ID, a.Slots, a.InUse, prefixtree.Time(time.Now().UnixMilli()))
+		n.router.SetAdapters(e.ID, a.Slots, a.InUse, now())
 	}
 	if !leads {
 		return
