@@ -3,6 +3,7 @@ package clients
 import (
 	"maps"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -198,7 +199,9 @@ func (a *account) limit(c *Client) {
 	a.sumLocked()
 }
 
+// sumLocked forgets the origins that use nothing, and sums the others.
 func (a *account) sumLocked() {
+	a.peers = slices.DeleteFunc(a.peers, func(p peerUse) bool { return p.use == use{} })
 	a.total = a.own
 	for i := range a.peers {
 		a.total.tokens += a.peers[i].tokens
@@ -217,15 +220,9 @@ func (a *account) leakLocked(f *Fleet, now time.Duration) {
 	}
 	keep := max(0, 1-a.perMinute*f.share()*float64(passed)/minute/a.total.tokens)
 	a.own.tokens *= keep
-	kept := a.peers[:0]
-	for _, p := range a.peers {
-		p.tokens *= keep
-		if p.use != (use{}) {
-			kept = append(kept, p)
-		}
+	for i := range a.peers {
+		a.peers[i].tokens *= keep
 	}
-	clear(a.peers[len(kept):])
-	a.peers = kept
 	a.sumLocked()
 }
 
@@ -494,12 +491,9 @@ func (m *Meter) endLocked(o *origin) {
 func (a *account) changePeer(o *origin, change func(*peerUse)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for i := range a.peers {
-		if a.peers[i].origin == o {
-			change(&a.peers[i])
-			a.sumLocked()
-			return
-		}
+	if i := a.placeLocked(o); i >= 0 {
+		change(&a.peers[i])
+		a.sumLocked()
 	}
 }
 
@@ -510,23 +504,16 @@ func (a *account) setPeer(o *origin, u use, f *Fleet, now time.Duration) {
 	if a.perMinute == 0 {
 		u.tokens = 0
 	}
-	i := 0
-	for i < len(a.peers) && a.peers[i].origin != o {
-		i++
-	}
-	switch {
-	case i == len(a.peers) && u == use{}:
-		return
-	case i == len(a.peers):
+	i := a.placeLocked(o)
+	if i < 0 {
+		i = len(a.peers)
 		a.peers = append(a.peers, peerUse{origin: o})
-	case u == use{}:
-		last := len(a.peers) - 1
-		a.peers[i] = a.peers[last]
-		a.peers[last] = peerUse{}
-		a.peers = a.peers[:last]
-		a.sumLocked()
-		return
 	}
 	a.peers[i].use, a.peers[i].turn = u, o.turn
 	a.sumLocked()
+}
+
+// placeLocked returns the place of an origin among the peers, -1 if it uses nothing.
+func (a *account) placeLocked(o *origin) int {
+	return slices.IndexFunc(a.peers, func(p peerUse) bool { return p.origin == o })
 }

@@ -113,6 +113,24 @@ func TestMeterReturnsAll(t *testing.T) {
 	}
 }
 
+// What is left of a peer's processes does not grow with their number, also for a client of whose tokens nothing leaks.
+func TestMeterForgetsEndedProcesses(t *testing.T) {
+	c := &Client{Name: "c", InFlight: 100}
+	m := adopted(t, c)
+	use := []Use{{Client: nameKey(c.Name), InFlight: 3}}
+	for process := range uint64(50) {
+		m.Peer("peer", process, use, true, time.Hour)
+	}
+	a := m.byKey[nameKey(c.Name)]
+	if s := m.Standing(c, 0, Admitted, time.Hour); len(a.peers) != 1 || s.InFlight != 3 {
+		t.Errorf("the use of %d processes is kept: %+v", len(a.peers), s)
+	}
+	m.DropPeer("peer", time.Hour)
+	if s := m.Standing(c, 0, Admitted, time.Hour); len(a.peers) != 0 || s.InFlight != 0 {
+		t.Errorf("the use of %d processes is kept of a dead peer: %+v", len(a.peers), s)
+	}
+}
+
 // meterFleet is nodes whose reports take up to delay, in virtual time.
 type meterFleet struct {
 	nodes []*meterNode
