@@ -171,7 +171,7 @@ type amount int64
 func (a *amount) UnmarshalText(text []byte) error {
 	s, unit := string(text), int64(1)
 	for suffix, size := range map[string]int64{"k": 1e3, "M": 1e6, "G": 1e9} {
-		if rest, ok := strings.CutSuffix(s, suffix); ok {
+		if rest, ok := strings.CutSuffix(string(text), suffix); ok {
 			s, unit = rest, size
 		}
 	}

@@ -84,7 +84,7 @@ func TestAmounts(t *testing.T) {
 			t.Errorf("%s: %d, %v", text, a, err)
 		}
 	}
-	for _, text := range []string{"", "k", "1.5", "1e400", "2m", "NaN"} {
+	for _, text := range []string{"", "k", "1.5", "1e400", "2m", "2kM", "2MkG", "NaN"} {
 		var a amount
 		if err := a.UnmarshalText([]byte(text)); err == nil {
 			t.Errorf("%q is taken as %d", text, a)
