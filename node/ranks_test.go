@@ -119,6 +119,13 @@ func TestConfiguredRanks(t *testing.T) {
 			t.Errorf("%s: %q, %v", url, got, err)
 		}
 	}
+	for events, want := range map[string]string{"off": "", "tcp://h:5557": "#rank=K"} {
+		cfg := testConfig("http://h:1#ranks=2")
+		cfg.Backends[0].Events = events
+		if err := cfg.Validate("", nil); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("events %s for two ranks: %v", events, err)
+		}
+	}
 	for entry, want := range map[string]bool{"dns:h:1#ranks=2": true, "srv:_e._tcp.h#ranks=2": true, "file:/a#b": true, "dns:h:1#ranks": false, "dns:h:1#2": false} {
 		if s, err := config.ParseSource(entry); (err == nil) != want || want && s.Entry != entry {
 			t.Errorf("%s: %+v, %v", entry, s, err)

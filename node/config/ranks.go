@@ -54,10 +54,12 @@ func (b *Backend) Each() ([]Backend, error) {
 		return nil, err
 	}
 	n := Ranks(b.URL)
-	switch n {
-	case -1:
+	switch {
+	case n < 0:
 		return []Backend{*b}, nil
-	case 0:
+	case b.Events != "" && b.Events != EventsOff:
+		return nil, fmt.Errorf("events %q is the stream of one rank: write #rank=K and its address for each rank, or leave events out, so that the engine is asked", b.Events)
+	case n == 0:
 		return nil, fmt.Errorf("url %q does not say how many ranks: write #ranks=N, or use grapevine backends add, which asks the engine", b.URL)
 	}
 	list := make([]Backend, n)

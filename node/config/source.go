@@ -65,8 +65,8 @@ func ParseBackends(name string, text []byte) (list []Backend, err error) {
 	names := make(map[string]int)
 	addOne := func(b Backend, line int) {
 		switch first, twice := names[b.Name]; {
-		case b.APIKey != "" || b.APIKeyFile != "" || b.CAFile != "":
-			place(line, fmt.Errorf("%s: api_key, api_key_file and ca_file are each node's own: give them under backends in its configuration, with this name", b.Name))
+		case b.APIKey != "" || b.APIKeyFile != "" || b.CAFile != "" || b.Events != "":
+			place(line, fmt.Errorf("%s: api_key, api_key_file, ca_file and events are each node's own: give them under backends in its configuration, with this name", b.Name))
 		case twice:
 			place(line, fmt.Errorf("%s is in line %d already", b.Name, first))
 		default:

@@ -28,6 +28,7 @@ func TestParseBackends(t *testing.T) {
 		{"yaml", "# engines\n- http://a:1\n- url: http://b:2\n  weight: 3\n", []string{"a:1", "b:2"}, nil},
 		{"yaml under its key", "backends:\n  - http://a:1\n", []string{"a:1"}, nil},
 		{"every mistake", "http://a:1\nftp://b\nhttp://a:1\nhttp://c:1,api_key=k\n", nil, []string{"f:2: ", "f:3: a:1 is in line 1", "f:4: c:1: api_key"}},
+		{"events", "http://a:1,events=off\n", nil, []string{"f:1: a:1: api_key, api_key_file, ca_file and events are each node's own"}},
 		{"unknown key", "- url: http://a:1\n  wait: 3\n", nil, []string{"f:2: ", "wait"}},
 		{"not a list", "engines: 3\n", nil, []string{"f:1: not a list"}},
 		{"no yaml", "- [\n", nil, []string{"f:1: "}},
