@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"reflect"
 	"slices"
 
 	"grapevine/node/accesslog"
@@ -87,6 +88,6 @@ func (n *Node) Reload(next config.Config) (Reloaded, error) {
 func (n *Node) Running() *config.Config { return n.running.Load() }
 
 func sameButKeys(a, b config.Backend) bool {
-	return a.URL == b.URL && a.Name == b.Name && slices.Equal(a.Models, b.Models) && a.Weight == b.Weight &&
-		a.KVTokens == b.KVTokens && a.Role == b.Role && a.BootstrapPort == b.BootstrapPort
+	a.APIKey, a.APIKeyFile, a.CAFile = b.APIKey, b.APIKeyFile, b.CAFile
+	return reflect.DeepEqual(a, b)
 }

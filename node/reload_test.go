@@ -86,6 +86,39 @@ func TestReloadGoesByTheTable(t *testing.T) {
 	}
 }
 
+// Of a backend, only the credentials are applied; any other difference waits for the next start.
+func TestReloadOfABackend(t *testing.T) {
+	fields := reflect.TypeFor[config.Backend]()
+	for i := range fields.NumField() {
+		name := fields.Field(i).Name
+		n, err := New(testConfig("http://127.0.0.3:1"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := *n.Running()
+		next.Backends = slices.Clone(next.Backends)
+		switch v := reflect.ValueOf(&next.Backends[0]).Elem().Field(i); {
+		case name == "APIKeyFile" || name == "CAFile":
+			continue // name files, see TestReloadAppliesCA
+		case v.CanInt():
+			v.SetInt(v.Int() + 1)
+		case v.CanFloat():
+			v.SetFloat(v.Float() + 1)
+		case v.Kind() == reflect.String:
+			v.SetString(v.String() + "x")
+		default:
+			v.Set(reflect.ValueOf([]string{"x"}))
+		}
+		want := Reloaded{AtNextStart: []string{"backends"}}
+		if name == "APIKey" {
+			want = Reloaded{Applied: []string{"backends"}}
+		}
+		if got, err := n.Reload(next); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v %v, want %+v", name, got, err, want)
+		}
+	}
+}
+
 func TestReloadReachesRequests(t *testing.T) {
 	leakCheck(t)
 	var mu sync.Mutex
