@@ -1,6 +1,7 @@
 package backends
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	"grapevine/node/config"
+	"grapevine/proxy/engine/events"
 )
 
 func TestParseModels(t *testing.T) {
@@ -27,6 +29,30 @@ func TestParseModels(t *testing.T) {
 		got, err := parseModels([]byte(tc.text))
 		if (err != nil) != tc.bad || !slices.Equal(idsOf(got), tc.want) {
 			t.Errorf("%.40s: %v %v", tc.text, got, err)
+		}
+	}
+}
+
+// A rank's stream is the one at its place: a node of several counts its ranks from 0, and names them by their numbers in the engine.
+func TestEventSourcesOfARank(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/kv_event_sources" {
+			http.NotFound(w, r)
+			return
+		}
+		fmt.Fprint(w, `{"9":{"endpoint":"tcp://*:5566"},"8":{"endpoint":"tcp://*:5565"}}`)
+	}))
+	defer s.Close()
+	d, _ := newDirectory(t, config.Backend{URL: s.URL}, config.Backend{URL: s.URL + "#rank=0"}, config.Backend{URL: s.URL + "#rank=1"}, config.Backend{URL: s.URL + "#rank=2"})
+	for _, e := range d.Roster().List {
+		want := map[int]string{-1: "[127.0.0.1:5565 127.0.0.1:5566]", 0: "[127.0.0.1:5565]", 1: "[127.0.0.1:5566]", 2: "[]"}[e.rank]
+		sources, err := e.EventSources(t.Context())
+		got := []string{}
+		for _, s := range sources {
+			got = append(got, s.Endpoint)
+		}
+		if fmt.Sprint(got) != want || errors.Is(err, events.ErrNone) != (e.rank == 2) {
+			t.Errorf("%s: streams %v, want %s: %v", e.Name, got, want, err)
 		}
 	}
 }

@@ -172,9 +172,17 @@ func (e *Engine) headers() (list [][2]string) {
 
 func (e *Engine) Probe(ctx context.Context) (engine.Ailment, error) { return e.prober.Probe(ctx) }
 
-// EventSources asks the engine where it publishes cache events. Errors as events.Discover.
+// EventSources asks the engine where it publishes cache events, of all its data-parallel ranks or of the backend's. Errors as
+// events.Discover.
 func (e *Engine) EventSources(ctx context.Context) ([]events.Source, error) {
-	return events.Discover(ctx, e.prober.Client, e.URL, e.apiKey)
+	all, err := events.Discover(ctx, e.prober.Client, e.base, e.apiKey)
+	if err != nil || e.rank < 0 {
+		return all, err
+	}
+	if e.rank >= len(all) {
+		return nil, fmt.Errorf("%w of rank %d: it names the streams of %d", events.ErrNone, e.rank, len(all))
+	}
+	return all[e.rank : e.rank+1], nil
 }
 
 // send sends the node's own request, a GET.
