@@ -39,6 +39,18 @@ func replying(c *upstreamSide, req seenRequest) bool {
 	return c.send(jsonReply(200, okBody))
 }
 
+// denying answers with an error of this status.
+func denying(status int, headers ...string) script {
+	return func(c *upstreamSide, _ seenRequest) bool {
+		return c.send(jsonReply(status, `{"error":{"message":"no"}}`, headers...))
+	}
+}
+
+// failedStream begins with an error event.
+func failedStream(c *upstreamSide, _ seenRequest) bool {
+	return c.send(sseHead + chunk("data: {\"error\":{\"message\":\"no KV\"}}\n\n") + chunk("data: [DONE]\n\n") + chunkEnd)
+}
+
 func transferOf(t *testing.T, req seenRequest) string {
 	t.Helper()
 	var m map[string]json.RawMessage
@@ -106,19 +118,11 @@ func TestPrefillHere(t *testing.T) {
 // Whatever goes wrong with either part, the client gets one whole answer, and parameters are used at
 // most once.
 func TestSplitFails(t *testing.T) {
-	say := func(status int, headers ...string) script {
-		return func(c *upstreamSide, _ seenRequest) bool {
-			return c.send(jsonReply(status, `{"error":{"message":"no"}}`, headers...))
-		}
-	}
 	body := func(text string) script {
 		return func(c *upstreamSide, _ seenRequest) bool { return c.send(jsonReply(200, text)) }
 	}
 	cut := func(text string) script {
 		return func(c *upstreamSide, _ seenRequest) bool { c.send(text); return false }
-	}
-	failedEvent := func(c *upstreamSide, _ seenRequest) bool {
-		return c.send(sseHead + chunk("data: {\"error\":{\"message\":\"no KV\"}}\n\n") + chunk("data: [DONE]\n\n") + chunkEnd)
 	}
 	for _, tc := range []struct {
 		name            string
@@ -127,17 +131,17 @@ func TestSplitFails(t *testing.T) {
 	}{
 		{"prefill resets", resetting, nil, policy.Reset},
 		{"prefill is cut off", cut("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"), nil, policy.Reset},
-		{"prefill 500", say(500), nil, policy.Status5xx},
-		{"prefill 503", say(503), nil, policy.Status5xx},
-		{"prefill 429", say(429, "Retry-After: 3\r\n"), nil, policy.Busy},
-		{"prefill 400", say(400), nil, policy.Client4xx},
+		{"prefill 500", denying(500), nil, policy.Status5xx},
+		{"prefill 503", denying(503), nil, policy.Status5xx},
+		{"prefill 429", denying(429, "Retry-After: 3"), nil, policy.Busy},
+		{"prefill 400", denying(400), nil, policy.Client4xx},
 		{"no parameters", body(okBody), nil, policy.Transfer},
 		{"null parameters", body(`{"kv_transfer_params":null}`), nil, policy.Transfer},
 		{"not JSON", body(`nonsense`), nil, policy.Transfer},
-		{"decode 500", nil, say(500), policy.Transfer},
-		{"decode 503", nil, say(503), policy.Transfer},
-		{"decode 400", nil, say(400), policy.Transfer},
-		{"decode streams an error", nil, failedEvent, policy.Transfer},
+		{"decode 500", nil, denying(500), policy.Transfer},
+		{"decode 503", nil, denying(503), policy.Transfer},
+		{"decode 400", nil, denying(400), policy.Transfer},
+		{"decode streams an error", nil, failedStream, policy.Transfer},
 	} {
 		for _, stream := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/stream=%v", tc.name, stream), func(t *testing.T) {
@@ -223,19 +227,14 @@ func TestDecodeConnectsAnew(t *testing.T) {
 
 // A client that leaves during the prefill ends it.
 func TestLeaveDuringPrefill(t *testing.T) {
-	arrived, closed := make(chan bool), make(chan error, 1)
-	r, _, d := newSplitRig(t, func(c *upstreamSide, _ seenRequest) bool {
-		close(arrived)
-		_, err := c.closedByPeer(20 * time.Second)
-		closed <- err
-		return false
-	}, replying)
+	closed := make(chan error, 1)
+	r, p, d := newSplitRig(t, waiting(closed), replying)
 	c := r.dial()
 	_, err := io.WriteString(c, chatOf(longText, true))
 	must(t, err)
-	<-arrived
+	eventually(t, "the prompt is sent", func() bool { return len(p.requests()) == 1 })
 	c.Close()
-	must(t, <-closed)
+	ended(t, closed)
 	if rec := r.record(0); rec.Status != StatusClientGone || len(d.requests()) != 0 {
 		t.Errorf("status %d, %d requests for decode", rec.Status, len(d.requests()))
 	}
