@@ -81,6 +81,7 @@ func (e *exchange) sendPrompt(p *Target) (*upstreamConn, policy.Failure, reason)
 		up.raw.Close()
 		return nil, policy.None, why
 	}
+	e.stampHead = false // that of a reply before
 	up.head = e.appendRequest(up.head[:0], p, pieceBytes(e.split.prompt))
 	err := up.send(e.split.prompt)
 	if err == nil {

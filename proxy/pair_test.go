@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"grapevine/prefixtree"
+	"grapevine/proxy/engine/events"
 	"grapevine/proxy/policy"
 )
 
@@ -203,6 +204,27 @@ func TestPairsRefuse(t *testing.T) {
 	}
 	// An engine whose part is canceled at once may not read it.
 	eventually(t, "as many connections to each engine", func() bool { return p.connections() == maxPairs && d.connections() == maxPairs })
+}
+
+// The prompt of a pair has no stamp, and so the client's session, also after a reply that had one.
+func TestPairKeepsTheSession(t *testing.T) {
+	arrived, closed := make(chan bool, maxPairs), make(chan error, maxPairs)
+	p := newBackend(t, false, func(c *upstreamSide, req seenRequest) bool {
+		arrived <- true
+		return waiting(closed)(c, req)
+	})
+	d := newBackend(t, false, func(c *upstreamSide, req seenRequest) bool { return within(arrived) && denying(500)(c, req) })
+	r := newRig(t, []string{p.addr, d.addr}, withRoles("PD"), withStrategy("prefix"), withConfig(func(c *Config) { c.Stamper = &stamping{where: events.InHeader} }))
+	r.raw(request("POST", "/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"short"}]}`, "X-Session-Id: client")).want(t, 502)
+	prompts, replies := p.requests(), d.requests()
+	if len(prompts) != maxPairs || len(replies) != maxPairs {
+		t.Fatalf("%d prompts, %d replies", len(prompts), len(replies))
+	}
+	for i := range prompts {
+		if a, b := prompts[i].Header.Get("X-Session-Id"), replies[i].Header.Get("X-Session-Id"); a != "client" || b != testStamp {
+			t.Errorf("pair %d: sessions %q and %q", i, a, b)
+		}
+	}
 }
 
 // Without a prefill backend that can be reached there is no pair.
