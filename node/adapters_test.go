@@ -21,17 +21,10 @@ func TestAdaptersAreLoadedOnce(t *testing.T) {
 	var urls []string
 	var engines []*engine.Server
 	for range 2 {
-		s, err := engine.NewServer(engine.ServerConfig{
+		s := emulated(t, engine.ServerConfig{
 			Config: engine.Config{PrefillRate: 1e6, DecodeStep: 2 * time.Millisecond, AdapterSlots: 2}, Models: []string{"m"},
 			Adapters: []string{"de", "fr", "it", "es"}, Log: zerolog.Nop(),
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = s.Close() })
-		if err := s.Start("127.0.0.1:0"); err != nil {
-			t.Fatal(err)
-		}
 		engines, urls = append(engines, s), append(urls, "http://"+s.Addr())
 	}
 	cfg := testConfig(urls...)

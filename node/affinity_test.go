@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -25,28 +24,23 @@ func startEngine(t *testing.T) string { return startRanks(t, 1) }
 
 func startRanks(t *testing.T, ranks int) string {
 	t.Helper()
-	s, err := engine.NewServer(engine.ServerConfig{
+	return "http://" + emulated(t, engine.ServerConfig{
 		Config: engine.Config{PrefillRate: 1e6, DecodeStep: time.Millisecond}, Models: []string{"m"}, Ranks: ranks, Log: zerolog.Nop(),
-	})
+	}).Addr()
+}
+
+// emulated starts an emulated engine, which ends with the test.
+func emulated(t *testing.T, cfg engine.ServerConfig) *engine.Server {
+	t.Helper()
+	s, err := engine.NewServer(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
+	t.Cleanup(func() { _ = s.Close() })
+	if err := s.Start("127.0.0.1:0"); err != nil {
 		t.Fatal(err)
 	}
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		if err := s.Serve(ln); err != nil {
-			t.Errorf("engine: %v", err)
-		}
-	}()
-	t.Cleanup(func() {
-		_ = s.Close()
-		<-served
-	})
-	return "http://" + ln.Addr().String()
+	return s
 }
 
 type message struct {

@@ -47,14 +47,7 @@ func pairEngines(t *testing.T, roles ...string) (list []*engine.Server, own []co
 func enginesLike(t *testing.T, like func(role string) engine.ServerConfig, roles ...string) (list []*engine.Server, own []config.Backend) {
 	t.Helper()
 	for i, role := range roles {
-		s, err := engine.NewServer(like(role))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = s.Close() })
-		if err := s.Start("127.0.0.1:0"); err != nil {
-			t.Fatal(err)
-		}
+		s := emulated(t, like(role))
 		list = append(list, s)
 		own = append(own, config.Backend{URL: "http://" + s.Addr(), Name: fmt.Sprintf("%s-%d", role, i), Role: role})
 	}
