@@ -289,7 +289,7 @@ func (c *clientConn) overdue() bool {
 	return deadline != 0 && c.proxy.clock.Load() > deadline
 }
 
-// The first reason stands, except that others replace expired and unpaired.
+// The first reason stands, except that others replace expired, and all but expired replace unpaired.
 func (c *clientConn) interrupt(why reason) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -40,8 +40,8 @@ func (e *exchange) reserve() bool {
 	return false
 }
 
-// settle replaces what was reserved by what was used. An answer without usage counts as reserved, a
-// prompt that an engine got and whose client left as estimated, anything else not at all.
+// settle replaces what was reserved by what was used. An answer without usage counts as reserved. A request that an engine received,
+// and whose client left before the answer, counts its estimated prompt. Other requests count nothing.
 func (e *exchange) settle() {
 	var s clients.Spent
 	switch {

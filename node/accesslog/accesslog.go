@@ -1,5 +1,5 @@
-// Package accesslog writes a line of JSON for each finished request, or for some of them. Lines hold
-// what was asked of whom and what it cost, never prompts or answers.
+// Package accesslog writes a line of JSON for each finished request, or for some of them. A line names the client, the model and
+// the backend, and gives tokens and times. It never holds a prompt or an answer.
 package accesslog
 
 import (
@@ -50,8 +50,7 @@ func (w Which) wants(r *proxy.Record) bool {
 	return w.share >= 1 || w.errors && failed(r) || w.share > 0 && rand.Float64() < w.share
 }
 
-// failed reports whether the router or an engine let a client down, which a wrong request or a client
-// that left does not show.
+// failed reports whether the router or an engine failed. A wrong request is no failure, nor is a client that left.
 func failed(r *proxy.Record) bool {
 	return r.Status >= 500 || r.Status == 429 || r.Broken
 }
@@ -75,7 +74,7 @@ type Log struct {
 	out io.Writer // the open file, or what New got; nil: a file that is not open
 }
 
-// New returns a log to a file, or to out if path is empty, which keeps its first lines until Open.
+// New returns a log to a file, or to out if path is empty. Until Open, lines wait.
 func New(path string, out io.Writer, node string, which Which) *Log {
 	l := &Log{path: path, lines: make(chan []byte, queued), done: make(chan struct{}), closed: make(chan struct{})}
 	if path == "" {

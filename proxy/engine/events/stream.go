@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// maxGap is how many batches may be missing before the stream says more about them than about the cache.
+	// maxGap is how many batches may be missing since the last reset. With more, what the sink still knows is mostly wrong: it is reset.
 	maxGap = 1024
 	// maxRounds bounds the replays of one gap: an engine's replay socket drops what its queue of 1,000 batches does not hold, so
 	// that a long replay may take several.

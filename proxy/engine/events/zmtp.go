@@ -28,7 +28,7 @@ const (
 // keepAlive notices within 6 s that the publisher's host is gone: an idle stream is silent.
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 3 * time.Second, Interval: time.Second, Count: 3}
 
-var errProtocol = errors.New("not as ZMTP 3 has it")
+var errProtocol = errors.New("against the protocol (ZMTP 3)")
 
 // Flags of a frame.
 const (
@@ -175,7 +175,7 @@ func (c *conn) subscribe(topic string) error {
 	return c.write(0, append([]byte{1}, topic...))
 }
 
-// receive returns the frames of the next message, valid until the next call. It waits as long as no message comes.
+// receive waits for the next message and returns its frames, valid until the next call.
 func (c *conn) receive() ([][]byte, error) {
 	if cap(c.message) > keepMessage {
 		c.message = nil
