@@ -14,7 +14,7 @@ import (
 
 const (
 	clientsEvery = time.Second
-	// clientsSilence is the pause between log lines about a wrong file.
+	// clientsSilence is the pause between log lines about the same mistake.
 	clientsSilence = time.Minute
 )
 
@@ -32,8 +32,8 @@ type clientList struct {
 
 func newClientList(file string) (*clientList, error) {
 	l := &clientList{file: file}
-	err := l.adopt(l.read())
-	return l, err
+	stamp, book, err := l.read()
+	return l, l.adopt(stamp, book, err, func(*clients.Book) {})
 }
 
 // read returns no clients if there is no file. The stamp is older than the text, so that no change is missed.
@@ -48,11 +48,13 @@ func (l *clientList) read() (stamp discovery.Stamp, book *clients.Book, err erro
 	return stamp, book, err
 }
 
-func (l *clientList) adopt(stamp discovery.Stamp, book *clients.Book, err error) error {
+// adopt takes what read returned, whose error it returns. It passes a new book to apply, in turn with other calls.
+func (l *clientList) adopt(stamp discovery.Stamp, book *clients.Book, err error, apply func(*clients.Book)) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.stamp, l.err = stamp, err; book != nil {
 		l.book, l.at = book, time.Now()
+		apply(book)
 	}
 	return err
 }
@@ -78,15 +80,14 @@ func (n *Node) followClients(ctx context.Context) {
 		if !n.clients.changed() {
 			continue
 		}
+		_, _, last := n.clients.state()
 		stamp, book, err := n.clients.read()
-		_ = n.clients.adopt(stamp, book, err)
+		_ = n.clients.adopt(stamp, book, err, n.proxy.SetClients)
 		switch {
-		case err != nil && time.Since(n.clients.logged) >= clientsSilence:
+		case err != nil && (last == nil || last.Error() != err.Error() || time.Since(n.clients.logged) >= clientsSilence):
 			n.clients.logged = time.Now()
 			log.Warn().Str("event", EventClientsRefused).Err(err).Msg("clients file is wrong: the clients of before stay in force")
 		case book != nil:
-			n.clients.logged = time.Time{}
-			n.proxy.SetClients(book)
 			log.Info().Str("event", EventClientsApplied).Int("clients", len(book.Clients)).Msg("clients file applied")
 		}
 	}

@@ -36,6 +36,8 @@ func TestClientsFileIsFollowed(t *testing.T) {
 	}
 	cfg := testConfig(engine.URL)
 	cfg.ClientsFile = file
+	var log eventLog
+	cfg.Log = log.logger()
 	if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), "clients_file") {
 		t.Errorf("without the file: %v", err)
 	}
@@ -67,10 +69,13 @@ func TestClientsFileIsFollowed(t *testing.T) {
 	if a, b := status("first"), status("third"); a != 200 || b != 401 {
 		t.Errorf("beside a wrong file a client of before gets %d, one of the file %d", a, b)
 	}
+	eventually(t, "the mistake is logged", func() bool { return log.has(EventClientsRefused, "broken has no key") })
+	write("anonymous: nobody\nclients: []\n")
+	eventually(t, "another mistake is logged", func() bool { return log.has(EventClientsRefused, "there is no client") })
 	if m := scrape(t, n); m["grapevine_clients"] != 2 || m["grapevine_clients_failing"] != 1 {
 		t.Errorf("%v clients, failing %v", m["grapevine_clients"], m["grapevine_clients_failing"])
 	}
-	if _, err := n.Reload(*n.Running()); err == nil || !strings.Contains(err.Error(), "broken has no key") {
+	if _, err := n.Reload(*n.Running()); err == nil || !strings.Contains(err.Error(), "there is no client") {
 		t.Errorf("reload: %v", err)
 	}
 	write(clientsText("third"))

@@ -70,8 +70,7 @@ func (n *Node) Reload(next config.Config) (Reloaded, error) {
 	retune()
 	n.access.Set(which)
 	if book != nil {
-		_ = n.clients.adopt(stamp, book, nil)
-		n.proxy.SetClients(book)
+		_ = n.clients.adopt(stamp, book, nil, n.proxy.SetClients)
 	}
 	if changed {
 		out.Applied = append(out.Applied, "backends")

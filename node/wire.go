@@ -61,12 +61,13 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Con
 	if err != nil {
 		return proxy.Config{}, err
 	}
+	book, _, _ := n.clients.state() // of a reload, too, beside which the file is followed
 	return proxy.Config{
 		Picker:   &picker{n},
 		Hasher:   n.hasher,
 		Models:   n.backends.ModelsAnswer,
 		Stamper:  n.streams,
-		Clients:  n.clients.book,
+		Clients:  book,
 		Meter:    n.meter,
 		Roles:    n.router.Roles,
 		Observer: n.observe,
