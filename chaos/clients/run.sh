@@ -38,3 +38,4 @@ lab=$(dirname "$grapevine")/grapevine-lab
 [ -x "$lab" ] || { echo "no $lab: run make build" >&2; exit 1; }
 install
 python "$here/test_clients.py" "$grapevine" "$lab" "$logs"
+python "$here/test_keys.py" "$grapevine" "$lab" "$logs"

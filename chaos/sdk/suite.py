@@ -18,6 +18,13 @@ def watchdog(seconds):
     t.start()
 
 
+def later(seconds, call):
+    """Calls it in a thread of its own, which the caller joins."""
+    t = threading.Timer(seconds, call)
+    t.start()
+    return t
+
+
 def run(module):
     """Prints one line a test and closes with "N passed, M failed". Returns the exit status: 1 if any failed."""
     passed = failed = 0
