@@ -54,6 +54,7 @@ type inquiry struct {
 	usage  engine.Usage
 
 	sessionAt int  // see prompt.Request.SessionAt
+	adapters  bool // the body names more than one
 	stampHead bool // the request that is sent next has a stamp in its head
 }
 

@@ -227,7 +227,7 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	if err != nil {
 		return fault{fasthttp.StatusBadRequest, "invalid_json", "the request body cannot be read: " + strings.TrimPrefix(err.Error(), "prompt: ")}, !e.proxy.TakesUnreadable()
 	}
-	e.strip, e.sessionAt = r.UsageAdded, r.SessionAt
+	e.strip, e.sessionAt, e.adapters = r.UsageAdded, r.SessionAt, r.LoRAs
 	e.pieces = e.splice(e.pieces[:0], r.Edits)
 	if r.Splits {
 		e.allowSplit(&r)

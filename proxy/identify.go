@@ -58,7 +58,7 @@ func (p *Proxy) clientOf(header func(name string) []byte) *clients.Client {
 	return clientOf(book, key)
 }
 
-// mayUseModel refuses requests for other models, and those whose model the router cannot read.
+// mayUseModel refuses requests for other models or adapters, and those whose model the router cannot read.
 func (e *exchange) mayUseModel() bool {
 	switch {
 	case e.client == nil || e.client.Models == nil || e.storedResponse():
@@ -68,6 +68,12 @@ func (e *exchange) mayUseModel() bool {
 		return false
 	case !e.client.MayUseModel(e.query.Model):
 		e.deny(fault{fasthttp.StatusForbidden, "model_not_allowed", "this API key may not use the model " + quoted(e.query.Model)})
+		return false
+	case e.adapters:
+		e.deny(fault{fasthttp.StatusForbidden, "model_not_allowed", "this API key is limited to some models, so its requests may name one adapter only"})
+		return false
+	case len(e.query.LoRA) > 0 && !e.client.MayUseModel(e.query.LoRA):
+		e.deny(fault{fasthttp.StatusForbidden, "model_not_allowed", "this API key may not use the adapter " + quoted(e.query.LoRA)})
 		return false
 	}
 	return true

@@ -96,6 +96,7 @@ func (p *Parser) fill(r *Request) {
 	c := &p.ctl
 	r.Model = p.decoded(p.root[rootModel])
 	r.LoRA = p.decoded(p.root[rootLoRA])
+	r.LoRAs = bytes.HasPrefix(p.tape.bytes(p.root[rootLoRA]), []byte{markOther})
 	r.Stream = c.stream
 	for _, n := range c.max {
 		if r.MaxTokens == 0 {

@@ -86,6 +86,7 @@ func (e *Error) Error() string { return fmt.Sprintf("prompt: %s at byte %d", e.R
 type Request struct {
 	Model []byte // nil if absent
 	LoRA  []byte // lora_path (SGLang); nil if absent
+	LoRAs bool   // lora_path names an adapter for each prompt of a batch
 
 	Stream    bool
 	MaxTokens int // of output; 0 if absent
