@@ -61,7 +61,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Con
 	if err != nil {
 		return proxy.Config{}, err
 	}
-	book, _, _ := n.clients.state() // of a reload, too, beside which the file is followed
+	book, _, _ := n.clients.state() // locks: a reload calls this beside followClients
 	return proxy.Config{
 		Picker:   &picker{n},
 		Hasher:   n.hasher,
