@@ -6,8 +6,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -20,37 +25,40 @@ import (
 	"grapevine/node/config"
 )
 
+const blockTokens = 16
+
 // talk is conversations of many turns and branches behind shared system prompts, over routers and engines in this process.
 type talk struct {
 	t       *testing.T
 	engines []*engine.Server
 	routers []*node.Node
+	logs    []string // their access logs
 	client  *http.Client
 
-	mu sync.Mutex // guards counts
-	counts
+	mu    sync.Mutex // guards what follows
+	sent  [][]string // by engine: the texts that it computed, prompts with their answers
+	asked map[string]asked
 }
 
-type counts struct {
-	asked   int
-	prompt  int // tokens
-	missed  int // tokens by which predictions were wrong, of either sign
-	within  int // requests predicted within one block
-	exact   int // requests whose prediction the router called exact
-	exactIn int // of these, within one block
-	cached  int // tokens
-	worst   []string
+// asked is a request that was answered, by the id that the router logged.
+type asked struct {
+	router, engine int
+	prompt         int // tokens
+	messages       int
+	// now is what the chosen engine held of the prompt when it was sent, cached what the engine found and past what it computed
+	// since the test began, in tokens.
+	now, cached, past int
 }
 
 func newTalk(t *testing.T, engines, routers int, change func(*engine.ServerConfig), follow string) *talk {
-	w := &talk{t: t, client: &http.Client{Timeout: time.Minute}}
+	w := &talk{t: t, client: &http.Client{Timeout: time.Minute}, sent: make([][]string, engines), asked: make(map[string]asked)}
 	cfg := config.Default()
 	cfg.Secret, cfg.Gossip, cfg.Events, cfg.ResponseHeaders = "the secret of a fleet that is a test", "127.0.0.1:0", follow, "all"
 	cfg.Listen, cfg.Admin, cfg.GossipInsecure = "127.0.0.1:0", "127.0.0.1:0", true
 	cfg.MetricsInterval, cfg.SlowStart = time.Second, 0
 	cfg.Log = zerolog.Nop()
 	for i := range engines {
-		c := engine.ServerConfig{Config: engine.Config{KVTokens: 48_000, PrefillRate: 400_000, DecodeStep: 200 * time.Microsecond, BlockTokens: 16}}
+		c := engine.ServerConfig{Config: engine.Config{KVTokens: 6_000, PrefillRate: 400_000, DecodeStep: 200 * time.Microsecond, BlockTokens: blockTokens}}
 		c.Events, c.EventsReplay = "127.0.0.1:0", "127.0.0.1:0"
 		change(&c)
 		s, err := engine.NewServer(c)
@@ -65,7 +73,8 @@ func newTalk(t *testing.T, engines, routers int, change func(*engine.ServerConfi
 		cfg.Backends = append(cfg.Backends, config.Backend{URL: "http://" + s.Addr(), Name: fmt.Sprint("e", i)})
 	}
 	for i := range routers {
-		cfg.NodeName = fmt.Sprint("n", i)
+		cfg.NodeName, cfg.AccessLog, cfg.AccessLogFile = fmt.Sprint("n", i), "all", filepath.Join(t.TempDir(), "access")
+		w.logs = append(w.logs, cfg.AccessLogFile)
 		if i > 0 {
 			cfg.Join = []string{w.routers[0].GossipAddr()}
 		}
@@ -128,19 +137,53 @@ func prose(r *rand.Rand, n int) string {
 	return b.String()
 }
 
-func (w *talk) ask(n *node.Node, messages []message, output int) (answer string) {
+// rendered is a prompt as the emulated engine has it.
+func rendered(messages []message) string {
+	var b strings.Builder
+	for _, m := range messages {
+		fmt.Fprintf(&b, "<|%s|>\n%s<|end|>\n", m.Role, m.Content)
+	}
+	return b.String() + "<|assistant|>\n"
+}
+
+// past returns how many tokens of a prompt an engine has computed, in whole blocks.
+func (w *talk) past(e int, text string) (tokens int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, s := range w.sent[e] {
+		n := 0
+		for n < len(s) && n < len(text) && s[n] == text[n] {
+			n++
+		}
+		tokens = max(tokens, n/engine.TokenBytes/blockTokens*blockTokens)
+	}
+	return tokens
+}
+
+func (w *talk) ask(router int, messages []message, output int) (answer string) {
 	body, _ := json.Marshal(map[string]any{"model": "emulated", "messages": messages, "max_tokens": output})
-	receipt, err := n.Explain("/v1/chat/completions", func(string) []byte { return nil }, body)
+	req, err := http.NewRequestWithContext(w.t.Context(), http.MethodPost, "http://"+w.routers[router].Addr()+"/v1/chat/completions", bytes.NewReader(body))
 	if err != nil {
 		w.t.Error(err)
 		return ""
 	}
-	resp, err := w.client.Post("http://"+n.Addr()+"/v1/chat/completions", "application/json", bytes.NewReader(body))
+	id := fmt.Sprintf("%016x", rand.Uint64())
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("X-Request-Id", id)
+	text, now := rendered(messages), make([]int, len(w.engines))
+	for i, e := range w.engines {
+		held, err := e.Cached("/v1/chat/completions", body)
+		if err != nil {
+			w.t.Error(err)
+		}
+		now[i] = held.CachedTokens
+	}
+	resp, err := w.client.Do(req)
 	if err != nil {
 		w.t.Error(err)
 		return ""
 	}
-	text, _ := io.ReadAll(resp.Body)
+	reply, _ := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()
 	var out struct {
 		Choices []struct{ Message message }
@@ -151,36 +194,22 @@ func (w *talk) ask(n *node.Node, messages []message, output int) (answer string)
 			} `json:"prompt_tokens_details"`
 		}
 	}
-	if err := json.Unmarshal(text, &out); err != nil || len(out.Choices) == 0 {
-		w.t.Errorf("%d: %s", resp.StatusCode, text)
+	if err := json.Unmarshal(reply, &out); err != nil || len(out.Choices) == 0 {
+		w.t.Errorf("%d: %s", resp.StatusCode, reply)
 		return ""
 	}
-	chosen := resp.Header.Get("X-Grapevine-Backend")
-	for _, c := range receipt.Candidates {
-		if c.Backend != chosen {
-			continue
-		}
-		off := int(c.HeldTokens) - out.Usage.Details.Cached
-		w.mu.Lock()
-		w.asked++
-		w.prompt += out.Usage.Prompt
-		w.cached += out.Usage.Details.Cached
-		w.missed += max(off, -off)
-		good := off >= -16 && off <= 16
-		if good {
-			w.within++
-		}
-		if c.Exact {
-			w.exact++
-			if good {
-				w.exactIn++
-			} else if len(w.worst) < 5 {
-				w.worst = append(w.worst, fmt.Sprintf("%s at %s: %d held, %d cached, %d prompt tokens, %d messages", n.Name(), chosen, int(c.HeldTokens), out.Usage.Details.Cached, out.Usage.Prompt, len(messages)))
-			}
-		}
-		w.mu.Unlock()
+	answer = out.Choices[0].Message.Content
+	e, err := strconv.Atoi(strings.TrimPrefix(resp.Header.Get("X-Grapevine-Backend"), "e"))
+	if err != nil {
+		w.t.Error(err)
+		return ""
 	}
-	return out.Choices[0].Message.Content
+	a := asked{router: router, engine: e, prompt: out.Usage.Prompt, messages: len(messages), now: now[e], cached: out.Usage.Details.Cached, past: w.past(e, text)}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.asked[id] = a
+	w.sent[e] = append(w.sent[e], text+answer)
+	return answer
 }
 
 // run plays conversations at the same time, each request at a random router.
@@ -191,14 +220,18 @@ func (w *talk) run(seed uint64, clients, turns int) {
 			r := rand.New(rand.NewPCG(seed, uint64(c)))
 			system := message{"system", prose(rand.New(rand.NewPCG(seed, uint64(c%3+1000))), 200)}
 			talk := []message{system}
+			var left [][]message // earlier conversations
 			for range turns {
-				if r.IntN(6) == 0 || len(talk) > 14 {
-					talk = []message{system} // a new conversation
+				if r.IntN(4) == 0 || len(talk) > 14 {
+					left = append(left, talk)
+					if talk = []message{system}; len(left) > 2 && r.IntN(2) == 0 {
+						talk = left[r.IntN(len(left)-1)] // goes on, perhaps after its eviction
+					}
 				} else if len(talk) > 4 && r.IntN(6) == 0 {
 					talk = talk[:len(talk)-2] // another question instead of the last one
 				}
-				talk = append(talk, message{"user", prose(r, 20+r.IntN(150))})
-				answer := w.ask(w.routers[r.IntN(len(w.routers))], talk, 10+r.IntN(60))
+				talk = append(slices.Clip(talk), message{"user", prose(r, 20+r.IntN(150))})
+				answer := w.ask(r.IntN(len(w.routers)), talk, 10+r.IntN(60))
 				if answer == "" {
 					return
 				}
@@ -209,20 +242,126 @@ func (w *talk) run(seed uint64, clients, turns int) {
 	work.Wait()
 }
 
-// report logs and forgets the counts. It returns the error as a share of the prompt tokens, and the share of the exact predictions
-// within one block.
-func (w *talk) report(name string) (wrong, exactIn float64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	wrong, exactIn = float64(w.missed)/float64(max(w.prompt, 1)), float64(w.exactIn)/float64(max(w.exact, 1))
-	w.t.Logf("%-15s %4d requests, %.1f %% of prompt tokens cached, error %.2f %%, within a block %.1f %%; exact %.0f %%, of these within a block %.2f %%", name,
-		w.asked, 100*float64(w.cached)/float64(max(w.prompt, 1)), 100*wrong, 100*float64(w.within)/float64(max(w.asked, 1)),
-		100*float64(w.exact)/float64(max(w.asked, 1)), 100*exactIn)
-	for _, s := range w.worst {
-		w.t.Log("   ", s)
+// prediction is what a router expected a request to find in the engine's cache, by its access log.
+type prediction struct {
+	ID     string `json:"id"`
+	Tokens int    `json:"predicted_tokens"`
+	Exact  bool   `json:"exact"`
+}
+
+// predictions waits until the routers have logged all requests.
+func (w *talk) predictions() (all map[string]prediction) {
+	w.await("lines in the access logs", func() bool {
+		all = make(map[string]prediction)
+		for _, path := range w.logs {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				w.t.Fatal(err)
+			}
+			for line := range bytes.Lines(text) {
+				var p prediction
+				if json.Unmarshal(line, &p) == nil { // the last line may be incomplete
+					all[p.ID] = p
+				}
+			}
+		}
+		for id := range w.asked {
+			if _, logged := all[id]; !logged {
+				return false
+			}
+		}
+		return true
+	})
+	return all
+}
+
+// accuracy is how near predictions were.
+type accuracy struct {
+	error   float64 // share of the prompt tokens
+	within  float64 // share of the requests that were predicted within a block
+	exact   float64 // share of the requests whose prediction the router called exact
+	exactIn float64 // share of these within a block
+}
+
+// report logs how near the predictions were, with the wrong ones by their causes, and forgets the requests.
+func (w *talk) report(name string) (a accuracy) {
+	predicted := w.predictions()
+	type group struct {
+		requests, tokens int
+		examples         []string
 	}
-	w.counts = counts{}
-	return wrong, exactIn
+	groups := make(map[string]*group)
+	prompt, cached, missed, within, exact, exactIn := 0, 0, 0, 0, 0, 0
+	for id, r := range w.asked {
+		p := predicted[id]
+		prompt, cached, missed = prompt+r.prompt, cached+r.cached, missed+max(p.Tokens-r.cached, r.cached-p.Tokens)
+		why := w.cause(&r, &p)
+		if why == right {
+			within++
+		}
+		if p.Exact {
+			if exact++; why == right {
+				exactIn++
+			}
+		}
+		why = w.source(&r, &p) + ": " + why
+		g := groups[why]
+		if g == nil {
+			g = &group{}
+			groups[why] = g
+		}
+		g.requests++
+		if g.tokens += max(p.Tokens-r.cached, r.cached-p.Tokens); len(g.examples) < 3 && !strings.HasSuffix(why, right) {
+			g.examples = append(g.examples, fmt.Sprintf("n%d at e%d: predicted %d, held %d, found %d, computed once %d of %d tokens in %d messages",
+				r.router, r.engine, p.Tokens, r.now, r.cached, r.past, r.prompt, r.messages))
+		}
+	}
+	share := func(part, all int) float64 { return float64(part) / float64(max(all, 1)) }
+	a = accuracy{share(missed, prompt), share(within, len(w.asked)), share(exact, len(w.asked)), share(exactIn, exact)}
+	w.t.Logf("%-15s %4d requests, %.1f %% of prompt tokens cached, error %.2f %%, within a block %.1f %%; exact %.0f %%, of these within a block %.2f %%", name,
+		len(w.asked), 100*share(cached, prompt), 100*a.error, 100*a.within, 100*a.exact, 100*a.exactIn)
+	for _, why := range slices.Sorted(maps.Keys(groups)) {
+		g := groups[why]
+		w.t.Logf("   %-45s %4d requests, %.2f %% of prompt tokens", why, g.requests, 100*share(g.tokens, prompt))
+		for _, s := range g.examples {
+			w.t.Log("        ", s)
+		}
+	}
+	w.asked = make(map[string]asked)
+	return a
+}
+
+// source is how the router knew the cache of the engine that it chose.
+func (w *talk) source(r *asked, p *prediction) string {
+	if p.Exact {
+		return "exact"
+	}
+	for _, b := range w.routers[r.router].BackendList().Backends {
+		if b.Name == fmt.Sprint("e", r.engine) && slices.Contains(b.Cache.Followers, w.routers[r.router].Name()) {
+			return "not sure"
+		}
+	}
+	return "no stream"
+}
+
+const right = "right"
+
+// cause is why a prediction was wrong by more than a block.
+func (w *talk) cause(r *asked, p *prediction) string {
+	far := func(a, b int) bool { return a-b > blockTokens || b-a > blockTokens }
+	switch {
+	case !far(p.Tokens, r.cached):
+		return right
+	case !far(p.Tokens, r.now):
+		return "changed before it was computed"
+	case p.Tokens > r.cached && r.cached < r.past-blockTokens:
+		return "too many, some were evicted"
+	case p.Tokens > r.cached:
+		return "too many, none was evicted"
+	case r.cached < r.past-blockTokens:
+		return "too few, some were evicted"
+	}
+	return "too few, none was evicted"
 }
 
 // Predictions must be much better with events than without, whatever befalls the stream, and exact where a router says so.
@@ -250,10 +389,10 @@ func TestCacheEvents(t *testing.T) {
 			}
 			w.run(1, 8, 12)
 			w.report("first requests")
-			w.run(2, 8, 25)
-			wrong, in := w.report("then")
-			if wrong > c.error || in < c.exactIn {
-				t.Errorf("error of %.3f, %.3f of the exact predictions within one block; want at most %.2f and at least %.2f", wrong, in, c.error, c.exactIn)
+			w.run(2, 8, 40)
+			a := w.report("then")
+			if a.error > c.error || a.exactIn < c.exactIn {
+				t.Errorf("error of %.3f, %.3f of the exact predictions within one block; want at most %.2f and at least %.2f", a.error, a.exactIn, c.error, c.exactIn)
 			}
 		})
 	}

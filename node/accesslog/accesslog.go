@@ -141,7 +141,7 @@ func (l *Log) Observe(r *proxy.Record) {
 		Int("status", r.Status).Str("backend", r.Backend).Int("attempts", r.Attempts).
 		Int("bytes_in", r.RequestBytes).Int64("bytes_out", r.ResponseBytes)
 	if d := r.Decision; d != nil {
-		e.Str("strategy", d.Strategy).Str("rung", d.Rung.String()).Int("predicted_tokens", d.PredictedTokens)
+		e.Str("strategy", d.Strategy).Str("rung", d.Rung.String()).Int("predicted_tokens", d.PredictedTokens).Bool("exact", d.Exact)
 	}
 	if r.Prefill.Backend != "" {
 		e.Str("prefill", r.Prefill.Backend).Int64("prefill_ms", r.Prefill.Took.Milliseconds())

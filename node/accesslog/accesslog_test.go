@@ -20,7 +20,7 @@ func request(id string, status int) *proxy.Record {
 	return &proxy.Record{
 		ID: []byte(id), Method: []byte("POST"), Path: []byte("/v1/chat/completions"), Model: []byte("m"), Client: "search", Peer: []byte("10.0.0.7"),
 		Status: status, Backend: "gpu1", Attempts: 2, PromptTokens: 100, CachedTokens: -1, OutputTokens: 7,
-		Decision: &policy.Decision{Strategy: "prefix", Rung: policy.Cache, PredictedTokens: 96},
+		Decision: &policy.Decision{Strategy: "prefix", Rung: policy.Cache, PredictedTokens: 96, Exact: true},
 		Overhead: 40 * time.Microsecond, Queue: 3 * time.Millisecond, TTFT: 50 * time.Millisecond, Total: time.Second,
 	}
 }
@@ -96,7 +96,7 @@ func TestLinesAndReopening(t *testing.T) {
 	}
 	for key, want := range map[string]any{
 		"component": "access", "node": "n1", "id": `a"b`, "client": "search", "peer": "10.0.0.7", "model": "m", "backend": "gpu1", "rung": "cache",
-		"status": 200., "attempts": 2., "predicted_tokens": 96., "prompt_tokens": 100., "output_tokens": 7., "overhead_us": 40., "queue_ms": 3., "ttft_ms": 50., "total_ms": 1000.,
+		"status": 200., "attempts": 2., "predicted_tokens": 96., "exact": true, "prompt_tokens": 100., "output_tokens": 7., "overhead_us": 40., "queue_ms": 3., "ttft_ms": 50., "total_ms": 1000.,
 	} {
 		if line[key] != want {
 			t.Errorf("%s is %v, want %v", key, line[key], want)
