@@ -61,6 +61,15 @@ func (s *Scene) assign() {
 		}
 		c.Uncached = max(c.Uncached, 1)
 	}
+	if len(s.Candidates) > mostLookups {
+		return
+	}
+	// The tree may not have heard yet what another node placed.
+	for i := range s.Candidates {
+		if c := &s.Candidates[i]; c.HeldBlocks == 0 {
+			s.knows(c)
+		}
+	}
 }
 
 // mostLookups bounds the lookups of a decision, about 1 us each.

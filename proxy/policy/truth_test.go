@@ -52,3 +52,14 @@ func TestReportedCachesReplacePredictedOnes(t *testing.T) {
 		t.Error("all requests went to a backend that reports to hold nothing")
 	}
 }
+
+func TestReportedCachesThatTheTreeHasNotHeardOf(t *testing.T) {
+	truth := reports{}
+	r, _ := newRouter(t, Config{Truth: truth}, fleetOf(3))
+	truth[1] = Held{Known: true, Tokens: 700}
+	a := pick(t, r, ask(prompt(1, 1, 0, 40)), t0)
+	defer a.End(unknown(), t0)
+	if d := a.Decision(); d.Backend != 1 || !d.Exact || d.PredictedTokens != 700 {
+		t.Errorf("%+v: want backend 1, which reports to hold 700 tokens", d)
+	}
+}
