@@ -314,7 +314,7 @@ func (s *Streams) tellEvicted(now prefixtree.Time) {
 		if st == nil || st.own == nil {
 			continue
 		}
-		if s.gone = st.own.ledger.Gone(s.gone[:0]); len(s.gone) > 0 {
+		if s.gone = st.own.ledger.Gone(s.gone[:0], 1+int(settled/prefixtree.Time(turn.Milliseconds()))); len(s.gone) > 0 {
 			s.cfg.Tree.Evicted(st.id, s.gone, now-settled, now, st.followers[0] == s.cfg.Self)
 		}
 	}

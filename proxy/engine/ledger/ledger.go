@@ -308,9 +308,10 @@ func (l *Ledger) left(p *point) (id blockID, sure bool) {
 	return id, sure && !p.is(isTorn)
 }
 
-// Gone appends the blocks of texts that the engine no longer holds, and forgets them. Its cost grows with the number of
-// places: a tenth of a millisecond for 16,000.
-func (l *Ledger) Gone(dst []prefixtree.Hash) []prefixtree.Hash {
+// Gone appends the blocks of texts that the engine no longer holds. It lists each in so many calls in a row, and then forgets it:
+// the tree keeps placements that are too young to be of before the eviction, and Held must know until then that they are gone.
+// Its cost grows with the number of places: a tenth of a millisecond for 16,000.
+func (l *Ledger) Gone(dst []prefixtree.Hash, calls int) []prefixtree.Hash {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.state == events.Down {
@@ -323,11 +324,20 @@ func (l *Ledger) Gone(dst []prefixtree.Hash) []prefixtree.Hash {
 			continue
 		}
 		id, sure := l.left(p)
-		if l.blocks.at(id).depth() >= p.depth() || !sure && p.is(isText) {
+		if l.blocks.at(id).depth() >= p.depth() {
+			p.listed(0)
 			continue
 		}
 		if p.is(isText) {
+			if !sure {
+				continue
+			}
 			dst = append(dst, p.hash)
+			if n := p.lists() + 1; n < calls && !p.is(isEnd) {
+				p.listed(n)
+				continue
+			}
+			p.listed(0)
 			p.want &^= isText
 		}
 		// The place of an end or a branch in the text stays known, unless too many are.

@@ -37,6 +37,15 @@ func (p *point) setAnswer(blocks int) {
 	p.want = p.want&(1<<answerBits-1) | uint32(max(0, min(blocks, mostAnswer)))<<answerBits
 }
 
+// lists returns in how many calls in a row Gone has listed a place, for which one without an answer has room.
+func (p *point) lists() int { return int(p.want >> answerBits) }
+
+func (p *point) listed(n int) {
+	if !p.is(isEnd) {
+		p.setAnswer(n)
+	}
+}
+
 func (p *point) is(flag uint32) bool { return p.want&flag != 0 }
 
 // points holds a bounded number of points. At the bound a new one takes the place of the oldest: one that is used again returns
