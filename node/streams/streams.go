@@ -63,6 +63,7 @@ type Config struct {
 type Streams struct {
 	cfg    Config
 	stamps *ledger.Stamps
+	links  *ledger.Links
 	table  atomic.Pointer[[]*stream] // by number of the backend; nil entries: no stream
 	wake   chan struct{}
 
@@ -108,7 +109,7 @@ type following struct {
 
 // New starts nothing.
 func New(cfg Config) *Streams {
-	return &Streams{cfg: cfg, stamps: ledger.NewStamps(cfg.Secret), wake: make(chan struct{}, 1), found: make(map[uint32]finding)}
+	return &Streams{cfg: cfg, stamps: ledger.NewStamps(cfg.Secret), links: ledger.NewLinks(), wake: make(chan struct{}, 1), found: make(map[uint32]finding)}
 }
 
 // Idle reports that no engine's stream is wanted, so that Run and Ask are not needed.
@@ -270,7 +271,7 @@ func (s *Streams) begin(ctx context.Context, running *sync.WaitGroup, name strin
 	ctx, stop := context.WithCancel(ctx)
 	f := &following{
 		blocks: limit, stop: stop, log: s.cfg.Log.With().Str("backend", name).Logger(),
-		ledger: ledger.New(ledger.Config{Stamps: s.stamps, BlockBytes: s.cfg.BlockBytes, Blocks: limit, Seed: rand.Uint64()}),
+		ledger: ledger.New(ledger.Config{Stamps: s.stamps, BlockBytes: s.cfg.BlockBytes, Blocks: limit, Seed: rand.Uint64(), Links: s.links}),
 	}
 	f.state.Store(uint32(events.Down))
 	f.stream.Source, f.stream.Sink = source, f

@@ -38,6 +38,7 @@ type Config struct {
 	BlockBytes int    // of a block of text
 	Blocks     int    // KV blocks of the engine on all tiers; 0: unknown, 131,072. Blocks beyond are refused.
 	Seed       uint64 // of the hash table, since engines choose the hashes
+	Links      *Links // that all ledgers of the node share; nil: none
 }
 
 // Ledger is the account of one engine rank. It implements events.Sink. Safe for concurrent use.
@@ -392,7 +393,7 @@ const (
 func (l *Ledger) deepest(q *Prompt, blocks int) (id blockID, known bool) {
 	whole, seen, unsure := 0, 0, false // bytes up to the deepest point whose blocks are there, or which is known to be gone
 	see := func(h prefixtree.Hash, bytes int, text bool) {
-		p := l.points.find(h)
+		p := l.find(h)
 		if p == nil {
 			return
 		}

@@ -218,11 +218,14 @@ func (l *Ledger) tear(t *trail) {
 // hit learns from where a request began to compute: of its prompt the engine had the blocks down to parent, and no more.
 func (l *Ledger) hit(t *trail, parent blockID) {
 	t.from = l.blocks.at(parent).depth()
-	at := t.deepest(&l.points)
+	at := len(t.places) - 1
+	for at >= 0 && l.find(t.places[at].hash) == nil {
+		at--
+	}
 	if at < 0 {
 		return
 	}
-	p := l.points.find(t.places[at].hash)
+	p := l.find(t.places[at].hash)
 	id, _ := l.left(p)
 	left := l.blocks.at(id).depth()
 	switch {
@@ -245,6 +248,7 @@ func (l *Ledger) hit(t *trail, parent blockID) {
 		// The texts part behind p, and this is where. More would be text that is not linked.
 		p.block, p.engine = parent, l.blocks.at(parent).hash
 		p.want = p.want&^wantMask | uint32(t.from) | isExact
+		l.cfg.Links.learn(p, l.size)
 	}
 }
 
@@ -293,15 +297,6 @@ func (l *Ledger) correct(id blockID, found int) {
 	}
 }
 
-func (t *trail) deepest(p *points) int {
-	for i := len(t.places) - 1; i >= 0; i-- {
-		if p.find(t.places[i].hash) != nil {
-			return i
-		}
-	}
-	return -1
-}
-
 // link places the points of a request in its chain of blocks. Between known places a byte is worth equally many tokens.
 func (l *Ledger) link(t *trail) {
 	if t.linked == 0 {
@@ -327,6 +322,9 @@ func (l *Ledger) link(t *trail) {
 			depth := int(a.depth + perByte*float64(pl.bytes-a.bytes))
 			n := point{hash: pl.hash, want: uint32(depth)}
 			if i > 0 && i == t.back {
+				n.want |= isExact
+			}
+			if shown, known := l.cfg.Links.find(pl.hash, l.size); known && int(shown.want&wantMask) == depth {
 				n.want |= isExact
 			}
 			if known := l.points.find(pl.hash); known != nil && (known.depth() <= t.from || known.is(isExact|isEnd)) {
@@ -355,7 +353,12 @@ func (l *Ledger) link(t *trail) {
 	if t.torn || l.blocks.at(t.tail).depth() < int(end) {
 		flags |= isTorn
 	}
-	l.points.put(point{hash: t.places[last].hash, want: uint32(min(int(end), maxDepth)) | flags})
+	own := point{hash: t.places[last].hash, want: uint32(min(int(end), maxDepth)) | flags}
+	if at := l.blocks.at(l.blocks.above(t.tail, own.depth())); own.is(isExact) && !own.is(isTorn) && at.depth() == own.depth() {
+		own.engine = at.hash
+		l.cfg.Links.learn(&own, l.size)
+	}
+	l.points.put(own)
 	l.answer(t)
 }
 
@@ -384,11 +387,13 @@ func (l *Ledger) tie(t *trail, end float64) {
 		}
 		if p := l.points.find(pl.hash); i > 0 && i == t.back {
 			depth = float64(t.from) + 0.5
-		} else if p != nil && p.is(isExact|isEnd) && !p.is(isTorn) {
+		} else if p != nil && p.is(isExact|isEnd) && !p.is(isTorn|isText) {
 			depth = float64(p.depth()) + 0.5
 			if n, known := p.answer(); p.is(isEnd) && known && n > 0 && l.answers >= seesAnswers {
 				answered = depth + float64(n)
 			}
+		} else if n, known := l.cfg.Links.find(pl.hash, l.size); known && !pl.text {
+			depth = float64(n.want&wantMask) + 0.5
 		}
 		if depth >= l.knots[len(l.knots)-1].depth && depth > 0 && depth <= end {
 			l.knots = append(l.knots, knot{i, pl.bytes, depth})
