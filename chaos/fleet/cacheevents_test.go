@@ -25,7 +25,11 @@ import (
 	"grapevine/node/config"
 )
 
-const blockTokens = 16
+const (
+	blockTokens = 16
+	// reading is the mean time between an answer and the next question. A placement reaches the other routers sooner.
+	reading = 50 * time.Millisecond
+)
 
 // talk is conversations of many turns and branches behind shared system prompts, over routers and engines in this process.
 type talk struct {
@@ -222,6 +226,7 @@ func (w *talk) run(seed uint64, clients, turns int) {
 			talk := []message{system}
 			var left [][]message // earlier conversations
 			for range turns {
+				time.Sleep(time.Duration(r.Int64N(int64(2 * reading)))) // not a wait for anything: people read
 				if r.IntN(4) == 0 || len(talk) > 14 {
 					left = append(left, talk)
 					if talk = []message{system}; len(left) > 2 && r.IntN(2) == 0 {
@@ -376,11 +381,11 @@ func TestCacheEvents(t *testing.T) {
 	}{
 		{"prediction", "off", 3, func(*engine.ServerConfig) {}, 1, 0},
 		{"one router", "auto", 1, func(*engine.ServerConfig) {}, 0.05, 0.95},
-		{"three routers", "auto", 3, func(*engine.ServerConfig) {}, 0.1, 0.85},
-		{"SGLang", "auto", 3, func(c *engine.ServerConfig) { c.MetricsStyle = engine.StyleSGLang }, 0.15, 0.6},
-		{"5 % lost", "auto", 3, func(c *engine.ServerConfig) { c.EventsLoss = 5 }, 0.15, 0.6},
+		{"three routers", "auto", 3, func(*engine.ServerConfig) {}, 0.05, 0.9},
+		{"SGLang", "auto", 3, func(c *engine.ServerConfig) { c.MetricsStyle = engine.StyleSGLang }, 0.05, 0.85},
+		{"5 % lost", "auto", 3, func(c *engine.ServerConfig) { c.EventsLoss = 5 }, 0.05, 0.85},
 		{"20 % lost, no replay", "auto", 3, func(c *engine.ServerConfig) { c.EventsLoss, c.EventsReplay = 20, "" }, 1, 0},
-		{"restarts", "auto", 3, func(c *engine.ServerConfig) { c.EventsRestart = 1500 }, 0.15, 0.6},
+		{"restarts", "auto", 3, func(c *engine.ServerConfig) { c.EventsRestart = 1500 }, 0.08, 0.8},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newTalk(t, 4, c.nodes, c.change, c.follow)

@@ -3,6 +3,7 @@
 package streams
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,8 +27,10 @@ import (
 )
 
 const (
-	// Followers is the number of nodes that follow an engine: two, so that one may stop.
-	Followers = 2
+	// An engine is followed by as many nodes as give each node streamsOfNode streams, but by two at least, so that one may stop, and
+	// by eight at most, since each costs the engine up to 110 kB/s.
+	leastFollowers, mostFollowers = 2, 8
+	streamsOfNode                 = 16 // about 3 % of a core at 50 batches/s each
 	// askEvery is how often an engine is asked for its stream.
 	askEvery = 15 * time.Second
 	// turn is how often evictions are passed on. With gossip's delay all nodes avoid what is gone within a second.
@@ -201,19 +204,27 @@ func (s *Streams) arrange(ctx context.Context, running *sync.WaitGroup) {
 		return
 	}
 	s.roster, s.nodes, s.seen = roster, nodes, s.asked
-	blocks, listed := 0, make(map[uint32]bool, len(roster.List))
-	var table []*stream
-	kept := make(map[*following]bool)
+	listed := make(map[uint32]bool, len(roster.List))
+	var published []*backends.Engine
+	last := 0
 	for _, e := range roster.List {
 		listed[e.Key] = true
-		f := s.found[e.Key]
-		if f.url != e.URL || f.why != "" {
-			continue
+		if f := s.found[e.Key]; f.url == e.URL && f.why == "" {
+			published = append(published, e)
+			last = max(last, int(e.ID))
 		}
-		for int(e.ID) >= len(table) {
-			table = append(table, nil)
-		}
-		st := s.next(ctx, running, e, f.source, &blocks)
+	}
+	assigned, rank := make(map[uint32][]string, len(published)), make(map[uint32]uint, len(published))
+	n := followers(len(published), len(nodes))
+	for _, e := range published {
+		assigned[e.Key] = health.Assigned(e.Key, nodes, n)
+		rank[e.Key] = uint(slices.Index(assigned[e.Key], s.cfg.Self)) // the largest number if this node is none of them
+	}
+	// The engines of which this node is one of the first followers come first, in case it cannot hold the blocks of all.
+	slices.SortStableFunc(published, func(x, y *backends.Engine) int { return cmp.Compare(rank[x.Key], rank[y.Key]) })
+	blocks, table, kept := 0, make([]*stream, last+1), make(map[*following]bool)
+	for _, e := range published {
+		st := s.next(ctx, running, e, s.found[e.Key].source, assigned[e.Key], &blocks)
 		table[e.ID] = st
 		kept[st.own] = true
 	}
@@ -233,11 +244,14 @@ func (s *Streams) arrange(ctx context.Context, running *sync.WaitGroup) {
 	}
 }
 
+// followers returns how many nodes follow each of so many engines.
+func followers(engines, nodes int) int {
+	return min(max(streamsOfNode*nodes/max(engines, 1), leastFollowers), mostFollowers)
+}
+
 // next keeps the ledger of an engine of which nothing changed but its followers.
-func (s *Streams) next(ctx context.Context, running *sync.WaitGroup, e *backends.Engine, source events.Source, blocks *int) *stream {
-	st := &stream{
-		id: e.ID, url: e.URL, generation: e.Generation, source: source, followers: health.Assigned(e.Key, s.nodes, Followers),
-	}
+func (s *Streams) next(ctx context.Context, running *sync.WaitGroup, e *backends.Engine, source events.Source, followers []string, blocks *int) *stream {
+	st := &stream{id: e.ID, url: e.URL, generation: e.Generation, source: source, followers: followers}
 	if !slices.Contains(st.followers, s.cfg.Self) {
 		return st
 	}

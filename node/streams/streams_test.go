@@ -270,10 +270,24 @@ func TestFollowing(t *testing.T) {
 	}
 }
 
-func TestOnlyTwoNodesFollow(t *testing.T) {
+func TestFollowers(t *testing.T) {
+	for _, c := range []struct{ engines, nodes, want int }{
+		{1, 1, mostFollowers}, // more than there are: all nodes
+		{4, 3, mostFollowers},
+		{16, 3, 3},
+		{64, 16, 4},
+		{2000, 64, leastFollowers},
+	} {
+		if n := followers(c.engines, c.nodes); n != c.want {
+			t.Errorf("%d followers of each of %d engines in a fleet of %d, want %d", n, c.engines, c.nodes, c.want)
+		}
+	}
+}
+
+func TestOnlySomeNodesFollow(t *testing.T) {
 	f := newFake(t)
 	var other []string // ranked before self
-	for i := 0; len(other) < Followers; i++ {
+	for i := 0; len(other) < mostFollowers; i++ {
 		name := fmt.Sprint("peer", i)
 		if health.Assigned(prefixtree.BackendKey("engine"), []string{name, "self"}, 1)[0] == name {
 			other = append(other, name)
@@ -281,9 +295,9 @@ func TestOnlyTwoNodesFollow(t *testing.T) {
 	}
 	s := newFleet(t, f, nil)
 	s.setPeers(other...)
-	eventually(t, "two other followers", func() bool {
+	eventually(t, "other followers", func() bool {
 		st := s.status()
-		return st.Known == Reported && len(st.Followers) == Followers && !st.Following
+		return st.Known == Reported && len(st.Followers) == mostFollowers && !st.Following
 	})
 	if _, _, where := s.Stamp(nil, s.engine().ID, testPrompt(1, 2)); where != events.InHeader {
 		t.Error("the request of a node that does not follow the engine has no stamp")
@@ -291,8 +305,8 @@ func TestOnlyTwoNodesFollow(t *testing.T) {
 	if h := s.Held(s.engine().ID, testPrompt(1, 2), 2); h.Known {
 		t.Errorf("%+v is known without the stream", h)
 	}
-	s.setPeers(other[0])
-	eventually(t, "this node as the second follower", func() bool { return s.status().Following })
+	s.setPeers(other[:mostFollowers-1]...)
+	eventually(t, "this node as the last follower", func() bool { return s.status().Following })
 	s.setPeers(other...)
 	eventually(t, "the end of the stream", func() bool { return !s.status().Following })
 }
