@@ -303,6 +303,21 @@ func BenchmarkBatch(b *testing.B) {
 	}
 }
 
+// An answer may arrive before the events of its request.
+func TestAnswerBeforeItsEvents(t *testing.T) {
+	l, q := newLedger(t, 100), prompt(7)
+	l.Batch([]events.Event{stored(l.send(1, prompt(8)), 0, 1, 2, 3)}) // so that the block size is known
+	session := l.send(2, q)
+	l.Ended(2, 50, 0, 1)
+	wantHeld(t, l, q, Held{})
+	l.Batch([]events.Event{stored(session, 0, 11, 12, 13)})
+	wantHeld(t, l, q, Held{Known: true, Tokens: 48})
+	session = l.send(3, prompt(9))
+	l.Ended(3, 80, 48, 1)
+	l.Batch([]events.Event{stored(session, 0, 21, 22)}) // is not what the engine reported: one is lost
+	wantHeld(t, l, prompt(9), Held{})
+}
+
 // What is gone must be known to be gone as long as the tree believes in it.
 func TestGoneUntilTheTreeBelievesIt(t *testing.T) {
 	l := newLedger(t, 100)
