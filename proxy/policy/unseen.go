@@ -37,7 +37,7 @@ func (s *Scene) await() {
 	uncommon := s.uncommon()
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		c.wait = c.Queued/c.Rate + c.Overdue
+		c.wait = max(c.Queued/c.Rate+c.Overdue, s.reportedWait(c))
 		c.start = c.wait + crowding*s.traffic.mean*float64(c.Active)/c.weight
 		c.place = c.start + uncommon/c.Rate
 	}
