@@ -59,6 +59,7 @@ func normalCommand(c Command) Command {
 		list := slices.Clone(c.Backends)
 		for i := range list {
 			list[i].URL, _ = NormalURL(list[i].URL)
+			list[i].Labels = inOrder(list[i].Labels)
 		}
 		return AddBackends{list}
 	case UpdateBackend:
@@ -66,9 +67,18 @@ func normalCommand(c Command) Command {
 			u, _ := NormalURL(*c.URL)
 			c.URL = &u
 		}
+		if c.Labels != nil {
+			c.Labels = new(inOrder(*c.Labels))
+		}
 		return c
 	}
 	return c
+}
+
+func inOrder(labels []string) []string {
+	labels = slices.Clone(labels)
+	slices.Sort(labels)
+	return labels
 }
 
 // Read returns a state at least as new as every earlier Apply on any node. Errors are those of

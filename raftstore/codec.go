@@ -27,11 +27,14 @@ var errShort = errors.New("cut short")
 
 const (
 	firstFormat  = 1
-	newestFormat = 2 // roles
+	newestFormat = 3 // labels, rules with targets
+
+	// silentFormat is the newest that programs knew which do not say what they know.
+	silentFormat = 2
 )
 
 // grown has, for each struct with the tag since, the format that began each field.
-var grown = formatsOf(reflect.TypeFor[Backend](), reflect.TypeFor[UpdateBackend]())
+var grown = formatsOf(reflect.TypeFor[Backend](), reflect.TypeFor[UpdateBackend](), reflect.TypeFor[Rules](), reflect.TypeFor[SetRules]())
 
 func formatsOf(structs ...reflect.Type) map[reflect.Type][]uint8 {
 	formats := make(map[reflect.Type][]uint8)

@@ -30,6 +30,8 @@ func commands() []Command {
 		},
 		AddBackends{[]Backend{{Name: "p", URL: "http://p.test", Role: Prefill, BootstrapPort: 8998}}},
 		UpdateBackend{Name: "a", Role: ptr(Both), BootstrapPort: ptr(uint16(0))},
+		AddBackends{[]Backend{{Name: "l", URL: "http://l.test", Labels: []string{"version=2", "zone=a"}}}},
+		UpdateBackend{Name: "a", Labels: ptr([]string{"zone=b"})},
 		SetBackendState{Names: []string{"a", "b"}, Action: MarkDown, Reason: "3 of 3 probes failed"},
 		SetBackendState{Names: []string{"a", "b"}, Action: MarkUp, Reason: "they answer", By: ByHealth, IfVersions: []uint64{1 << 60, 0}},
 		SetBackendState{Names: []string{"a"}, Action: Drain, By: BySource},
@@ -37,6 +39,7 @@ func commands() []Command {
 		RemoveBackends{[]string{"a"}},
 		SetRules{Text: "rules:\n- a\n", IfVersion: ptr(uint64(0))},
 		SetRules{},
+		SetRules{Text: "rules:\n- a\n", Targets: true},
 		SetHot{[]HotChange{{Anchor: 1 << 63, Depth: 8192, R: 4, Expires: 1 << 41}, {Anchor: 2, Remove: true}}},
 		SetSwitches{Switches{Hot: true}},
 		SetConstants{Constants{KeyID: 1 << 31, BlockBytes: 512, Cluster: "prod"}},
@@ -102,9 +105,44 @@ func TestBytesFromBeforeRoles(t *testing.T) {
 	}
 	m.run(100, AddBackends{[]Backend{{Name: "p", URL: "http://p.test", Role: Prefill}}})
 	raw := m.snapshot()
-	if again, err := restoreMachine(raw); err != nil || raw[len(snapshotMagic)] != newestFormat || again.backends[1].Role != Prefill {
+	if again, err := restoreMachine(raw); err != nil || raw[len(snapshotMagic)] != 2 || again.backends[1].Role != Prefill {
 		t.Errorf("with a role: format %d, %v", raw[len(snapshotMagic)], err)
 	}
+}
+
+// Labels and rules with targets make a format that older programs refuse instead of misreading them; without them the older ones
+// can follow again.
+func TestFormatOfTargets(t *testing.T) {
+	m := newMachine()
+	index := uint64(0)
+	run := func(c Command, want, snapshot byte) {
+		t.Helper()
+		index++
+		raw := entry{command: c}.encode()
+		e, err := decodeEntry(raw)
+		if err != nil || raw[0] != want {
+			t.Fatalf("%+v has format %d, want %d: %v", c, raw[0], want, err)
+		}
+		if o := m.apply(index, e); o.Refuse != nil {
+			t.Fatal(o.Refuse)
+		}
+		text := m.snapshot()
+		again, err := restoreMachine(text)
+		if err != nil || text[len(snapshotMagic)] != snapshot {
+			t.Fatalf("after %+v the snapshot has format %d, want %d: %v", c, text[len(snapshotMagic)], snapshot, err)
+		}
+		if !reflect.DeepEqual(again.state(), m.state()) {
+			t.Errorf("after %+v the snapshot restores %+v, want %+v", c, again.state(), m.state())
+		}
+		m.outcomes, m.order = make(map[requestID]outcome), nil // the entries have no ids
+	}
+	run(add("a"), 1, 1)
+	run(UpdateBackend{Name: "a", Labels: ptr([]string{"version=2", "zone=a"})}, 3, 3)
+	run(UpdateBackend{Name: "a", Weight: ptr(2.0)}, 1, 3)
+	run(SetRules{Text: "rules: [{pool: [zone=a]}]", Targets: true}, 3, 3)
+	run(UpdateBackend{Name: "a", Labels: ptr([]string(nil))}, 3, 3)
+	run(SetRules{Text: "rules: [{strategy: random}]"}, 1, 1)
+	run(AddBackends{[]Backend{{Name: "l", URL: "http://l.test", Labels: []string{"zone=a"}}}}, 3, 3)
 }
 
 func FuzzCommand(f *testing.F) {

@@ -16,6 +16,8 @@ const (
 	MaxURLBytes      = 512
 	MaxReasonBytes   = 256
 	MaxModels        = 64 // per backend
+	MaxLabels        = 16 // per backend
+	MaxLabelBytes    = 128
 	MaxRulesBytes    = 256 << 10
 	MaxHot           = 1024
 	MaxCommandBytes  = 4 << 20
@@ -49,7 +51,8 @@ type UpdateBackend struct {
 	KVTokens  *int64
 	Role      *Role `since:"2"`
 	// BootstrapPort of a backend of role both is ErrInvalid.
-	BootstrapPort *uint16 `since:"2"`
+	BootstrapPort *uint16   `since:"2"`
+	Labels        *[]string `since:"3"`
 	Source        *Source
 }
 
@@ -90,6 +93,7 @@ type SetRules struct {
 	Text string
 	// Another version than *IfVersion is ErrConflict.
 	IfVersion *uint64
+	Targets   bool `since:"3"` // see Rules
 }
 
 type HotChange struct {

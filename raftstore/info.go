@@ -19,13 +19,14 @@ type info struct {
 	LastIndex uint64    `json:"last_index"`
 	Leader    string    `json:"leader,omitempty"`
 	Failed    string    `json:"failed,omitempty"`
+	Format    uint8     `json:"format,omitempty"` // the newest that the program knows; 0: silentFormat
 }
 
 func (s *Store) info() info {
 	inst := s.current()
 	s.mu.Lock()
 	i := info{
-		identity: s.ident, Addr: s.addr, Founders: s.cfg.Founders, Server: s.cfg.Server,
+		identity: s.ident, Addr: s.addr, Founders: s.cfg.Founders, Server: s.cfg.Server, Format: newestFormat,
 		Constants: s.cfg.Constants, Failed: cmp.Or(s.problem.disk, s.problem.halted),
 	}
 	s.mu.Unlock()

@@ -1,6 +1,7 @@
 package raftstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -22,7 +23,9 @@ type serverHealth struct {
 	heard   time.Time // last answer, or start of this leadership
 	index   uint64
 	vote    bool
-	left    bool // according to gossip
+	left    bool  // according to gossip
+	format  uint8 // the newest that its program knows; 0: not known
+	name    string
 }
 
 func (s *Store) lead(ctx context.Context, inst *raftInstance) {
@@ -127,7 +130,8 @@ func (s *Store) examine(inst *raftInstance, servers []raft.Server, answers []ans
 			if a.info.Failed == "" {
 				h.heard = now
 			}
-			h.index, h.vote = a.info.LastIndex, a.info.Server
+			h.index, h.vote, h.name = a.info.LastIndex, a.info.Server, cmp.Or(a.Name, a.Addr)
+			h.format = cmp.Or(a.info.Format, silentFormat)
 			healthy = a.info.Group == group && a.info.Failed == "" && a.info.LastIndex+nearIndex >= last
 			// Gossip is wrong: the node answers.
 			h.left = false
@@ -140,6 +144,19 @@ func (s *Store) examine(inst *raftInstance, servers []raft.Server, answers []ans
 		}
 	}
 	s.health = health
+}
+
+// olderThan names a healthy server whose program does not know a format; "": none.
+func (s *Store) olderThan(format uint8) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	oldest := ""
+	for id, h := range s.health {
+		if id != s.id && h.healthy && h.format != 0 && h.format < format {
+			oldest = max(oldest, h.name)
+		}
+	}
+	return oldest
 }
 
 // moveServers corrects one server's address, or removes a server whose address another node has.

@@ -126,6 +126,10 @@ func (s *Store) propose(inst *raftInstance, raw []byte, wait time.Duration) answ
 	if err != nil {
 		return answer{answerDone, encode(nil, outcome{Refuse: refuse(refusedInvalid, "%v", err)})}
 	}
+	if older := s.olderThan(raw[0]); older != "" {
+		return answer{answerDone, encode(nil, outcome{Refuse: refuse(refusedConflict,
+			"node %s runs an older release, which cannot read this change: upgrade it first", older)})}
+	}
 	f := inst.raft.Apply(raw, wait)
 	if err := f.Error(); err != nil {
 		return afterRaft(err)

@@ -121,7 +121,7 @@ func (m *machine) addBackends(index uint64, at int64, c AddBackends) (bool, *ref
 	for _, b := range c.Backends {
 		m.backends = append(m.backends, Backend{
 			Name: b.Name, URL: b.URL, Models: b.Models, Weight: cmp.Or(b.Weight, 1), KVTokens: b.KVTokens, Role: b.Role, BootstrapPort: b.BootstrapPort,
-			Source: b.Source, Generation: m.retired + 1, Since: at, Version: index,
+			Labels: b.Labels, Source: b.Source, Generation: m.retired + 1, Since: at, Version: index,
 		})
 		m.urls[b.URL] = b.Name
 	}
@@ -150,6 +150,7 @@ func (m *machine) updateBackend(index uint64, c UpdateBackend) (bool, *refusal) 
 	set(&b.KVTokens, c.KVTokens)
 	set(&b.Role, c.Role)
 	set(&b.BootstrapPort, c.BootstrapPort)
+	set(&b.Labels, c.Labels)
 	set(&b.Source, c.Source)
 	set(&b.Models, c.Models)
 	if refused := b.misfit(); refused != nil {
@@ -181,7 +182,7 @@ func set[T any](field, value *T) {
 func sameBackend(a, b Backend) bool {
 	return a.URL == b.URL && a.Weight == b.Weight &&
 		a.KVTokens == b.KVTokens && a.Role == b.Role && a.BootstrapPort == b.BootstrapPort && a.Source == b.Source &&
-		slices.Equal(a.Models, b.Models)
+		slices.Equal(a.Models, b.Models) && slices.Equal(a.Labels, b.Labels)
 }
 
 func (m *machine) setBackendState(index uint64, at int64, c SetBackendState) (bool, *refusal) {
@@ -295,10 +296,10 @@ func (m *machine) setRules(index uint64, c SetRules) (bool, *refusal) {
 	if c.IfVersion != nil && *c.IfVersion != m.rules.Version {
 		return false, refuse(refusedConflict, "the rules have version %d, not %d", m.rules.Version, *c.IfVersion)
 	}
-	if m.rules.Version != 0 && m.rules.Text == c.Text {
+	if m.rules.Version != 0 && m.rules.Text == c.Text && m.rules.Targets == c.Targets {
 		return false, nil
 	}
-	m.rules = Rules{Text: c.Text, Version: index}
+	m.rules = Rules{Text: c.Text, Version: index, Targets: c.Targets}
 	return true, nil
 }
 
@@ -352,7 +353,7 @@ func mismatch(fleet, node Constants) error {
 	return fmt.Errorf("the constants differ: the fleet has %v, this node has %v", fleet, node)
 }
 
-// state shares only model lists, which never change.
+// state shares only lists of models and labels, which never change.
 func (m *machine) state() *State {
 	return &State{
 		Version: m.version, Constants: m.constants, Backends: slices.Clone(m.backends), Rules: m.rules,

@@ -524,3 +524,24 @@ func TestValidate(t *testing.T) {
 		}
 	}
 }
+
+func TestLabels(t *testing.T) {
+	for text, want := range map[string]string{
+		"zone": "is not NAME=VALUE", "=a": "is not NAME=VALUE", "zone=": "is not NAME=VALUE", "zone=a=b": "is not NAME=VALUE",
+		"zone=a b": "visible ASCII", "zone=a,b": "without commas", "zone=a|b": "separates labels", "zone=a zone=b": "zone is given twice",
+		"zone=" + strings.Repeat("x", MaxLabelBytes):    "bytes, at most 128",
+		strings.Repeat("zone=a ", MaxLabels) + "tier=b": "17 given, at most 16",
+	} {
+		labels := strings.Split(text, " ")
+		if text == "zone=a b" {
+			labels = []string{text}
+		}
+		if err := (UpdateBackend{Name: "n", Labels: &labels}).validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+	got := normalCommand(UpdateBackend{Name: "n", Labels: ptr([]string{"zone=a", "tier=spot"})}).(UpdateBackend)
+	if err := got.validate(); err != nil || !slices.Equal(*got.Labels, []string{"tier=spot", "zone=a"}) {
+		t.Errorf("labels become %v, %v", *got.Labels, err)
+	}
+}

@@ -238,3 +238,39 @@ func TestUnwillingAreForgotten(t *testing.T) {
 		t.Errorf("%v", s.unwilling)
 	}
 }
+
+// A follower that could not read a change would stop its machine.
+func TestNothingThatAnOlderServerCannotRead(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 3, nil).start()
+		leader := f.leader().store.Load()
+		apply(t, leader, add("a"))
+		label := UpdateBackend{Name: "a", Labels: ptr([]string{"zone=a"})}
+		var err error
+		until(t, "a refusal that names the older server", func() bool {
+			leader.mu.Lock()
+			for id, h := range leader.health {
+				if id != leader.id {
+					h.format, h.name = silentFormat, "old-node" // until it is asked again
+				}
+			}
+			leader.mu.Unlock()
+			_, err = f.running()[0].Apply(t.Context(), label)
+			return err != nil
+		})
+		if !errors.Is(err, ErrConflict) || !strings.Contains(err.Error(), "old-node runs an older release") {
+			t.Fatal(err)
+		}
+		until(t, "the servers' own answers", func() bool {
+			leader.mu.Lock()
+			defer leader.mu.Unlock()
+			for _, h := range leader.health {
+				if h.format != 0 && h.format != newestFormat {
+					return false
+				}
+			}
+			return true
+		})
+		apply(t, leader, label)
+	})
+}

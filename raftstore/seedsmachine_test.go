@@ -88,10 +88,10 @@ func (m *naive) execute(index uint64, e entry) (changed bool, err error) {
 		switch {
 		case c.IfVersion != nil && *c.IfVersion != m.rules.Version:
 			return false, ErrConflict
-		case m.rules.Version > 0 && m.rules.Text == c.Text:
+		case m.rules.Version > 0 && m.rules.Text == c.Text && m.rules.Targets == c.Targets:
 			return false, nil
 		}
-		m.rules = Rules{c.Text, index}
+		m.rules = Rules{c.Text, index, c.Targets}
 		return true, nil
 	case SetHot:
 		return m.heat(e.at, c), nil
@@ -318,7 +318,7 @@ func anyCommand(r *rand.Rand, st *State, kind int) Command {
 	case 4:
 		return RemoveBackends{names()}
 	case 5:
-		return SetRules{Text: name(), IfVersion: version(st.Rules.Version)}
+		return SetRules{Text: name(), IfVersion: version(st.Rules.Version), Targets: r.IntN(2) == 0}
 	case 6:
 		var c SetHot
 		for a := range uint64(1 + r.IntN(3)) {

@@ -41,7 +41,9 @@ type Backend struct {
 	// BootstrapPort, if not 0, makes a prefill or decode engine SGLang's: the port at which decode
 	// engines ask a prefill engine for its KV cache.
 	BootstrapPort uint16 `json:"bootstrap_port,omitempty" since:"2"`
-	Source        Source `json:"-"`
+	// Labels are NAME=VALUE, sorted, a name once.
+	Labels []string `json:"labels,omitempty" since:"3"`
+	Source Source   `json:"-"`
 
 	// Generation separates KV caches: it grows with each restart and new URL, and a removed name
 	// returns with a higher one.
@@ -127,6 +129,8 @@ func nameOf[T ~uint8](v T, names ...string) string {
 type Rules struct {
 	Text    string // YAML
 	Version uint64 // raft index of the last change
+	// Targets: the text has more than strategies, and programs that know only these must not read it.
+	Targets bool `since:"3"`
 }
 
 // HotPrefix is a prefix that R backends hold on purpose.

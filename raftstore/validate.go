@@ -39,7 +39,7 @@ func (c AddBackends) validate() error {
 
 // Check says what AddBackends would refuse about a backend alone.
 func (b Backend) Check() error {
-	c := UpdateBackend{Name: b.Name, URL: &b.URL, Models: &b.Models, KVTokens: &b.KVTokens, Role: &b.Role, Source: &b.Source}
+	c := UpdateBackend{Name: b.Name, URL: &b.URL, Models: &b.Models, KVTokens: &b.KVTokens, Role: &b.Role, Labels: &b.Labels, Source: &b.Source}
 	if b.Weight != 0 {
 		c.Weight = &b.Weight
 	}
@@ -54,6 +54,7 @@ func (c UpdateBackend) validate() error {
 		in("weight of "+c.Name, given(c.Weight, checkWeight)),
 		in("kv_tokens of "+c.Name, given(c.KVTokens, checkTokens)),
 		in("role of "+c.Name, given(c.Role, checkRole)),
+		in("labels of "+c.Name, given(c.Labels, CheckLabels)),
 		given(c.Source, checkSource),
 	)
 }
@@ -237,6 +238,32 @@ func checkModels(models []string) error {
 		if err := checkText(m, MaxNameBytes); err != nil {
 			return fmt.Errorf("[%d]: %w", i, err)
 		}
+	}
+	return nil
+}
+
+// CheckLabels returns the first mistake in NAME=VALUE labels.
+func CheckLabels(labels []string) error {
+	if len(labels) > MaxLabels {
+		return fmt.Errorf("%d given, at most %d are allowed", len(labels), MaxLabels)
+	}
+	seen := make(map[string]bool, len(labels))
+	for _, l := range labels {
+		name, value, _ := strings.Cut(l, "=")
+		switch {
+		case name == "" || value == "" || strings.Contains(value, "="):
+			return fmt.Errorf("%q is not NAME=VALUE", l)
+		case strings.Contains(l, "|"):
+			return fmt.Errorf("%q holds a |, which separates labels", l)
+		case len(l) > MaxLabelBytes:
+			return fmt.Errorf("%.20q... has %d bytes, at most %d are allowed", l, len(l), MaxLabelBytes)
+		case seen[name]:
+			return fmt.Errorf("%s is given twice", name)
+		}
+		if err := checkName(l); err != nil {
+			return err
+		}
+		seen[name] = true
 	}
 	return nil
 }
