@@ -35,31 +35,46 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 
 func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) (int, error) {
 	t := r.table.Load()
-	strategy := t.rules.strategy(q)
+	route := t.routeOf(q)
+	strategy := route.strategy
 	if q.Strategy != "" {
 		if strategy = r.strategies[q.Strategy]; strategy == nil {
 			return 0, fmt.Errorf("%w: %q: use one of %v", ErrUnknownStrategy, q.Strategy, r.Strategies())
 		}
 	}
-	p := t.pool(q.Model)
-	if p == nil {
-		return 0, ErrUnknownModel
-	}
 	if q.Stored {
+		p := t.pool(q.Model)
+		if p == nil {
+			return 0, ErrUnknownModel
+		}
 		r.open(s, q, p, now)
 		if !s.stageStored(t) {
 			return 0, ErrHolderGone
 		}
 		s.assign()
 		d.fill(s, 0, Stored, strategy, false)
+		d.Rule = route.label
 		return 0, nil
 	}
-	if p.parts != nil {
-		if p = p.parts.of(q.Need); len(p.entries) == 0 {
-			return 0, ErrNoRole
-		}
+	p, fallback, err := t.poolFor(route, q, now)
+	if err != nil {
+		return 0, err
 	}
-	return r.decideIn(s, q, p, strategy, now, d)
+	s.zone = r.zone
+	chosen, err := r.decideIn(s, q, p, strategy, now, d)
+	if d.Rule = route.label; fallback {
+		d.Pool, d.Fallback = route.Fallback, true
+	} else {
+		d.Pool = route.Pool
+	}
+	return chosen, err
+}
+
+func (t *table) routeOf(q *Request) *Route {
+	if q.Route != nil {
+		return q.Route
+	}
+	return t.rules.route(q)
 }
 
 func (r *Router) decideIn(s *Scene, q *Request, p *pool, strategy *named, now prefixtree.Time, d *Decision) (int, error) {
@@ -94,7 +109,7 @@ func (r *Router) PromptTokens(q *Request) int {
 
 func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 	s.Request, s.pool, s.Now, s.truth = q, p, now, r.cfg.Truth
-	s.slotTime = r.adapterTime.mean()
+	s.slotTime, s.zoneCost = r.adapterTime.mean(), r.zoneCost
 	f := r.fleet.Load()
 	s.Nodes, s.Staleness = f.nodes, min(f.staleness, maxStaleness)
 	if s.Nodes > 1 && r.peers.heard.Load() == 0 {

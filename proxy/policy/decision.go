@@ -15,6 +15,9 @@ type Decision struct {
 	Generation      uint32             `json:"generation"`
 	Name            string             `json:"name"`
 	Strategy        string             `json:"strategy"`
+	Rule            string             `json:"rule"`     // name of the rule that the request follows; "": none, or one without a name
+	Pool            string             `json:"pool"`     // labels of the backends that it names; "": all that serve the model
+	Fallback        bool               `json:"fallback"` // Pool is the rule's fallback
 	Rung            Rung               `json:"rung"`
 	PromptTokens    int                `json:"prompt_tokens"`    // estimated
 	MatchedBlocks   int                `json:"matched_blocks"`   // leading blocks with a known placement
@@ -54,8 +57,10 @@ type Considered struct {
 	Age           time.Duration      `json:"age_ns"`
 	Cost          float64            `json:"cost"` // in the strategy's unit
 	// The parts of Cost in seconds, if prefix chose: until the engine begins, with the price of its
-	// active requests; to compute what its cache lacks; and what that costs others.
+	// active requests; the price of the way to another zone; to compute what its cache lacks; and what
+	// that costs others.
 	Wait    float64 `json:"wait_s"`
+	Zone    float64 `json:"zone_s"`
 	Compute float64 `json:"compute_s"`
 	Later   float64 `json:"later_s"`
 }
@@ -109,6 +114,6 @@ func (s *Scene) considered(i int) Considered {
 	return Considered{
 		Backend: c.Backend, Name: s.pool.name(c.Backend), MatchedBlocks: int(c.HeldBlocks), HeldTokens: c.Held, Exact: c.exact,
 		QueuedTokens: c.Queued, Active: c.Active, Rate: c.Rate, Age: time.Duration(c.Age) * time.Millisecond,
-		Cost: cost, Wait: c.start, Compute: c.compute, Later: c.later,
+		Cost: cost, Wait: c.start - c.way, Zone: c.way, Compute: c.compute, Later: c.later,
 	}
 }

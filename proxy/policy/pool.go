@@ -13,13 +13,20 @@ import (
 )
 
 type table struct {
-	view    *View
-	slots   []*slot
-	rules   ruleSet
-	pools   []*pool
+	view  *View
+	slots []*slot
+	zones []int32 // of the view's backends; see zoneOf
+	rules ruleSet
+	pools []*pool
+	roles bool // a backend has a role
+	set
+	chosen map[string]*set // by the labels that rules name
+}
+
+// set is the pools of all backends, or of those with some labels.
+type set struct {
 	byModel map[string]*pool
 	general *pool // backends that serve any model; may be nil
-	roles   bool  // a backend has a role
 	all     *pool
 }
 
@@ -27,6 +34,7 @@ type table struct {
 type pool struct {
 	key     uint64 // the same on all nodes
 	model   string // "": requests without a model; "*": models that no backend lists
+	labels  string // of all its backends, as a rule names them; "": any
 	named   bool   // stands for the model; else it is the prefill part of such a pool
 	view    *View
 	entries []entry
@@ -64,6 +72,7 @@ type entry struct {
 	role   Role
 	paired bool
 	at     int32 // position in the pool; -1: none
+	zone   int32 // see zoneOf
 }
 
 func (p *pool) name(b prefixtree.Backend) string {
@@ -85,14 +94,14 @@ func (t *table) slot(b prefixtree.Backend) *slot {
 	return t.slots[t.view.byID[b]]
 }
 
-func (t *table) pool(model []byte) *pool {
+func (s *set) pool(model []byte) *pool {
 	if len(model) == 0 {
-		return t.all
+		return s.all
 	}
-	if p := t.byModel[string(model)]; p != nil {
+	if p := s.byModel[string(model)]; p != nil {
 		return p
 	}
-	return t.general
+	return s.general
 }
 
 // Roles reports whether a backend of the view has another role than Both.
@@ -105,20 +114,13 @@ func (r *Router) View() *View { return r.table.Load().view }
 func (r *Router) SetView(v *View) {
 	r.viewMu.Lock()
 	defer r.viewMu.Unlock()
-	t := &table{view: v, byModel: make(map[string]*pool, len(v.byModel)), rules: ruleSet{fallback: r.fallback}}
-	t.slots = make([]*slot, len(v.Backends))
+	t := &table{view: v, slots: make([]*slot, len(v.Backends)), rules: r.newRuleSet(v.Rules), chosen: make(map[string]*set)}
+	t.zones = r.zonesOf(v)
 	for i := range v.Backends {
 		b := &v.Backends[i]
 		t.slots[i] = r.ledger.slot(b.ID, b.Generation)
 		r.begins(t.slots[i], b.Since)
 		t.roles = t.roles || b.Role != Both
-	}
-	for _, rule := range v.Rules {
-		model, isPrefix := strings.CutSuffix(rule.Model, "*")
-		t.rules.rules = append(t.rules.rules, resolvedRule{
-			model: []byte(model), modelPrefix: isPrefix, pathPrefix: []byte(rule.PathPrefix),
-			header: rule.Header, value: []byte(rule.HeaderValue), strategy: r.strategies[rule.Strategy],
-		})
 	}
 	known := map[uint64]*history{}
 	if old := r.table.Load(); old != nil {
@@ -126,17 +128,13 @@ func (r *Router) SetView(v *View) {
 			known[p.key] = p.history
 		}
 	}
-	t.all = t.newPool("", poolAll, v.all, known)
-	if len(v.general) > 0 {
-		t.general = t.newPool("*", poolGeneral, v.general, known)
-	}
-	for m, at := range v.byModel {
-		p := t.newPool(m, max(xxh3.HashString(m), poolGeneral+1), at, known)
-		for _, i := range at {
-			_, found := slices.BinarySearch(v.Backends[i].Adapters, m)
-			p.adapter = p.adapter || found
+	t.set = t.newSet("", known)
+	for _, rule := range v.Rules {
+		for _, labels := range []string{rule.Pool, rule.Fallback} {
+			if labels != "" && labels != AnyBackend && t.chosen[labels] == nil {
+				t.chosen[labels] = new(t.newSet(labels, known))
+			}
 		}
-		t.byModel[m] = p
 	}
 	slices.SortFunc(t.pools, func(a, b *pool) int { return cmp.Compare(a.key, b.key) })
 	for _, p := range t.pools {
@@ -148,20 +146,150 @@ func (r *Router) SetView(v *View) {
 // entry returns one that is in no pool.
 func (t *table) entry(at int32) entry {
 	b := &t.view.Backends[at]
-	return entry{slot: t.slots[at], key: keyOf(b), weight: b.Weight, kv: b.KVTokens, id: b.ID, role: b.Role, paired: b.Paired, at: -1}
+	return entry{slot: t.slots[at], key: keyOf(b), weight: b.Weight, kv: b.KVTokens, id: b.ID, role: b.Role, paired: b.Paired, at: -1, zone: t.zones[at]}
 }
 
-func (t *table) newPool(model string, key uint64, positions []int32, known map[uint64]*history) *pool {
+// newSet makes the pools of the backends that have all the labels, and adds them to t.pools.
+func (t *table) newSet(labels string, known map[uint64]*history) (s set) {
+	v := t.view
+	add := func(model string, key uint64, positions []int32) *pool {
+		p := t.newPool(model, key, labels, v.having(labels, positions), known)
+		if t.pools = append(t.pools, p); p.parts != nil {
+			t.pools = append(t.pools, p.parts.prefill[0], p.parts.prefill[1])
+		}
+		if labels != "" {
+			p.share(t.named(model).texts) // where prompts are computed does not change what they are like
+		}
+		return p
+	}
+	s.all = add("", poolAll, v.all)
+	if len(v.general) > 0 {
+		s.general = add("*", poolGeneral, v.general)
+	}
+	s.byModel = make(map[string]*pool, len(v.byModel))
+	for m, at := range v.byModel {
+		p := add(m, modelKey(m), at)
+		for _, i := range at {
+			_, found := slices.BinarySearch(v.Backends[i].Adapters, m)
+			p.adapter = p.adapter || found
+		}
+		s.byModel[m] = p
+	}
+	return s
+}
+
+// named returns a pool of the set by pool.model.
+func (s *set) named(model string) *pool {
+	switch model {
+	case "":
+		return s.all
+	case "*":
+		return s.general
+	}
+	return s.byModel[model]
+}
+
+func modelKey(model string) uint64 { return max(xxh3.HashString(model), poolGeneral+1) }
+
+// newPool makes the pool of the backends at these positions, whose key among all pools is that of the model and the labels.
+func (t *table) newPool(model string, key uint64, labels string, positions []int32, known map[uint64]*history) *pool {
+	if labels != "" {
+		key = mix(key ^ xxh3.HashString(labels))
+	}
 	var p *pool
 	if slices.ContainsFunc(positions, func(at int32) bool { return t.view.Backends[at].Role != Both }) {
 		p = t.newParts(key, positions, known)
-		t.pools = append(t.pools, p.parts.prefill[0], p.parts.prefill[1])
 	} else {
 		p = t.newPart(key, positions, known)
 	}
-	p.model, p.named = model, true
-	t.pools = append(t.pools, p)
+	p.model, p.labels, p.named = model, labels, true
 	return p
+}
+
+// having returns the positions of the backends with all the labels.
+func (v *View) having(labels string, positions []int32) []int32 {
+	if labels == "" {
+		return positions
+	}
+	var some []int32
+	for _, at := range positions {
+		if v.Backends[at].has(labels) {
+			some = append(some, at)
+		}
+	}
+	return some
+}
+
+func (b *Backend) has(labels string) bool {
+	for label := range strings.SplitSeq(labels, ",") {
+		if !slices.Contains(b.Labels, label) {
+			return false
+		}
+	}
+	return true
+}
+
+// labelled returns the pool of a model's backends with some labels; nil if no backend serves the model. The pools of rules that no
+// longer hold are made for the requests that still follow these.
+func (t *table) labelled(labels string, model []byte) *pool {
+	if labels == "" || labels == AnyBackend {
+		return t.pool(model)
+	}
+	if s := t.chosen[labels]; s != nil {
+		return s.pool(model)
+	}
+	p := t.pool(model)
+	if p == nil {
+		return nil
+	}
+	positions, key := t.view.all, uint64(poolAll)
+	switch p.model {
+	case "":
+	case "*":
+		positions, key = t.view.general, poolGeneral
+	default:
+		positions, key = t.view.byModel[p.model], modelKey(p.model)
+	}
+	made := t.newPool(p.model, key, labels, t.view.having(labels, positions), nil)
+	made.share(p.texts)
+	return made
+}
+
+// takes reports whether a backend of the pool is eligible for the request.
+func (p *pool) takes(q *Request, now prefixtree.Time) bool {
+	for i := range p.entries {
+		if e := &p.entries[i]; !slices.Contains(q.Exclude, e.id) && e.slot.health(now) != avoided {
+			return true
+		}
+	}
+	return false
+}
+
+// partFor returns the backends of a request's model with some labels that have a role for it.
+func (t *table) partFor(labels string, q *Request) (*pool, error) {
+	p := t.labelled(labels, q.Model)
+	if p == nil {
+		return nil, ErrUnknownModel
+	}
+	if p.parts != nil {
+		if p = p.parts.of(q.Need); len(p.entries) == 0 {
+			return nil, ErrNoRole
+		}
+	}
+	return p, nil
+}
+
+// poolFor returns the pool that a route sends a request to, and whether it is the fallback.
+func (t *table) poolFor(route *Route, q *Request, now prefixtree.Time) (p *pool, fallback bool, err error) {
+	p, err = t.partFor(route.Pool, q)
+	if route.Fallback == "" || err == nil && p.takes(q, now) {
+		return p, false, err
+	}
+	other, errOther := t.partFor(route.Fallback, q)
+	if errOther != nil || err == nil && !other.takes(q, now) {
+		return p, false, err
+	}
+	return other, true, nil
 }
 
 func (t *table) newPart(key uint64, positions []int32, known map[uint64]*history) *pool {

@@ -57,10 +57,18 @@ func (t *table) newParts(key uint64, positions []int32, known map[uint64]*histor
 	q.whole = pick(key, func(b *Backend) bool { return b.Role != Prefill && !b.Paired })
 	q.prompt = pick(key, func(b *Backend) bool { return !b.Paired })
 	q.whole.history, q.prompt.history, q.split.parts = q.split.history, q.split.history, q
-	for _, p := range []*pool{q.prefill[0], q.prefill[1], q.whole, q.prompt} {
-		p.texts = q.split.texts
-	}
+	q.split.share(q.split.texts)
 	return q.split
+}
+
+// share gives a pool and its parts what is known of a model's prompts.
+func (p *pool) share(texts *modelStat) {
+	p.texts = texts
+	if q := p.parts; q != nil {
+		for _, part := range []*pool{q.prefill[0], q.prefill[1], q.whole, q.prompt} {
+			part.texts = texts
+		}
+	}
 }
 
 // PickPrefill chooses a backend to compute the prompt for the decode backend that Pick chose, and
@@ -97,7 +105,8 @@ func (r *Router) ExplainPrefill(q *Request, now prefixtree.Time, decode, d *Deci
 
 func (r *Router) decidePrefill(s *Scene, q *Request, now prefixtree.Time, decode, d *Decision, peek bool) (chosen int, ok bool) {
 	t := r.table.Load()
-	p := t.pool(q.Model)
+	route := t.routeOf(q)
+	p := t.labelled(decode.Pool, q.Model)
 	if decode.Role != Decode || q.Need != Split || p == nil || p.parts == nil {
 		return 0, false
 	}
@@ -108,14 +117,16 @@ func (r *Router) decidePrefill(s *Scene, q *Request, now prefixtree.Time, decode
 	if len(from.entries) == 0 {
 		return 0, false
 	}
-	s.peek = peek
-	chosen, err := r.decideIn(s, q, from, t.rules.strategy(q), now, d)
+	// The KV cache travels from there to the decode backend.
+	s.peek, s.zone = peek, t.zoneOf(decode.Backend)
+	chosen, err := r.decideIn(s, q, from, route.strategy, now, d)
 	if err != nil {
 		return 0, false
 	}
+	d.Rule, d.Pool, d.Fallback = decode.Rule, decode.Pool, decode.Fallback
 	c := &s.Candidates[chosen]
 	d.Alone = decode.Alone
-	d.Remote = c.Queued/c.Rate + c.Overdue + c.Uncached/c.Rate + r.transfers.seconds(float64(decode.UncachedTokens))
+	d.Remote = c.Queued/c.Rate + c.Overdue + c.Uncached/c.Rate + r.transfers.seconds(float64(decode.UncachedTokens)) + s.way(c)
 	return chosen, decode.Paired || !peek || d.Remote < d.Alone
 }
 

@@ -39,9 +39,12 @@ type Config struct {
 	Weights    map[string]float64
 	HashBlocks int           // blocks that prefix-hash keys on; 0 means about 2k tokens
 	SlowStart  time.Duration // see easeIn; 0 means DefaultSlowStart, negative disables it
-	Seed       uint64
-	Extra      map[string]Strategy
-	Truth      Truth // nil: none
+	// Zone is where the node is: an engine labelled with another zone costs ZoneCost more. "": anywhere.
+	Zone     string
+	ZoneCost time.Duration
+	Seed     uint64
+	Extra    map[string]Strategy
+	Truth    Truth // nil: none
 	// Failed, if not nil, is called for every failure that counts against its backend. It must not
 	// block.
 	Failed func(b prefixtree.Backend, f Failure, now prefixtree.Time)
@@ -76,12 +79,16 @@ type Request struct {
 	LoRA         []byte
 	Path         []byte
 	Session      []byte
+	Client       []byte // who sends it, for shares of rules; may be nil
+	Route        *Route // see Router.Follow; nil: the rule that fits now
+	Asked        []byte // the model that the client named, where Route is not nil
 	Hashes       []prefixtree.Hash
 	Marks        []prefixtree.Mark        // the ends of the prompt's messages and, last, its own; may be empty
 	PromptBytes  int                      // canonical prompt bytes; 0: computed from Hashes
 	OutputHint   int                      // expected output tokens; 0: unknown
 	NonStreaming bool                     // the proxy cannot observe the first token: not streamed, or not understood
 	Header       func(name string) []byte // may be nil; used when a rule names a header
+	Member       func(name string) []byte // of the body; may be nil; used when a rule names a member
 	Exclude      []prefixtree.Backend     // backends that already failed this request
 	Need         Need
 	// Continued: a backend stores the conversation, and the prompt bytes are its last turn only. They
@@ -114,6 +121,8 @@ type Router struct {
 	viewMu      sync.Mutex // serialises SetView and SetPeerTraffic
 	scenes      sync.Pool
 	seq         atomic.Uint64
+	zone        int32   // ownZone or anyZone
+	zoneCost    float64 // seconds
 	slowStart   int64
 	coldUntil   atomic.Int64 // ms; no backend is cold after this time
 	fleet       atomic.Pointer[fleetState]
@@ -141,6 +150,10 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 	r := &Router{
 		cfg: cfg, tree: tree, rate: newFleetRate(defaultPrefillRate), peers: peerLoads{byOrigin: map[string]map[*slot]PeerLoad{}},
 		ledger: ledger{slots: map[prefixtree.Backend]*slot{}}, slowStart: slowStartOf(cfg.SlowStart),
+		zoneCost: cfg.ZoneCost.Seconds(),
+	}
+	if cfg.Zone != "" {
+		r.zone = ownZone
 	}
 	r.strategies = map[string]*named{}
 	for name, s := range map[string]Strategy{
@@ -180,8 +193,9 @@ func (c *Config) complete() error {
 	if c.HashBlocks == 0 {
 		c.HashBlocks = max(defaultHashBytes/max(c.BlockBytes, 1), 1)
 	}
-	if c.BlockBytes < 0 || c.HashBlocks < 0 || c.Nodes < 0 || c.Staleness < 0 {
-		return fmt.Errorf("block bytes %d, hash blocks %d, nodes %d, staleness %s: none may be negative", c.BlockBytes, c.HashBlocks, c.Nodes, c.Staleness)
+	if c.BlockBytes < 0 || c.HashBlocks < 0 || c.Nodes < 0 || c.Staleness < 0 || c.ZoneCost < 0 {
+		return fmt.Errorf("block bytes %d, hash blocks %d, nodes %d, staleness %s, zone cost %s: none may be negative",
+			c.BlockBytes, c.HashBlocks, c.Nodes, c.Staleness, c.ZoneCost)
 	}
 	return nil
 }

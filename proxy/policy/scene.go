@@ -20,17 +20,20 @@ type Scene struct {
 	Staleness      int64           // ms; age of what is known of the other nodes' work, at most maxStaleness
 	FromEngines    bool            // the engines report that work; else the other nodes do
 
-	matches prefixtree.Matches // also of backends outside the pool
-	where   []int32            // pool entry -> candidate index, -1: none; see candidate
-	known   int                // leading blocks that any engine holds
-	truth   Truth              // may be nil
-	lookups int                // of what backends report to hold
-	pool    *pool
-	alone   entry     // the candidate of a stored conversation
-	hot     HotPrefix // deepest agreed hot prefix of the prompt; no replicas: none
-	size    int       // the engines that Candidates stand for: more than these in a large pool
-	traffic traffic
-	later   float64 // seconds of other requests that a second of prefill costs
+	matches  prefixtree.Matches // also of backends outside the pool
+	where    []int32            // pool entry -> candidate index, -1: none; see candidate
+	known    int                // leading blocks that any engine holds
+	truth    Truth              // may be nil
+	lookups  int                // of what backends report to hold
+	pool     *pool
+	alone    entry     // the candidate of a stored conversation
+	hot      HotPrefix // deepest agreed hot prefix of the prompt; no replicas: none
+	size     int       // the engines that Candidates stand for: more than these in a large pool
+	traffic  traffic
+	later    float64 // seconds of other requests that a second of prefill costs
+	zone     int32   // from where candidates are away; see zoneOf
+	zoneCost float64 // seconds; the price of another zone
+	ways     bool    // a candidate has that price
 	// slotTime is for how many seconds requests use the slots of their LoRA adapters.
 	slotTime float64
 	unseen   float64 // requests that other nodes have placed since their reports
@@ -135,7 +138,8 @@ type Candidate struct {
 	Cost        float64 // set by the strategy; +Inf if ruled out
 
 	wait    float64 // seconds until its queue is done
-	start   float64 // wait, with the price of active requests
+	start   float64 // wait, with the price of active requests, of the adapter's slot and of the way
+	way     float64 // seconds; the price of the way to another zone
 	place   float64 // start and the computation of what is not common
 	compute float64 // seconds to compute what its cache lacks
 	later   float64 // seconds that this costs other requests

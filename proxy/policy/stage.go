@@ -80,5 +80,5 @@ func (s *Scene) stand(e *entry, half bool) {
 	c.Outstanding = e.slot.charged.Load() + e.slot.peerTokens.Load()
 	c.Active, c.OwnActive = own+e.slot.peerActive.Load(), own
 	c.HeldBlocks, c.Held, c.Age = 0, 0, 0
-	c.Cost, c.start, c.compute, c.later = math.Inf(1), 0, 0, 0
+	c.Cost, c.start, c.way, c.compute, c.later = math.Inf(1), 0, 0, 0, 0
 }

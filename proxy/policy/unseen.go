@@ -35,17 +35,21 @@ func (s *Scene) blind() bool { return s.Nodes > 1 && s.Staleness >= maxStaleness
 // computed what is not common of it, as far as reports show.
 func (s *Scene) await() {
 	uncommon := s.uncommon()
+	s.ways = false
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
 		c.wait = max(c.Queued/c.Rate+c.Overdue, s.reportedWait(c))
-		c.start = c.wait + crowding*s.traffic.mean*float64(c.Active)/c.weight
+		if c.way = s.way(c); c.way > 0 {
+			s.ways = true
+		}
+		c.start = c.wait + crowding*s.traffic.mean*float64(c.Active)/c.weight + c.way
 		c.place = c.start + uncommon/c.Rate
 	}
 }
 
-// level returns up to which place the unseen work and this request fill the candidates, in seconds.
-func (s *Scene) level() float64 {
-	poured := (s.unseen + 1) * s.traffic.uncached * float64(len(s.Candidates)) / float64(s.size)
+// level returns up to which place so many requests fill the candidates, in seconds.
+func (s *Scene) level(requests float64) float64 {
+	poured := requests * s.traffic.uncached * float64(len(s.Candidates)) / float64(s.size)
 	level, least := math.Inf(1), math.Inf(1)
 	for {
 		sum, n := poured, 0.0
@@ -67,12 +71,17 @@ func (s *Scene) level() float64 {
 // and would all choose the candidate with the least place, which would become the busiest. So this
 // request and those that other nodes have sent since their reports fill the candidates like water, and
 // each is drawn with the probability that it received one of them. The draw is random; without reports
-// it follows the order key, so that all nodes send a conversation to the same engine.
+// it follows the order key, so that all nodes send a conversation to the same engine. An engine in another zone takes part
+// only if the other nodes' requests alone reach it, since a nearer one begins sooner with this request.
 func (s *Scene) pour(key uint64) (at int, tied bool) {
-	level, among, total, rank := s.level(), 0, 0.0, math.Inf(-1)
+	level, among, total, rank := s.level(s.unseen+1), 0, 0.0, math.Inf(-1)
+	reached := math.Inf(1)
+	if s.ways {
+		reached = s.level(s.unseen)
+	}
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		if c.outside || c.place > level {
+		if c.outside || c.place > level || c.way > 0 && c.place > reached {
 			continue
 		}
 		room := (level - c.place) * c.weight

@@ -50,6 +50,7 @@ type Backend struct {
 	Name       string   // stable across restarts: rendezvous orders depend on it
 	Models     []string // empty: serves any model
 	Adapters   []string // those of Models that are LoRA adapters; sorted
+	Labels     []string // NAME=VALUE, for pools of rules; of the name zone, where it is
 	Weight     float64  // relative share of work; 0 means 1
 	State      State
 	Role       Role
@@ -57,15 +58,6 @@ type Backend struct {
 	KVTokens   int             // capacity of the KV cache in tokens; 0: unknown
 	Since      prefixtree.Time // start of slow start; 0: none
 	Handle     any             // the caller's value, copied to Decision.Handle
-}
-
-// Rule chooses a strategy. Empty fields match all; the first match wins.
-type Rule struct {
-	Model       string // exact, or a prefix if it ends in "*"
-	PathPrefix  string
-	Header      string // must be present
-	HeaderValue string // exact value; empty matches any non-empty value
-	Strategy    string
 }
 
 // View is an immutable set of backends and rules.
@@ -93,16 +85,8 @@ func NewView(backends []Backend, rules []Rule) (*View, error) {
 	if err := v.indexBackends(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrView, err)
 	}
-	for i, r := range v.Rules {
-		if r.Strategy == "" {
-			return nil, fmt.Errorf("%w: rules[%d]: no strategy: name one of %v", ErrView, i, builtin)
-		}
-		if !slices.Contains(builtin, r.Strategy) {
-			return nil, fmt.Errorf("%w: rules[%d]: unknown strategy %q: use one of %v", ErrView, i, r.Strategy, builtin)
-		}
-		if r.HeaderValue != "" && r.Header == "" {
-			return nil, fmt.Errorf("%w: rules[%d]: header value %q without a header: name the header it belongs to", ErrView, i, r.HeaderValue)
-		}
+	if i, err := CheckRules(v.Rules); err != nil {
+		return nil, fmt.Errorf("%w: rules[%d]: %w", ErrView, i, err)
 	}
 	v.indexModels()
 	return v, nil

@@ -155,16 +155,30 @@ type Affinity struct {
 	Price   float64 // seconds of other requests that a second of prefill costs, at the latest request
 }
 
-// Affinities returns the pools in use, busiest first.
+// Affinities returns the models in use, busiest first. The pools that rules make of a model's backends are summed; Price is the
+// highest of them.
 func (r *Router) Affinities(now prefixtree.Time) (list []Affinity) {
+	byModel := make(map[string]int)
 	for _, p := range r.table.Load().pools {
-		if a := p.load.affinity(now); p.named && a.Rate >= leastRate {
-			a.Model = p.model
+		a := p.load.affinity(now)
+		if !p.named || a.Rate < leastRate {
+			continue
+		}
+		a.Model = p.model
+		if i, known := byModel[p.model]; known {
+			list[i].add(&a)
+		} else {
+			byModel[p.model] = len(list)
 			list = append(list, a)
 		}
 	}
 	slices.SortFunc(list, func(a, b Affinity) int { return cmp.Or(cmp.Compare(b.Rate, a.Rate), cmp.Compare(a.Model, b.Model)) })
 	return list
+}
+
+func (a *Affinity) add(b *Affinity) {
+	a.Rate, a.Whole, a.Prefill = a.Rate+b.Rate, a.Whole+b.Whole, a.Prefill+b.Prefill
+	a.Saved, a.Waited, a.Price = a.Saved+b.Saved, a.Waited+b.Waited, max(a.Price, b.Price)
 }
 
 func (p *workload) affinity(now prefixtree.Time) Affinity {
