@@ -34,6 +34,8 @@ type exchange struct {
 	pair    pair
 	learner engine.Stream
 	relay   relay
+	renamer renamer
+	follow  func(*prompt.Request) []byte // followBody
 }
 
 type inquiry struct {
@@ -53,6 +55,8 @@ type inquiry struct {
 	strip  bool   // remove the usage that only the router asked for
 	usage  engine.Usage
 
+	members []string // of bodies that name sessions by rules
+
 	sessionAt int  // see prompt.Request.SessionAt
 	adapters  bool // the body names more than one
 	stampHead bool // the request that is sent next has a stamp in its head
@@ -64,6 +68,7 @@ type relayed struct {
 	response bodyReader
 	learn    bool   // count tokens
 	sse      bool   // an event stream
+	renaming bool   // the model in it
 	ended    bool   // the stream's own end was delivered
 	first    []byte // body bytes read before relaying
 	relaying bool
@@ -108,7 +113,7 @@ type guard struct {
 func newExchange(p *Proxy) *exchange {
 	e := &exchange{proxy: p}
 	e.relay.e = e
-	e.query.Header = e.header
+	e.query.Header, e.follow = e.header, e.followBody
 	return e
 }
 

@@ -185,6 +185,7 @@ func (e *exchange) takeAnswer(up *upstreamConn) (settled bool) {
 		}
 	}
 	e.learn = inference && status == fasthttp.StatusOK && len(h.ContentEncoding()) == 0
+	e.startRename(h)
 	if relayed {
 		return e.startRelay(up, length, keep)
 	}
@@ -207,6 +208,9 @@ func (e *exchange) takeAnswer(up *upstreamConn) (settled bool) {
 	}
 	e.rec.TTFT = time.Since(e.rec.Start)
 	e.rec.Total = e.rec.TTFT
+	if e.renaming {
+		e.ctx.Response.SetBody(e.renamer.whole(e.ctx.Response.Body()))
+	}
 	e.rec.ResponseBytes = int64(len(e.ctx.Response.Body()))
 	e.end(outcome(status))
 	e.prepare(status)
@@ -270,8 +274,8 @@ func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 	e.relaying = true
 	e.ctx.Response.ImmediateHeaderFlush = flush
 	switch {
-	// The proxy may change an event stream's length.
-	case length >= 0 && !e.sse:
+	// The proxy may change the length of others.
+	case length >= 0 && !e.sse && !e.renaming:
 		e.ctx.Response.SetBodyStream(&e.relay, length)
 	case e.ctx.Request.Header.IsHTTP11():
 		e.ctx.Response.SetBodyStream(&e.relay, -1)

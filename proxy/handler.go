@@ -204,6 +204,10 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	e.pieces = e.splice(e.pieces[:0], nil)
 	q.Need = needOf(kind)
 	e.tenant = e.proxy.cfg.Tenant.of(e.tenant[:0], e.client, e.head.block)
+	e.names = e.names[:0]
+	if e.proxy.cfg.Rules != nil {
+		e.names, q.Client = appendSender(e.names, e.client, q.Header, e.conn.forwarded)
+	}
 	if kind == prompt.Other {
 		q.NonStreaming = true // tokens of the answer are not observed
 		id, _ := responseOf(e.path)
@@ -211,6 +215,10 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	}
 	o := prompt.Options{Control: e.proxy.controls(e.client), NameResponse: true, Tenant: e.tenant}
 	o.Split = !o.Control && e.proxy.splits()
+	if e.proxy.cfg.Rules != nil {
+		e.members = e.proxy.cfg.Rules.SessionMembers()
+		o.Members, o.Follow = e.members, e.follow
+	}
 	if e.head.encoded {
 		q.NonStreaming, e.rec.Unparsed = true, true
 		return fault{fasthttp.StatusUnsupportedMediaType, "encoded_body", "request bodies may not be compressed: send it without Content-Encoding"}, !e.proxy.TakesUnreadable()
@@ -222,8 +230,13 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	err := parser.Parse(kind, e.body, o, &r)
 	e.rec.Unparsed = err != nil
 	e.rec.Stream, e.rec.PromptBytes = r.Stream, r.PromptBytes
-	e.names, e.hashes, e.marks = describe(q, &r, e.names[:0], e.hashes[:0], e.marks[:0])
-	e.rec.Model = q.Model
+	if q.Route == nil {
+		e.names = name(q, &r, e.names)
+	}
+	if e.rec.Model = q.Model; q.Route != nil && q.Route.Aliases() {
+		e.rec.Model, e.rec.Target = q.Asked, q.Model
+	}
+	e.hashes, e.marks = describe(q, &r, e.hashes[:0], e.marks[:0])
 	if err != nil {
 		return fault{fasthttp.StatusBadRequest, "invalid_json", "the request body cannot be read: " + strings.TrimPrefix(err.Error(), "prompt: ")}, !e.proxy.TakesUnreadable()
 	}
@@ -238,23 +251,30 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	return e.findHolder(r.Previous)
 }
 
-// A session already in q wins over the body's.
-func describe(q *policy.Request, r *prompt.Request, names []byte, hashes []prefixtree.Hash, marks []prefixtree.Mark) ([]byte, []prefixtree.Hash, []prefixtree.Mark) {
-	keep := func(b []byte) []byte {
-		from := len(names)
-		names = append(names, b...)
-		return names[from:len(names):len(names)]
-	}
-	q.Model, q.LoRA = keep(r.Model), keep(r.LoRA)
+// name says who a request is for. A session already in q wins over the body's.
+func name(q *policy.Request, r *prompt.Request, names []byte) []byte {
+	names, q.Model = appendName(names, r.Model)
+	names, q.LoRA = appendName(names, r.LoRA)
 	if len(q.Session) == 0 {
-		q.Session = keep(r.Session)
+		names, q.Session = appendName(names, r.Session)
 	}
+	return names
+}
+
+// appendName also returns the copy.
+func appendName(names, text []byte) (longer, kept []byte) {
+	from := len(names)
+	names = append(names, text...)
+	return names, names[from:len(names):len(names)]
+}
+
+func describe(q *policy.Request, r *prompt.Request, hashes []prefixtree.Hash, marks []prefixtree.Mark) ([]prefixtree.Hash, []prefixtree.Mark) {
 	if q.Continued = len(r.Previous) > 0; !q.Continued {
 		hashes, marks = append(hashes, r.Hashes...), append(marks, r.Marks...)
 	}
 	q.Marks = marks
 	q.Hashes, q.PromptBytes, q.OutputHint, q.NonStreaming = hashes, r.PromptBytes, r.MaxTokens, !r.Stream
-	return names, hashes, marks
+	return hashes, marks
 }
 
 // Describe fills q, to ask the policy for its choice. A nil header means that body holds its
@@ -267,12 +287,23 @@ func (p *Proxy) Describe(path []byte, header func(name string) []byte, body []by
 	if header != nil {
 		client := p.clientOf(header)
 		q.Session = sessionOf(header)
+		_, q.Client = appendSender(nil, client, header, nil)
 		o.Control, o.Tenant = p.controls(client), p.cfg.Tenant.of(nil, client, p.cfg.Tenant.lines(header))
 	}
 	o.Split = !o.Control && p.splits()
+	if p.cfg.Rules != nil {
+		o.Members = p.cfg.Rules.SessionMembers()
+		o.Follow = func(r *prompt.Request) []byte {
+			p.follow(q, r, o.Members, nil)
+			return q.Route.Target()
+		}
+	}
 	var r prompt.Request
 	err := parser.Parse(prompt.KindOf(path), body, o, &r)
-	describe(q, &r, nil, nil, nil)
+	if q.Route == nil {
+		name(q, &r, nil)
+	}
+	describe(q, &r, nil, nil)
 	if id := r.Previous; len(id) > 0 {
 		q.Holder, q.Stored = p.responses.holder(id, o.Tenant, new(idBlock))
 	}

@@ -63,11 +63,11 @@ func (e *exchange) mayUseModel() bool {
 	switch {
 	case e.client == nil || e.client.Models == nil || e.storedResponse():
 		return true
-	case len(e.query.Model) == 0:
+	case len(e.rec.Model) == 0:
 		e.deny(fault{fasthttp.StatusForbidden, "model_not_allowed", "this API key is limited to some models, and the request names none that the router can read"})
 		return false
-	case !e.client.MayUseModel(e.query.Model):
-		e.deny(fault{fasthttp.StatusForbidden, "model_not_allowed", "this API key may not use the model " + quoted(e.query.Model)})
+	case !e.client.MayUseModel(e.rec.Model): // not the one that a rule asks engines for
+		e.deny(fault{fasthttp.StatusForbidden, "model_not_allowed", "this API key may not use the model " + quoted(e.rec.Model)})
 		return false
 	case e.adapters:
 		e.deny(fault{fasthttp.StatusForbidden, "model_not_allowed", "this API key is limited to some models, so its requests may name one adapter only"})

@@ -42,6 +42,14 @@ type Picker interface {
 	Now() prefixtree.Time
 }
 
+// Rules are the routing rules, as policy.Router implements them.
+type Rules interface {
+	// SessionMembers returns the members of bodies that name sessions.
+	SessionMembers() []string
+	// Follow sets the model, the session and the route of a request.
+	Follow(q *policy.Request)
+}
+
 // Timeouts are explained in DESIGN.md. Zero means the default; most expire up to two Watch late.
 type Timeouts struct {
 	Read            time.Duration // until the head with 256 KiB of body, and each further 256 KiB, arrived; 30 s
@@ -80,6 +88,8 @@ type Config struct {
 	// PromptTokens estimates a prompt's tokens, for limits. It must not block. If nil, prompts count
 	// nothing until their engine has counted them.
 	PromptTokens func(*policy.Request) int
+	// Rules, if not nil, say which models engines are asked for, and what names sessions. They must not block.
+	Rules Rules
 	// Roles, if not nil, reports whether backends have roles; only then are bodies read for what two
 	// backends can share. It must not block.
 	Roles func() bool
@@ -305,7 +315,8 @@ type Record struct {
 	Method   []byte
 	Path     []byte // without the query
 	Kind     prompt.Kind
-	Model    []byte
+	Model    []byte // as the client asks for it
+	Target   []byte // as a rule has engines asked for it; nil: Model
 	Stream   bool
 	Unparsed bool   // refused, or routed by load
 	Client   string // "" if unknown, or without a list of clients

@@ -96,6 +96,9 @@ func (e *exchange) deliver(w io.Writer, p []byte) error {
 	if len(p) == 0 {
 		return nil
 	}
+	if e.renaming {
+		p = e.renamer.feed(p)
+	}
 	n, err := w.Write(p)
 	e.rec.ResponseBytes += int64(n)
 	if err != nil {

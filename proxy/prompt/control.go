@@ -11,7 +11,10 @@ func (p *Parser) control(f field) {
 	c := &p.ctl
 	switch f.how {
 	case asRoot:
-		p.root[f.slot] = p.rootString()
+		from := p.pos
+		if p.root[f.slot] = p.rootString(); f.slot == rootModel {
+			p.model = span{from, p.pos}
+		}
 	case asStream:
 		c.stream = p.truth()
 	case asMaxTokens:
@@ -109,6 +112,11 @@ func (p *Parser) fill(r *Request) {
 		}
 	}
 	r.Previous = p.previous()
+	p.texts = p.texts[:0]
+	for _, o := range p.kept {
+		p.texts = append(p.texts, p.decoded(o))
+	}
+	r.Members = p.texts
 }
 
 // previous reads the setting previous_response_id, a single string of the prompt bytes.

@@ -105,7 +105,7 @@ func (p *Parser) finishEdits(r *Request) {
 		at, _ := slices.BinarySearchFunc(p.edits, c.ask.from, func(e Edit, from int) int { return e.From - from })
 		p.edits = slices.Insert(p.edits, at, Edit{c.ask.from, c.ask.to, c.ask.text})
 	}
-	head := p.appendSalt(p.head[:0])
+	head := p.appendRoots(p.head[:0])
 	if r.UsageAdded && !c.optionsGiven {
 		head = append(head, optionMember+","...)
 	}
@@ -129,6 +129,24 @@ func (p *Parser) finishEdits(r *Request) {
 	if p.rest.some && !c.ownSession {
 		r.SessionAt = p.inside
 	}
+}
+
+// editModel replaces the body's model, unless the head gets one.
+func (p *Parser) editModel() {
+	if p.alias == nil || p.model.to == 0 {
+		return
+	}
+	p.aliasText = append(append(append(p.aliasText[:0], '"'), p.alias...), '"')
+	at, _ := slices.BinarySearchFunc(p.edits, p.model.from, func(e Edit, from int) int { return e.From - from })
+	p.edits = slices.Insert(p.edits, at, Edit{p.model.from, p.model.to, p.aliasText})
+}
+
+// appendRoots appends the members that become the first of the body: a salt, and a model if the body has none.
+func (p *Parser) appendRoots(dst []byte) []byte {
+	if dst = p.appendSalt(dst); p.alias == nil || p.model.to > 0 {
+		return dst
+	}
+	return append(append(append(dst, `"model":"`...), p.alias...), `",`...)
 }
 
 func (p *Parser) appendSalt(dst []byte) []byte {

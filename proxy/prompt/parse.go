@@ -2,6 +2,7 @@ package prompt
 
 import (
 	"bytes"
+	"slices"
 
 	"grapevine/prefixtree"
 )
@@ -22,6 +23,10 @@ func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
 	if err != nil {
 		return err
 	}
+	if o.Follow != nil {
+		p.alias = o.Follow(r)
+		p.editModel()
+	}
 	salted := rootCount // the root that the salt replaces; rootCount if none
 	p.salt = p.salt[:0]
 	if len(o.Tenant) > 0 {
@@ -38,9 +43,12 @@ func (p *Parser) Parse(k Kind, body []byte, o Options, r *Request) error {
 	c := &p.chain
 	c.Reset(p.hasher)
 	for i, o := range p.root {
-		if i == salted {
+		switch {
+		case i == salted:
 			c.Root(p.salt)
-		} else {
+		case i == rootModel && p.alias != nil:
+			c.Root(p.alias)
+		default:
 			c.Root(p.tape.bytes(o))
 		}
 	}
@@ -79,6 +87,10 @@ func (p *Parser) scan(k Kind, body []byte, o Options) error {
 	p.body, p.pos, p.depth, p.level, p.kind = body, 0, 0, 0, k
 	p.members, p.bad = p.members[:0], Error{}
 	p.slots, p.root, p.ctl = [slotCount]span{}, [rootCount]op{}, controls{}
+	p.model, p.alias, p.kept = span{}, nil, p.kept[:0]
+	for range o.Members {
+		p.kept = append(p.kept, op{})
+	}
 	switch {
 	case len(body) > MaxBody:
 		p.fail(MaxBody, "body too long")
@@ -107,11 +119,21 @@ func (p *Parser) top() {
 		}
 		gone := p.unwanted(name, f)
 		at := p.pos
+		keep := -1
+		if len(p.opt.Members) > 0 {
+			keep = slices.Index(p.opt.Members, string(name))
+		}
 		switch {
+		case f.how == asIgnored && keep >= 0:
+			p.peek()
+			p.kept[keep] = p.scalar()
 		case f.how == asIgnored:
 			p.skip()
 		case f.how >= asRoot:
 			p.control(f)
+			if keep >= 0 && f.how == asSession {
+				p.kept[keep] = p.ctl.session[f.slot]
+			}
 		default: // the last of several wins
 			from := p.tape.mark()
 			p.value(key, f)

@@ -107,6 +107,9 @@ type Request struct {
 	Marks       []prefixtree.Mark // the ends of the messages and, last, of the prompt; the last 64 of them
 	PromptBytes int
 
+	// Members are the values of Options.Members in their order; nil if absent, null or not a text or number.
+	Members [][]byte
+
 	// Edits also request a stream's usage.
 	Edits []Edit
 	// UsageAdded says that the router must remove the usage from the answer. Not with
@@ -143,9 +146,14 @@ type Parser struct {
 
 	inSystem bool // in a system prompt outside the messages
 
-	slots [slotCount]span
-	root  [rootCount]op
-	ctl   controls
+	slots     [slotCount]span
+	root      [rootCount]op
+	model     span     // where the body has its model; empty: nowhere
+	alias     []byte   // replaces it, if not nil
+	aliasText []byte   // scratch
+	kept      []op     // values of Options.Members
+	texts     [][]byte // scratch
+	ctl       controls
 
 	opt    Options
 	inside int // offset of the first member
@@ -244,6 +252,12 @@ type Options struct {
 	Split        bool // see Request.Splits
 	// Tenant, if not empty, adds a salt made of it, the client's salt and the hasher's key.
 	Tenant []byte
+	// Members of the body, outside the prompt, to be read into Request.Members.
+	Members []string
+	// Follow, if not nil, gets a body that was read but not hashed, with the fields of Request up to Members, and returns the model to
+	// ask engines for, which replaces the body's in the prompt bytes and by an edit; nil: the body's. JSON must
+	// hold it as it is, and it stays unchanged until the next Parse.
+	Follow func(r *Request) []byte
 }
 
 type member struct {

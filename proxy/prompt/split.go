@@ -83,7 +83,7 @@ func (p *Parser) finishSplit(k Kind, r *Request) {
 	}
 	s.edits = append(append(s.edits[:0], p.edits...), s.swaps...)
 	slices.SortFunc(s.edits, func(a, b Edit) int { return cmp.Compare(a.From, b.From) })
-	s.head = p.appendSalt(s.head[:0])
+	s.head = p.appendRoots(s.head[:0])
 	if !s.length {
 		s.head = append(s.head, oneToken...)
 	}
