@@ -215,6 +215,7 @@ func (n *Node) publish(old, r *backends.Roster, v *policy.View) {
 	if v != nil {
 		n.router.SetView(v)
 		n.metrics.AddModels(v.Models())
+		n.metrics.AddRules(v.RuleNames())
 		for i := range v.Backends {
 			if b := &v.Backends[i]; b.KVTokens > 0 {
 				n.tree.SetCapacity(b.ID, b.KVTokens*assumedBytesPerToken/n.cfg.BlockBytes)

@@ -12,6 +12,7 @@ import (
 )
 
 func fillReceipt(r *admin.Receipt, d *policy.Decision) {
+	r.Rule, r.Pool, r.Fallback = d.Rule, d.Pool, d.Fallback
 	r.Backend, r.Strategy, r.Rung = d.Name, d.Strategy, d.Rung.String()
 	r.PromptTokens, r.MatchedBlocks, r.PredictedTokens = d.PromptTokens, d.MatchedBlocks, d.PredictedTokens
 	r.Eligible, r.Trial, r.LastResort, r.Exact = d.Eligible, d.Trial, d.LastResort, d.Exact
@@ -29,7 +30,7 @@ func candidatesOf(d *policy.Decision) (list []admin.Candidate) {
 		list = append(list, admin.Candidate{
 			Backend: c.Name, MatchedBlocks: c.MatchedBlocks, HeldTokens: c.HeldTokens, Exact: c.Exact, QueuedTokens: c.QueuedTokens,
 			Active: c.Active, Rate: c.Rate, AgeS: c.Age.Seconds(), Cost: c.Cost,
-			WaitS: c.Wait, ComputeS: c.Compute, LaterS: c.Later,
+			WaitS: c.Wait, ZoneS: c.Zone, ComputeS: c.Compute, LaterS: c.Later,
 		})
 	}
 	return list
@@ -80,7 +81,7 @@ func trade(c, o *policy.Considered) string {
 	for _, part := range []struct {
 		seconds float64
 		of      string
-	}{{o.Wait - c.Wait, "waiting"}, {o.Compute - c.Compute, "prefill"}, {o.Later - c.Later, "other requests' time"}} {
+	}{{o.Wait - c.Wait, "waiting"}, {o.Zone - c.Zone, "way to another zone"}, {o.Compute - c.Compute, "prefill"}, {o.Later - c.Later, "other requests' time"}} {
 		switch {
 		case part.seconds >= worth/2:
 			saves = append(saves, span(part.seconds)+" of "+part.of)
@@ -113,6 +114,9 @@ func (n *Node) Explain(path string, header func(name string) []byte, body []byte
 		if n.proxy.TakesUnreadable() {
 			r.Note = fmt.Sprintf("routed by load: %v", err)
 		}
+	}
+	if r.Asked = string(q.Asked); r.Asked == string(q.Model) {
+		r.Asked = ""
 	}
 	r.Model, r.PromptBytes, r.Blocks = string(q.Model), q.PromptBytes, len(q.Hashes)
 	var d policy.Decision

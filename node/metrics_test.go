@@ -81,6 +81,7 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 		everyFigure().collect(s)
 	})
 	m.AddBackends(n.backends.Roster().Names())
+	m.AddRules([]string{"canary"})
 	for _, r := range everyRecord() {
 		m.Observe(r)
 	}

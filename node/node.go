@@ -182,6 +182,7 @@ func (n *Node) buildRouting() error {
 	n.router, err = policy.NewRouter(policy.Config{
 		Strategy: n.cfg.Strategy, BlockBytes: n.cfg.BlockBytes,
 		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: mathrand.Uint64(), SlowStart: orNone(n.cfg.SlowStart), Truth: n.streams,
+		Zone: n.cfg.Zone, ZoneCost: n.cfg.ZoneCost,
 		Failed: func(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Time) { n.health.Failed(b) },
 		Forgot: func(b prefixtree.Backend) { n.health.Forgot(b) },
 	}, n.tree)

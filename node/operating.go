@@ -4,8 +4,12 @@ import (
 	"context"
 	"net/http"
 	"slices"
+	"strconv"
+	"strings"
 
 	"grapevine/node/admin"
+	"grapevine/node/config"
+	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
 
@@ -17,9 +21,26 @@ func (n *Node) Rules() *admin.RuleSet {
 		set.Source, set.Text = "fleet", now.Source.Text
 	}
 	for _, r := range now.Rules {
-		set.Rules = append(set.Rules, admin.RuleStatus{Model: r.Model, Path: r.PathPrefix, Header: r.Header, HeaderValue: r.HeaderValue, Strategy: r.Strategy})
+		set.Rules = append(set.Rules, ruleStatus(&r))
 	}
 	return set
+}
+
+func ruleStatus(r *policy.Rule) admin.RuleStatus {
+	labels := func(text string) []string {
+		if text == "" {
+			return nil
+		}
+		return strings.Split(text, ",")
+	}
+	s := admin.RuleStatus{
+		Name: r.Name, Model: r.Model, Path: r.PathPrefix, Header: r.Header, HeaderValue: r.HeaderValue, Session: r.Session, To: r.To,
+		Pool: labels(r.Pool), Fallback: labels(r.Fallback), Strategy: r.Strategy,
+	}
+	if r.Share > 0 {
+		s.Share = strconv.FormatFloat(100*r.Share, 'g', 6, 64) + "%"
+	}
+	return s
 }
 
 // AgreedRules may be newer than those in force.
@@ -32,7 +53,12 @@ func (n *Node) AgreedRules() (raftstore.Rules, error) {
 }
 
 func (n *Node) SetRules(ctx context.Context, text string, ifVersion *uint64) (*admin.Changed, error) {
-	done, err := n.change(ctx, raftstore.SetRules{Text: text, IfVersion: ifVersion})
+	rules, err := config.ParseRules(text)
+	if err != nil {
+		return nil, err
+	}
+	targets := slices.ContainsFunc(rules, func(r config.Rule) bool { return r.Targets() })
+	done, err := n.change(ctx, raftstore.SetRules{Text: text, IfVersion: ifVersion, Targets: targets})
 	if err == nil && !done.Changed {
 		state := awaitState(ctx, n.store.Load(), func(s *raftstore.State) bool { return s.Rules.Text == text })
 		done.Version = state.Rules.Version

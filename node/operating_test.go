@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -179,7 +180,7 @@ func TestRulesOfTheFleet(t *testing.T) {
 	cfg.Rules = []config.Rule{{Model: "own", Strategy: "session"}}
 	n := startAgreed(t, cfg)
 	c := client(n)
-	if set, err := c.Rules(t.Context()); err != nil || set.Source != "configuration" || !slices.Equal(set.Rules, []admin.RuleStatus{{Model: "own", Strategy: "session"}}) {
+	if set, err := c.Rules(t.Context()); err != nil || set.Source != "configuration" || !reflect.DeepEqual(set.Rules, []admin.RuleStatus{{Model: "own", Strategy: "session"}}) {
 		t.Errorf("%+v %v", set, err)
 	}
 	_, err := c.ApplyRules(t.Context(), "# ours\nrules:\n  - {strategy: random}\n  - {model: x, strategy: fastest}\n  - {path: /v1, stratgy: random}\n", nil, false)

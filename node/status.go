@@ -54,8 +54,8 @@ func (n *Node) BackendList() *admin.BackendList {
 		s := admin.BackendStatus{
 			Name: e.Name, URL: e.URL, State: e.State.String(), Agreed: e.Agreed, Drained: e.Drained, Source: e.Source.String(),
 			Reason: e.Reason, Generation: e.Generation, Version: e.Version,
-			BootstrapPort: e.BootstrapPort,
-			Weight:        e.Weight, Rate: math.Round(n.router.Rate(e.ID)), HorizonS: n.tree.Horizon(e.ID).Seconds(),
+			BootstrapPort: e.BootstrapPort, Labels: e.Labels,
+			Weight: e.Weight, Rate: math.Round(n.router.Rate(e.ID)), HorizonS: n.tree.Horizon(e.ID).Seconds(),
 		}
 		if e.Role != raftstore.Both {
 			s.Role = e.Role.String()

@@ -70,6 +70,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Con
 		Clients:  book,
 		Meter:    n.meter,
 		Roles:    n.router.Roles,
+		Rules:    n.router,
 		Observer: n.observe,
 		Log:      n.log.With().Str("component", "proxy").Logger(),
 		NodeName: n.name,

@@ -21,6 +21,7 @@ type backendsCmd struct {
 	Add    backendsAddCmd    `cmd:"" help:"Add engines to the fleet: all of them or none."`
 	Drain  backendsDrainCmd  `cmd:"" help:"Send engines no new requests; running requests continue."`
 	Resume backendsResumeCmd `cmd:"" help:"End the drain of engines."`
+	Label  backendsLabelCmd  `cmd:"" help:"Replace the labels of an engine, by which rules name pools."`
 	Remove backendsRemoveCmd `cmd:"" help:"Take engines out of the fleet: all of them or none."`
 }
 
@@ -39,7 +40,7 @@ func (c *backendsListCmd) Run(s *streams) error {
 
 func printBackends(out io.Writer, list *admin.BackendList) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "NAME\tSTATE\tACTIVE\tFLEET\tPREFILL\tRATE\tHORIZON\tKNOWN\tKV CACHE\tREPORT\tMODELS\tSOURCE\tURL")
+	fmt.Fprintln(w, "NAME\tSTATE\tACTIVE\tFLEET\tPREFILL\tRATE\tHORIZON\tKNOWN\tKV CACHE\tREPORT\tMODELS\tLABELS\tSOURCE\tURL")
 	own := 0
 	for i := range list.Backends {
 		b := &list.Backends[i]
@@ -72,8 +73,8 @@ func printBackends(out io.Writer, list *admin.BackendList) error {
 		if !b.Agreed {
 			own++
 		}
-		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			b.Name, state, b.Active, b.FleetActive, b.PrefillTokens, rate, seconds(b.HorizonS), cmp.Or(b.Cache.Known, "?"), cache, report, models, cmp.Or(b.Source, "-"), b.URL)
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
+			b.Name, state, b.Active, b.FleetActive, b.PrefillTokens, rate, seconds(b.HorizonS), cmp.Or(b.Cache.Known, "?"), cache, report, models, cmp.Or(strings.Join(b.Labels, ","), "-"), cmp.Or(b.Source, "-"), b.URL)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -118,6 +119,7 @@ type backendsAddCmd struct {
 	KVTokens  int64    `name:"kv-tokens" placeholder:"N" help:"Size of its KV cache. Without it the router asks the engine."`
 	Role      string   `name:"role" enum:"both,prefill,decode" default:"both" help:"Part of a request that it computes: both, prefill or decode."`
 	Bootstrap uint16   `name:"bootstrap-port" placeholder:"PORT" help:"Bootstrap port of SGLang's prefill engines, for SGLang engines of role prefill or decode."`
+	Labels    []string `name:"label" placeholder:"NAME=VALUE" help:"Label for rules; zone=NAME also says how far it is. Repeatable."`
 	Force     bool     `name:"force" help:"Add it even if no engine answers at the URL now."`
 	adminFlags
 }
@@ -134,7 +136,7 @@ func (c *backendsAddCmd) Run(s *streams) error {
 	for _, u := range c.URLs {
 		add = append(add, admin.NewBackend{
 			Name: c.Name, URL: u, Models: c.Models, Weight: c.Weight, KVTokens: c.KVTokens,
-			Role: role, BootstrapPort: c.Bootstrap,
+			Role: role, BootstrapPort: c.Bootstrap, Labels: c.Labels,
 		})
 	}
 	return c.change(s, func(client *admin.Client, ctx context.Context) (*admin.Changed, error) {
@@ -249,6 +251,18 @@ func (c *backendsResumeCmd) Run(s *streams) error {
 	return c.change(s, func(client *admin.Client, ctx context.Context) (*admin.Changed, error) {
 		return client.SetBackendState(ctx, c.Names, "resume", "")
 	}, "resumed "+strings.Join(c.Names, ", "))
+}
+
+type backendsLabelCmd struct {
+	Name   string   `arg:"" name:"name" placeholder:"NAME" help:"Its name, as list shows it."`
+	Labels []string `arg:"" optional:"" name:"label" placeholder:"NAME=VALUE" help:"All its labels from now on; none removes them."`
+	adminFlags
+}
+
+func (c *backendsLabelCmd) Run(s *streams) error {
+	return c.change(s, func(client *admin.Client, ctx context.Context) (*admin.Changed, error) {
+		return client.SetLabels(ctx, c.Name, c.Labels)
+	}, "labelled "+c.Name)
 }
 
 type backendsRemoveCmd struct {

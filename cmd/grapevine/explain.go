@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -37,10 +38,27 @@ func (c *explainCmd) Run(s *streams) error {
 	}, printReceipt)
 }
 
+// target says where a rule sends the request.
+func target(r *admin.Receipt) (text string) {
+	if r.Asked != "" {
+		text += fmt.Sprintf("; engines are asked for %s", plain(r.Model))
+	}
+	if r.Pool != "" {
+		text += "; pool " + plain(r.Pool)
+	}
+	if r.Fallback {
+		text += ", the fallback: the rule's own has no eligible engine"
+	}
+	return text
+}
+
 func printReceipt(out io.Writer, r *admin.Receipt) error {
 	fmt.Fprintf(out, "%s\n", r.Backend)
 	fmt.Fprintf(out, "  by %s, rung %s; %d of %d prompt tokens expected in its cache (%d of %d blocks)\n",
 		r.Strategy, r.Rung, r.PredictedTokens, r.PromptTokens, r.MatchedBlocks, r.Blocks)
+	if r.Rule != "" || r.Pool != "" {
+		fmt.Fprintf(out, "  rule %s%s\n", cmp.Or(plain(r.Rule), "without a name"), target(r))
+	}
 	if r.Exact {
 		fmt.Fprintln(out, "  its cache is known by the engine's events")
 	}
@@ -65,10 +83,10 @@ func printReceipt(out io.Writer, r *admin.Receipt) error {
 		if r.LoadFrom != "" {
 			fmt.Fprintf(out, "  load: as %s report it, %.1f s old\n", r.LoadFrom, r.LoadAgeS)
 		}
-		fmt.Fprintln(w, "backend\tblocks\theld tokens\tactive\ttokens/s\tage\twait s\tcompute s\tlater s\tcost s\t")
+		fmt.Fprintln(w, "backend\tblocks\theld tokens\tactive\ttokens/s\tage\twait s\tzone s\tcompute s\tlater s\tcost s\t")
 		for _, c := range r.Candidates {
-			fmt.Fprintf(w, "%s\t%d\t%.0f\t%d\t%.0f\t%s\t%.3f\t%.3f\t%.3f\t%.3f\t\n",
-				c.Backend, c.MatchedBlocks, c.HeldTokens, c.Active, c.Rate, seconds(c.AgeS), c.WaitS, c.ComputeS, c.LaterS, c.Cost)
+			fmt.Fprintf(w, "%s\t%d\t%.0f\t%d\t%.0f\t%s\t%.3f\t%.3f\t%.3f\t%.3f\t%.3f\t\n",
+				c.Backend, c.MatchedBlocks, c.HeldTokens, c.Active, c.Rate, seconds(c.AgeS), c.WaitS, c.ZoneS, c.ComputeS, c.LaterS, c.Cost)
 		}
 		return w.Flush()
 	}

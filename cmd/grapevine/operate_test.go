@@ -125,6 +125,9 @@ func TestOperateByCommands(t *testing.T) {
 		}
 	}
 	write("rules:\n  - {model: a, strategy: random}\n  - {strategy: fastest}\n")
+	if got := grapevine(t, "", "rules", "check", rules); got.code != exitFailed || !strings.Contains(got.err, rules+":3: rules[1].strategy") {
+		t.Errorf("check: %+v", got)
+	}
 	if got := do("rules", "apply", rules); got.code != exitFailed || !strings.Contains(got.err, "line 3: rules[1].strategy") {
 		t.Errorf("%+v", got)
 	}

@@ -3,16 +3,19 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
 	"text/tabwriter"
 
 	"grapevine/node/admin"
+	"grapevine/node/config"
 )
 
 type rulesCmd struct {
 	Show  rulesShowCmd  `cmd:"" default:"withargs" help:"Show the rules that a router goes by (the default)."`
+	Check rulesCheckCmd `cmd:"" help:"Look for mistakes in a file, without a router."`
 	Apply rulesApplyCmd `cmd:"" help:"Make a file the rules of the whole fleet."`
 }
 
@@ -39,15 +42,43 @@ func printRules(out io.Writer, set *admin.RuleSet) error {
 		fmt.Fprintln(out, "This router's own rules: none were applied to the fleet. The first that matches wins.")
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "#\tMODEL\tPATH\tHEADER\tSTRATEGY")
+	fmt.Fprintln(w, "#\tNAME\tMODEL\tPATH\tHEADER\tSHARE\tSESSION\tTO\tPOOL\tFALLBACK\tSTRATEGY")
 	for i, r := range set.Rules {
 		header := r.Header
 		if r.HeaderValue != "" {
 			header += ": " + r.HeaderValue
 		}
-		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\n", i, cmp.Or(r.Model, "-"), cmp.Or(r.Path, "-"), cmp.Or(header, "-"), r.Strategy)
+		fmt.Fprint(w, i)
+		for _, text := range []string{
+			r.Name, r.Model, r.Path, header, r.Share, r.Session, r.To, strings.Join(r.Pool, ","), strings.Join(r.Fallback, ","), r.Strategy,
+		} {
+			fmt.Fprint(w, "\t", plain(cmp.Or(text, "-")))
+		}
+		fmt.Fprintln(w)
 	}
 	return w.Flush()
+}
+
+type rulesCheckCmd struct {
+	Path string `arg:"" name:"file" placeholder:"FILE" help:"YAML with a list under the key rules; - is stdin."`
+}
+
+func (c *rulesCheckCmd) Run(s *streams) error {
+	text, err := readInput(s, c.Path, maxRulesFile)
+	if err != nil {
+		return err
+	}
+	rules, err := config.ParseRules(string(text))
+	if err != nil {
+		var errs []error
+		for _, mistake := range config.Mistakes(err) {
+			mistake.File = c.Path
+			errs = append(errs, &mistake)
+		}
+		return errors.Join(errs...)
+	}
+	_, err = fmt.Fprintf(s.out, "%s: %d rules\n", c.Path, len(rules))
+	return err
 }
 
 type rulesApplyCmd struct {

@@ -90,11 +90,12 @@ type BackendStatus struct {
 	KVTokens      int           `json:"kv_tokens,omitempty"`
 	Role          string        `json:"role,omitempty"` // prefill or decode; absent: both
 	BootstrapPort uint16        `json:"bootstrap_port,omitempty"`
-	Active        int64         `json:"active"`         // requests of this node
-	FleetActive   int64         `json:"fleet_active"`   // of all nodes, as last reported
-	PrefillTokens int64         `json:"prefill_tokens"` // outstanding
-	Rate          float64       `json:"rate"`           // prefill tokens/s, learned
-	RateFrom      string        `json:"rate_from"`      // engine: what it reports of itself; requests: what nodes measure
+	Labels        []string      `json:"labels,omitempty"` // NAME=VALUE, sorted
+	Active        int64         `json:"active"`           // requests of this node
+	FleetActive   int64         `json:"fleet_active"`     // of all nodes, as last reported
+	PrefillTokens int64         `json:"prefill_tokens"`   // outstanding
+	Rate          float64       `json:"rate"`             // prefill tokens/s, learned
+	RateFrom      string        `json:"rate_from"`        // engine: what it reports of itself; requests: what nodes measure
 	HorizonS      float64       `json:"horizon_s"`
 	Cache         CacheStatus   `json:"cache"`
 	Health        HealthStatus  `json:"health"`
@@ -187,11 +188,17 @@ type RuleSet struct {
 
 // RuleStatus has the keys of the YAML form.
 type RuleStatus struct {
-	Model       string `json:"model,omitempty"`
-	Path        string `json:"path,omitempty"`
-	Header      string `json:"header,omitempty"`
-	HeaderValue string `json:"value,omitempty"`
-	Strategy    string `json:"strategy"`
+	Name        string   `json:"name,omitempty"`
+	Model       string   `json:"model,omitempty"`
+	Path        string   `json:"path,omitempty"`
+	Header      string   `json:"header,omitempty"`
+	HeaderValue string   `json:"value,omitempty"`
+	Share       string   `json:"share,omitempty"` // as 5%
+	Session     string   `json:"session,omitempty"`
+	To          string   `json:"to,omitempty"`
+	Pool        []string `json:"pool,omitempty"`     // labels
+	Fallback    []string `json:"fallback,omitempty"` // labels, or any
+	Strategy    string   `json:"strategy,omitempty"` // absent: the router's
 }
 
 type RuleChange struct {
@@ -231,6 +238,12 @@ type Receipt struct {
 	Model       string `json:"model"`
 	PromptBytes int    `json:"prompt_bytes"`
 	Blocks      int    `json:"blocks"`
+	// Rule is the name of the rule that the request follows, Asked the model that the client named if the rule asks engines for
+	// another, Pool the labels of the backends that may serve it, and Fallback says that the rule's own pool has none now.
+	Rule     string `json:"rule,omitempty"`
+	Asked    string `json:"asked,omitempty"`
+	Pool     string `json:"pool,omitempty"`
+	Fallback bool   `json:"fallback,omitempty"`
 	// Note says how a real request would be treated differently.
 	Note string `json:"note,omitempty"`
 
@@ -280,8 +293,9 @@ type Candidate struct {
 	AgeS          float64 `json:"age_s"`         // since use of the deepest held block
 	Cost          float64 `json:"cost"`          // in the strategy's unit
 	// The parts of Cost in seconds under strategy prefix, else 0: until the engine begins with it,
-	// prefill of what its cache lacks, and what this prefill costs other requests.
+	// the price of the way to another zone, prefill of what its cache lacks, and what this prefill costs other requests.
 	WaitS    float64 `json:"wait_s"`
+	ZoneS    float64 `json:"zone_s"`
 	ComputeS float64 `json:"compute_s"`
 	LaterS   float64 `json:"later_s"`
 }

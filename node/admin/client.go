@@ -86,6 +86,11 @@ func (c *Client) SetBackendState(ctx context.Context, names []string, action, re
 	return send[Changed](ctx, c, http.MethodPatch, with("/backends", "force", c.force), stateChange{Names: names, Action: action, Reason: reason})
 }
 
+// SetLabels replaces the labels of a backend.
+func (c *Client) SetLabels(ctx context.Context, name string, labels []string) (*Changed, error) {
+	return send[Changed](ctx, c, http.MethodPatch, "/backends/"+url.PathEscape(name), backendUpdate{Labels: &labels})
+}
+
 // RemoveBackends removes all backends or none.
 func (c *Client) RemoveBackends(ctx context.Context, names []string) (*Changed, error) {
 	query := url.Values{"name": names}

@@ -79,7 +79,7 @@ func (s *Server) addBackends(r *http.Request, body *newBackends) (*Changed, erro
 
 func completeNew(b *NewBackend, place string) error {
 	own := config.Backend{
-		URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight, Role: b.Role.String(), BootstrapPort: int(b.BootstrapPort),
+		URL: b.URL, Name: b.Name, Models: b.Models, Weight: b.Weight, Role: b.Role.String(), BootstrapPort: int(b.BootstrapPort), Labels: b.Labels,
 	}
 	if err := own.Check(); err != nil {
 		return invalid(place, "", "%v", err)
@@ -125,6 +125,7 @@ type backendUpdate struct {
 
 	Role          *raftstore.Role `json:"role,omitempty"`
 	BootstrapPort *uint16         `json:"bootstrap_port,omitempty"`
+	Labels        *[]string       `json:"labels,omitempty"`
 }
 
 func (s *Server) updateBackend(r *http.Request, body *backendUpdate) (*Changed, error) {
@@ -144,7 +145,7 @@ func (s *Server) updateBackend(r *http.Request, body *backendUpdate) (*Changed, 
 	}
 	return s.Service.UpdateBackend(r.Context(), raftstore.UpdateBackend{
 		Name: name, IfVersion: body.IfVersion, URL: body.URL, Models: body.Models, Weight: body.Weight, KVTokens: body.KVTokens,
-		Role: body.Role, BootstrapPort: body.BootstrapPort,
+		Role: body.Role, BootstrapPort: body.BootstrapPort, Labels: body.Labels,
 	}, isSet(r, "force"))
 }
 

@@ -56,7 +56,7 @@ func NewDirectory(cfg Config) (*Directory, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Directory{cfg: cfg, rules: policyRules(cfg.Rules), keys: keys, entries: make(map[string]listedModel)}
+	d := &Directory{cfg: cfg, rules: config.Specs(cfg.Rules), keys: keys, entries: make(map[string]listedModel)}
 	d.changed.Store(new(make(chan struct{})))
 	first, err := d.ownRoster()
 	d.current.Store(first)

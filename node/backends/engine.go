@@ -304,7 +304,7 @@ const maxKVTokens = 1 << 40
 // Directory.mu must be held.
 func (e *Engine) forPolicy() policy.Backend {
 	return policy.Backend{
-		ID: e.ID, Generation: e.KnownGeneration(), Name: e.Name, Models: e.models(), Adapters: e.adapters, Weight: e.Weight, State: e.eligible(),
+		ID: e.ID, Generation: e.KnownGeneration(), Name: e.Name, Models: e.models(), Adapters: e.adapters, Labels: e.Labels, Weight: e.Weight, State: e.eligible(),
 		Role: e.target.Role, Paired: e.BootstrapPort != 0,
 		KVTokens: e.kvTokens(), Since: e.since, Handle: &e.target,
 	}
@@ -323,7 +323,7 @@ func roleOf(r raftstore.Role) policy.Role {
 func sameForPolicy(x, y policy.Backend) bool {
 	a, b := x.Handle.(*proxy.Target), y.Handle.(*proxy.Target)
 	return x.ID == y.ID && x.Generation == y.Generation && x.Name == y.Name && slices.Equal(x.Models, y.Models) &&
-		slices.Equal(x.Adapters, y.Adapters) && x.Weight == y.Weight && x.State == y.State && x.KVTokens == y.KVTokens && x.Since == y.Since &&
+		slices.Equal(x.Adapters, y.Adapters) && slices.Equal(x.Labels, y.Labels) && x.Weight == y.Weight && x.State == y.State && x.KVTokens == y.KVTokens && x.Since == y.Since &&
 		x.Role == y.Role && x.Paired == y.Paired && a.Bootstrap == b.Bootstrap &&
 		a.Addr == b.Addr && a.Host == b.Host && a.BasePath == b.BasePath && a.TLS == b.TLS && slices.Equal(a.Header, b.Header)
 }

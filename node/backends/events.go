@@ -98,7 +98,7 @@ func engineEvent(was, is *raftstore.Backend) string {
 	case was.URL == is.URL && was.Generation != is.Generation:
 		return EventEngineRestart
 	case was.URL != is.URL || was.Weight != is.Weight || was.KVTokens != is.KVTokens || was.Role != is.Role ||
-		was.BootstrapPort != is.BootstrapPort || !slices.Equal(was.Models, is.Models):
+		was.BootstrapPort != is.BootstrapPort || !slices.Equal(was.Models, is.Models) || !slices.Equal(was.Labels, is.Labels):
 		return EventEngineChanged
 	}
 	return ""

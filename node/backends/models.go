@@ -3,6 +3,7 @@ package backends
 import (
 	"encoding/json"
 	"slices"
+	"strings"
 	"time"
 
 	"grapevine/raftstore"
@@ -65,7 +66,7 @@ func (d *Directory) ModelsAnswer(id string, may func(id []byte) bool) []byte {
 	return l.byID[id]
 }
 
-// newModelList merges the models of backends that are not down. d.mu must be held.
+// newModelList merges the models of backends that are not down, and the names that rules give these. d.mu must be held.
 func (d *Directory) newModelList() *modelList {
 	l := &modelList{of: d.Roster(), reported: d.reported, at: time.Now(), byID: make(map[string]json.RawMessage)}
 	links, kept := make(map[*link]bool), make(map[string]bool)
@@ -85,6 +86,14 @@ func (d *Directory) newModelList() *modelList {
 			}
 			l.byID[id] = raw
 			l.ids = append(l.ids, id)
+		}
+	}
+	for i := range l.of.Rules {
+		// A prefix is no name, and an alias of a model that no engine serves is none either.
+		r := &l.of.Rules[i]
+		if r.To != "" && r.Model != "" && !strings.HasSuffix(r.Model, "*") && l.byID[r.To] != nil && l.byID[r.Model] == nil {
+			l.byID[r.Model] = declaredModel(r.Model)
+			l.ids = append(l.ids, r.Model)
 		}
 	}
 	for id, m := range d.entries {

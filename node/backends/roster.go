@@ -107,17 +107,7 @@ func (d *Directory) rulesOf(s *raftstore.State) ([]policy.Rule, error) {
 	if err != nil {
 		return d.rules, fmt.Errorf("agreed rules of version %d: %w", s.Rules.Version, err)
 	}
-	return policyRules(rules), nil
-}
-
-func policyRules(rules []config.Rule) []policy.Rule {
-	var out []policy.Rule
-	for _, r := range rules {
-		out = append(out, policy.Rule{
-			Model: r.Model, PathPrefix: r.Path, Header: r.Header, HeaderValue: r.HeaderValue, Strategy: r.Strategy,
-		})
-	}
-	return out
+	return config.Specs(rules), nil
 }
 
 func (d *Directory) newRoster(version uint64, list []*Engine, rules []policy.Rule) *Roster {

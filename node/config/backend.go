@@ -13,7 +13,6 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"grapevine/proxy/engine/events"
-	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
 
@@ -27,7 +26,8 @@ type Backend struct {
 	Role     string   // prefill or decode; "": both
 	// BootstrapPort makes a prefill or decode engine SGLang's; 0: vLLM's.
 	BootstrapPort int
-	APIKey        string // bearer token instead of the client's
+	Labels        []string // NAME=VALUE, for rules; zone also prices the way to the engine
+	APIKey        string   // bearer token instead of the client's
 	// APIKeyFile is read again at each reload.
 	APIKeyFile string
 	CAFile     string // PEM roots; default: the system's
@@ -41,28 +41,12 @@ const (
 	EventsAuto = "auto"
 )
 
-// Rule sets the strategy of requests that match all its given fields.
-type Rule struct {
-	Model       string
-	Path        string // prefix of the request path
-	Header      string // name; with HeaderValue, or any value if that is empty
-	HeaderValue string
-	Strategy    string
-}
-
 func (b *Backend) fields() []field {
 	return []field{
 		{"url", &b.URL}, {"name", &b.Name}, {"models", &b.Models}, {"weight", &b.Weight}, {"kv_tokens", &b.KVTokens},
-		{"role", &b.Role}, {"bootstrap_port", &b.BootstrapPort},
+		{"role", &b.Role}, {"bootstrap_port", &b.BootstrapPort}, {"labels", &b.Labels},
 		{"api_key", &b.APIKey}, {"api_key_file", &b.APIKeyFile}, {"ca_file", &b.CAFile},
 		{"events", &b.Events},
-	}
-}
-
-func (r *Rule) fields() []field {
-	return []field{
-		{"model", &r.Model}, {"path", &r.Path}, {"header", &r.Header},
-		{"strategy", &r.Strategy}, {"value", &r.HeaderValue}, // in the text form part of header
 	}
 }
 
@@ -79,26 +63,6 @@ func decodeBackend(n *yaml.Node, key string) (b Backend, errs []error) {
 	}
 	return b, errs
 }
-
-func decodeRule(n *yaml.Node, key string) (r Rule, errs []error) {
-	if errs = decodeMapping(n, key, r.fields(), nil); len(errs) > 0 {
-		return r, errs
-	}
-	bad := func(field, reason, remedy string) {
-		errs = append(errs, &Error{Line: n.Line, Key: key + field, Reason: reason, Remedy: remedy})
-	}
-	if r.Strategy == "" {
-		bad("", "names no strategy", "add strategy: NAME")
-	} else if !slices.Contains(policy.Strategies(), r.Strategy) {
-		bad(".strategy", fmt.Sprintf("%q is unknown", r.Strategy), knownStrategies())
-	}
-	if r.HeaderValue != "" && r.Header == "" {
-		bad(".value", "belongs to no header", "name it with header")
-	}
-	return r, errs
-}
-
-func knownStrategies() string { return "known are " + strings.Join(policy.Strategies(), ", ") }
 
 // setFields sets fields from key=value texts; lists are written A|B.
 func setFields(texts []string, fields []field) error {
@@ -137,19 +101,6 @@ func (b *Backend) UnmarshalText(text []byte) error {
 	return b.Check()
 }
 
-// UnmarshalText reads key=value[,key=value...].
-func (r *Rule) UnmarshalText(text []byte) error {
-	*r = Rule{}
-	if err := setFields(strings.Split(string(text), ","), r.fields()[:4]); err != nil {
-		return fmt.Errorf("rule %q: %w", text, err)
-	}
-	r.Header, r.HeaderValue, _ = strings.Cut(r.Header, ":")
-	if r.Strategy == "" {
-		return fmt.Errorf("rule %q names no strategy: add strategy=NAME", text)
-	}
-	return nil
-}
-
 // Check normalises b, or returns the first mistake.
 func (b *Backend) Check() error {
 	u, err := url.Parse(b.URL)
@@ -173,6 +124,10 @@ func (b *Backend) Check() error {
 	}
 	if err := b.checkRole(); err != nil {
 		return err
+	}
+	slices.Sort(b.Labels)
+	if err := raftstore.CheckLabels(b.Labels); err != nil {
+		return fmt.Errorf("labels: %w", err)
 	}
 	if b.Events != "" && b.Events != EventsOff {
 		if _, err := events.Configured(b.Events); err != nil {
@@ -255,7 +210,7 @@ func (b *Backend) Address() (addr, host, base string, tls bool) {
 func (b *Backend) Spec() raftstore.Backend {
 	s := raftstore.Backend{
 		Name: b.Name, URL: b.URL, Models: b.Models, Weight: b.Weight, KVTokens: int64(b.KVTokens),
-		BootstrapPort: uint16(b.BootstrapPort), Source: raftstore.Static,
+		BootstrapPort: uint16(b.BootstrapPort), Labels: b.Labels, Source: raftstore.Static,
 	}
 	if err := s.Role.UnmarshalText([]byte(cmp.Or(b.Role, s.Role.String()))); err != nil {
 		panic("config: an unchecked backend: " + err.Error())

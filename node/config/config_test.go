@@ -98,7 +98,7 @@ func TestParseErrors(t *testing.T) {
 		{"no value", "listen:\n", "f.yaml:1: listen: has no value: write"},
 		{"not a list", "backends: http://a\n", "f.yaml:1: backends: not a list: write a list of URLs"},
 		{"bad backend", "backends: [ftp://a]\n", `f.yaml:1: backends[0]: url "ftp://a" is not one of an engine: write http://host:port`},
-		{"rule without strategy", "rules:\n  - path: /x\n", "f.yaml:2: rules[0]: names no strategy: add strategy: NAME"},
+		{"rule without strategy", "rules:\n  - path: /x\n", "f.yaml:2: rules[0]: names no strategy, to, pool or session: add one, as a strategy of [prefix prefix-hash least-request session round-robin random weighted]"},
 		{"not a mapping", "- a\n- b\n", "f.yaml:1: not a mapping: write KEY: VALUE lines"},
 		{"two documents", "pprof: true\n---\npprof: false\n", "f.yaml:2: more than one YAML document: keep the first"},
 		{"not YAML", "a: [\n", "f.yaml:1: did not find expected node content"},
@@ -184,7 +184,7 @@ func TestTextFormsEqualYAML(t *testing.T) {
 		t.Fatal(err)
 	}
 	c, _, err = Parse("", []byte("rules: [{model: m, path: /p, header: x-a, value: b, strategy: random}]"))
-	if err != nil || r != c.Rules[0] {
+	if err != nil || !reflect.DeepEqual(r, c.Rules[0]) {
 		t.Fatalf("%+v != %+v (%v)", r, c.Rules, err)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"grapevine/gossip/member"
+	"grapevine/proxy/policy"
 )
 
 // maxConfigFile holds thousands of backends.
@@ -180,7 +181,13 @@ func decodeValue(v *yaml.Node, key string, f field) []error {
 	case *[]Backend:
 		return decodeList(v, key, f, dst, decodeBackend)
 	case *[]Rule:
-		return decodeList(v, key, f, dst, decodeRule)
+		errs := decodeList(v, key, f, dst, decodeRule)
+		if len(errs) == 0 {
+			if i, err := policy.CheckRules(Specs(*dst)); err != nil {
+				errs = append(errs, &Error{Line: v.Content[i].Line, Key: fmt.Sprintf("%s[%d]", key, i), Reason: err.Error()})
+			}
+		}
+		return errs
 	case *time.Duration:
 		if v.Kind == yaml.ScalarNode && v.Value == "0" {
 			*dst = 0 // needs no unit, as in flags

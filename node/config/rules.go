@@ -5,12 +5,133 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
 
+	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
+
+// Rule says what becomes of requests that match all its given conditions; see policy.Rule.
+type Rule struct {
+	Name string
+
+	// Conditions.
+	Model       string
+	Path        string // prefix of the request path
+	Header      string // name; with HeaderValue, or any value if that is empty
+	HeaderValue string
+	Share       string // of sessions or clients: 5%; "": all
+
+	Session  string // header:NAME, body:MEMBER or client
+	To       string // the model that engines are asked for
+	Pool     []string
+	Fallback []string // labels, or any alone
+	Strategy string
+}
+
+func (r *Rule) fields() []field {
+	return []field{
+		{"name", &r.Name}, {"model", &r.Model}, {"path", &r.Path}, {"header", &r.Header}, {"share", &r.Share},
+		{"session", &r.Session}, {"to", &r.To}, {"pool", &r.Pool}, {"fallback", &r.Fallback}, {"strategy", &r.Strategy},
+		{"value", &r.HeaderValue}, // in the text form part of header
+	}
+}
+
+func decodeRule(n *yaml.Node, key string) (r Rule, errs []error) {
+	if errs = decodeMapping(n, key, r.fields(), nil); len(errs) > 0 {
+		return r, errs
+	}
+	bad := func(field, reason, remedy string) {
+		errs = append(errs, &Error{Line: n.Line, Key: key + field, Reason: reason, Remedy: remedy})
+	}
+	if r.Strategy != "" && !slices.Contains(policy.Strategies(), r.Strategy) {
+		bad(".strategy", fmt.Sprintf("%q is unknown", r.Strategy), knownStrategies())
+	}
+	if r.HeaderValue != "" && r.Header == "" {
+		bad(".value", "belongs to no header", "name it with header")
+	}
+	if len(errs) > 0 {
+		return r, errs
+	}
+	if err := r.check(); err != nil {
+		bad("", err.Error(), "")
+	}
+	return r, errs
+}
+
+func knownStrategies() string { return "known are " + strings.Join(policy.Strategies(), ", ") }
+
+// UnmarshalText reads key=value[,key=value...].
+func (r *Rule) UnmarshalText(text []byte) error {
+	*r = Rule{}
+	fields := r.fields()
+	err := setFields(strings.Split(string(text), ","), fields[:len(fields)-1])
+	if err == nil {
+		r.Header, r.HeaderValue, _ = strings.Cut(r.Header, ":")
+		err = r.check()
+	}
+	if err != nil {
+		return fmt.Errorf("rule %q: %w", text, err)
+	}
+	return nil
+}
+
+// check sorts labels and returns the first mistake, with its remedy.
+func (r *Rule) check() error {
+	slices.Sort(r.Pool)
+	slices.Sort(r.Fallback)
+	if err := raftstore.CheckLabels(r.Pool); err != nil {
+		return fmt.Errorf("pool: %w", err)
+	}
+	if err := raftstore.CheckLabels(r.Fallback); err != nil && !slices.Equal(r.Fallback, []string{policy.AnyBackend}) {
+		return fmt.Errorf("fallback: %w; any alone is every engine of the model", err)
+	}
+	if _, err := parseShare(r.Share); err != nil {
+		return err
+	}
+	spec := r.Spec()
+	return spec.Check()
+}
+
+// parseShare reads a percentage above 0 and below 100; "" is 0.
+func parseShare(text string) (float64, error) {
+	if text == "" {
+		return 0, nil
+	}
+	number, found := strings.CutSuffix(text, "%")
+	share, err := strconv.ParseFloat(number, 64)
+	if !found || err != nil || !(share > 0 && share < 100) {
+		return 0, fmt.Errorf("share %q is not a percentage above 0 and below 100: write 5%%, or leave it out for all", text)
+	}
+	return share / 100, nil
+}
+
+// Spec is the rule as the policy follows it.
+func (r *Rule) Spec() policy.Rule {
+	share, _ := parseShare(r.Share) // checked
+	return policy.Rule{
+		Name: r.Name, Model: r.Model, PathPrefix: r.Path, Header: r.Header, HeaderValue: r.HeaderValue, Share: share,
+		Session: r.Session, To: r.To, Pool: strings.Join(r.Pool, ","), Fallback: strings.Join(r.Fallback, ","), Strategy: r.Strategy,
+	}
+}
+
+// Targets reports whether the rule says more than releases know that have only strategies.
+func (r *Rule) Targets() bool {
+	return r.Name != "" || r.Share != "" || r.Session != "" || r.To != "" || len(r.Pool) > 0 || len(r.Fallback) > 0
+}
+
+// Specs converts a list.
+func Specs(rules []Rule) []policy.Rule {
+	var out []policy.Rule
+	for i := range rules {
+		out = append(out, rules[i].Spec())
+	}
+	return out
+}
 
 // ParseRules parses a YAML mapping with the key rules. The error joins a *Error for each mistake.
 func ParseRules(text string) ([]Rule, error) {

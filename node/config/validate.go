@@ -126,8 +126,8 @@ func (c *Config) checkBackends(bad complain) {
 
 func (c *Config) checkRouting(bad complain) {
 	bad.when(!slices.Contains(policy.Strategies(), c.Strategy), "strategy", knownStrategies(), "%q is unknown", c.Strategy)
-	for i, r := range c.Rules {
-		bad.when(!slices.Contains(policy.Strategies(), r.Strategy), "rules", knownStrategies(), "rule %d: strategy %q is unknown", i, r.Strategy)
+	if i, err := policy.CheckRules(Specs(c.Rules)); err != nil {
+		bad("rules", "", "rule %d: %v", i, err)
 	}
 	bad.when(c.HashBlocks <= 0, "hash_blocks", "16 is the default", "%d is not positive", c.HashBlocks)
 	bad.when(c.BlockBytes < 64 || c.BlockBytes > 1<<16, "block_bytes", "512 is the default", "%d is not between 64 and 65536", c.BlockBytes)
@@ -145,7 +145,7 @@ func (c *Config) checkAmounts(bad complain) {
 		least time.Duration
 	}{
 		{"models_interval", c.ModelsInterval, 0}, {"metrics_interval", c.MetricsInterval, 0}, {"loads_interval", c.LoadsInterval, 0},
-		{"probe_interval", c.ProbeInterval, minProbeInterval}, {"probe_timeout", c.ProbeTimeout, time.Millisecond}, {"slow_start", c.SlowStart, 0},
+		{"probe_interval", c.ProbeInterval, minProbeInterval}, {"probe_timeout", c.ProbeTimeout, time.Millisecond}, {"slow_start", c.SlowStart, 0}, {"zone_cost", c.ZoneCost, 0},
 		{"drain_grace", c.DrainGrace, 0}, {"drain_close", c.DrainClose, 0},
 		{"drain_timeout", c.DrainTimeout, 0}, {"header_hold", c.HeaderHold, 0}, {"write_timeout", c.WriteTimeout, 1},
 		{"stream_first_byte_timeout", c.StreamFirstByteTimeout, 1},

@@ -41,9 +41,12 @@ type Metrics struct {
 	overhead  prometheus.Observer
 	error     struct{ over, under prometheus.Observer } // of predictions
 
-	labelsMu sync.Mutex                              // serialises AddModels and AddBackends
+	labelsMu sync.Mutex                              // serialises AddModels, AddBackends and AddRules
 	models   atomic.Pointer[map[string]*modelTokens] // replaced, never written
 	other    *modelTokens
+
+	ruled *prometheus.CounterVec                  // rule, target
+	rules atomic.Pointer[map[string]*ruleTargets] // by name; replaced, never written
 
 	outcomes *prometheus.CounterVec                          // backend, outcome
 	backends atomic.Pointer[map[string][]prometheus.Counter] // by name and failure; replaced, never written
@@ -56,6 +59,8 @@ type kindSeries struct {
 }
 
 type modelTokens struct{ prompt, cached, output prometheus.Counter }
+
+type ruleTargets struct{ pool, fallback prometheus.Counter }
 
 const otherModel = "other"
 
@@ -87,6 +92,7 @@ func New(version string, collect func(Scrape)) *Metrics {
 	m.other = m.newModel(otherModel)
 	m.models.Store(&map[string]*modelTokens{})
 	m.backends.Store(&map[string][]prometheus.Counter{})
+	m.rules.Store(&map[string]*ruleTargets{})
 	return m
 }
 
@@ -104,6 +110,7 @@ func (m *Metrics) requestSeries(reg prometheus.Registerer) {
 	for f := range policy.Failure(policy.Failures) {
 		m.split = append(m.split, split.WithLabelValues(f.String()))
 	}
+	m.ruled = counters("rule_requests_total", "Routed requests that followed a rule (its name, or # and its place in the list), to its pool or to its fallback.", "rule", "target")
 	m.retries = counters("retries_total", "Further backends tried because one failed before the client received a byte.").WithLabelValues()
 	m.resent = counters("resent_total", "Requests sent again to the same backend because a reused connection was stale.").WithLabelValues()
 	m.overhead = histograms("overhead_seconds", "The router's own time before it forwards a request: parsing, matching, picking.", overheadBuckets).WithLabelValues()
@@ -137,6 +144,15 @@ const maxBackendLabels = 2 * raftstore.MaxBackends
 
 func (m *Metrics) AddBackends(names []string) {
 	addLabels(m, &m.backends, names, maxBackendLabels, m.newBackend)
+}
+
+// maxRuleLabels: rules that no longer hold keep their series.
+const maxRuleLabels = 4 * policy.MaxRules
+
+func (m *Metrics) AddRules(names []string) {
+	addLabels(m, &m.rules, names, maxRuleLabels, func(name string) *ruleTargets {
+		return &ruleTargets{m.ruled.WithLabelValues(name, "pool"), m.ruled.WithLabelValues(name, "fallback")}
+	})
 }
 
 func (m *Metrics) AddModels(names []string) {
@@ -205,6 +221,9 @@ func (m *Metrics) Observe(r *proxy.Record) {
 		return
 	}
 	m.decisions[d.Strategy][d.Rung].Inc()
+	if d.Rule != "" {
+		m.countRule(d)
+	}
 	if series := (*m.backends.Load())[r.Backend]; series != nil {
 		series[r.Failed].Inc()
 	} else {
@@ -223,6 +242,17 @@ func (m *Metrics) Observe(r *proxy.Record) {
 	m.countTokens(r, d)
 }
 
+func (m *Metrics) countRule(d *policy.Decision) {
+	series := (*m.rules.Load())[d.Rule]
+	switch {
+	case series == nil: // beyond maxRuleLabels
+	case d.Fallback:
+		series.fallback.Inc()
+	default:
+		series.pool.Inc()
+	}
+}
+
 func (m *Metrics) request(k prompt.Kind, status int) prometheus.Counter {
 	if status < 0 || status >= len(m.kinds[k].codes) {
 		status = 0 // no status: other
@@ -237,7 +267,11 @@ func (m *Metrics) request(k prompt.Kind, status int) prometheus.Counter {
 }
 
 func (m *Metrics) countTokens(r *proxy.Record, d *policy.Decision) {
-	t := (*m.models.Load())[string(r.Model)]
+	model := r.Model
+	if len(r.Target) > 0 {
+		model = r.Target
+	}
+	t := (*m.models.Load())[string(model)]
 	if t == nil {
 		t = m.other
 	}

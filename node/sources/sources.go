@@ -182,7 +182,7 @@ const maxClashes = 5
 
 func sameBackend(b, c *config.Backend) bool {
 	return config.SameURL(b.URL, c.URL) && b.Weight == c.Weight && b.KVTokens == c.KVTokens && slices.Equal(b.Models, c.Models) &&
-		b.Role == c.Role && b.BootstrapPort == c.BootstrapPort
+		b.Role == c.Role && b.BootstrapPort == c.BootstrapPort && slices.Equal(b.Labels, c.Labels)
 }
 
 func (s *Sources) firstLocked(name string) *answer {
@@ -334,6 +334,9 @@ func changed(have *raftstore.Backend, b *config.Backend) (commands []raftstore.C
 	}
 	if !slices.Equal(have.Models, b.Models) {
 		u.Models, differs = &b.Models, true
+	}
+	if !slices.Equal(have.Labels, b.Labels) {
+		u.Labels, differs = &b.Labels, true
 	}
 	if differs {
 		commands = append(commands, u)
