@@ -131,7 +131,7 @@ func (f fault) answer(ctx *fasthttp.RequestCtx, d dialect) {
 func (e *exchange) refuse(f fault) {
 	f.answer(e.ctx, dialectOf(e.path))
 	e.decorate()
-	e.rec.Status = f.status
+	e.rec.Status, e.rec.ResponseBytes = f.status, int64(len(e.ctx.Response.Body()))
 }
 
 func (e *exchange) retryAfter(seconds int) {

@@ -246,6 +246,9 @@ func (e *exchange) observe() {
 	if e.split.transfers() {
 		r.CachedTokens = e.split.usage.CachedTokens // the decode backend counts what it fetched
 	}
+	if r.Decision != nil {
+		r.MatchedTokens = e.matchedTokens(r.Decision)
+	}
 	if ev := e.proxy.cfg.Log.Debug(); ev.Enabled() {
 		ev.Bytes("id", r.ID).Stringer("kind", r.Kind).Int("status", r.Status).Str("backend", r.Backend).
 			Int("attempt", r.Attempts).Stringer("failed", r.Failed).Dur("dur_ms", r.Total).Msg("request")

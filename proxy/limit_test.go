@@ -41,6 +41,7 @@ func TestClientLimits(t *testing.T) {
 			t.Errorf("headers %v", res.Header)
 		}
 	}
+	answered := map[int64]bool{}
 	for path, class := range map[string]string{"/v1/chat/completions": "rate_limit_exceeded", "/v1/messages": "rate_limit_error", "/v1/responses": "rate_limit_exceeded"} {
 		res := post("limited", path, `,"input":"x","max_tokens":900,"max_output_tokens":900`).want(t, 429)
 		var got struct {
@@ -51,6 +52,7 @@ func TestClientLimits(t *testing.T) {
 			t.Errorf("%s: %s", path, res.body)
 		}
 		// 800 tokens are used, all but what leaked meanwhile, and the request needs the whole limit.
+		answered[int64(len(res.body))] = true
 		wait, err := strconv.Atoi(res.Header.Get("Retry-After"))
 		ms, err2 := strconv.Atoi(res.Header.Get("Retry-After-Ms"))
 		if err != nil || err2 != nil || wait > 48 || wait*1000 < ms || ms < (wait-1)*1000 || res.Header.Get("X-Ratelimit-Reset-Tokens") == "" {
@@ -60,7 +62,7 @@ func TestClientLimits(t *testing.T) {
 	if n := len(b.requests()); n != 2 {
 		t.Errorf("an engine received %d requests", n)
 	}
-	if rec := r.record(2); rec.Status != 429 || rec.Limit != "tokens" || rec.Client != "limited" || rec.Attempts != 0 {
+	if rec := r.record(2); rec.Status != 429 || rec.Limit != "tokens" || rec.Client != "limited" || rec.Attempts != 0 || !answered[rec.ResponseBytes] || rec.Total == 0 {
 		t.Errorf("record %+v", rec)
 	}
 	if h := post("few", "/v1/chat/completions", "").want(t, 200).Header; h.Get("X-Ratelimit-Remaining-Requests") != "0" || h.Get("X-Ratelimit-Limit-Requests") != "1" {

@@ -336,6 +336,8 @@ type Record struct {
 	RequestBytes  int   // as received
 	ResponseBytes int64 // as sent
 	PromptBytes   int
+	// MatchedTokens is how much of the prompt the backend was believed to hold, estimated.
+	MatchedTokens int
 	// Tokens by the engine's count; -1 if unknown.
 	PromptTokens, CachedTokens, OutputTokens int
 

@@ -104,6 +104,7 @@ func (e *exchange) refuseBusy() {
 	wait := e.last.wait
 	if e.last.held {
 		e.prepare(fasthttp.StatusTooManyRequests)
+		e.rec.ResponseBytes = int64(len(e.ctx.Response.Body()))
 	} else {
 		e.refuse(fault{fasthttp.StatusTooManyRequests, "backends_busy", "no backend has room for the request; backends tried: " + strconv.Itoa(e.rec.Attempts)})
 	}

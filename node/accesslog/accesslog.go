@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/rs/zerolog"
 
@@ -141,7 +142,7 @@ func (l *Log) Observe(r *proxy.Record) {
 		Int("status", r.Status).Str("backend", r.Backend).Int("attempts", r.Attempts).
 		Int("bytes_in", r.RequestBytes).Int64("bytes_out", r.ResponseBytes)
 	if d := r.Decision; d != nil {
-		e.Str("strategy", d.Strategy).Str("rung", d.Rung.String()).Int("predicted_tokens", d.PredictedTokens).Bool("exact", d.Exact)
+		e.Str("strategy", d.Strategy).Str("rung", d.Rung.String()).Int("matched_tokens", r.MatchedTokens).Int("predicted_tokens", d.PredictedTokens).Bool("exact", d.Exact)
 	}
 	if r.Prefill.Backend != "" {
 		e.Str("prefill", r.Prefill.Backend).Int64("prefill_ms", r.Prefill.Took.Milliseconds())
@@ -157,15 +158,18 @@ func (l *Log) Observe(r *proxy.Record) {
 			e.Int(count.name, count.tokens)
 		}
 	}
-	e.Int64("overhead_us", r.Overhead.Microseconds()).Int64("queue_ms", r.Queue.Milliseconds())
+	e.Int64("overhead_us", r.Overhead.Microseconds()).Float64("queue_ms", ms(r.Queue))
 	if r.TTFT > 0 {
-		e.Int64("ttft_ms", r.TTFT.Milliseconds())
+		e.Float64("ttft_ms", ms(r.TTFT))
 	}
 	if r.Failed != policy.None {
 		e.Stringer("failed", r.Failed)
 	}
-	e.Int64("total_ms", r.Total.Milliseconds()).Send()
+	e.Float64("total_ms", ms(r.Total)).Send()
 }
+
+// ms keeps microseconds: a refusal takes less than a millisecond.
+func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // enqueue is the Log as zerolog's writer.
 type enqueue Log

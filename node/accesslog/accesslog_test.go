@@ -20,7 +20,7 @@ func request(id string, status int) *proxy.Record {
 	return &proxy.Record{
 		ID: []byte(id), Method: []byte("POST"), Path: []byte("/v1/chat/completions"), Model: []byte("m"), Client: "search", Peer: []byte("10.0.0.7"),
 		Status: status, Backend: "gpu1", Attempts: 2, PromptTokens: 100, CachedTokens: -1, OutputTokens: 7,
-		Decision: &policy.Decision{Strategy: "prefix", Rung: policy.Cache, PredictedTokens: 96, Exact: true},
+		Decision: &policy.Decision{Strategy: "prefix", Rung: policy.Cache, PredictedTokens: 96, Exact: true}, MatchedTokens: 98,
 		Overhead: 40 * time.Microsecond, Queue: 3 * time.Millisecond, TTFT: 50 * time.Millisecond, Total: time.Second,
 	}
 }
@@ -81,6 +81,7 @@ func TestLinesAndReopening(t *testing.T) {
 	l.Observe(request("not logged", 200))
 	refused := request("second", 503)
 	refused.Decision, refused.Backend, refused.TTFT = nil, "", 0
+	refused.Total = 210 * time.Microsecond
 	l.Observe(refused)
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
@@ -96,7 +97,7 @@ func TestLinesAndReopening(t *testing.T) {
 	}
 	for key, want := range map[string]any{
 		"component": "access", "node": "n1", "id": `a"b`, "client": "search", "peer": "10.0.0.7", "model": "m", "backend": "gpu1", "rung": "cache",
-		"status": 200., "attempts": 2., "predicted_tokens": 96., "exact": true, "prompt_tokens": 100., "output_tokens": 7., "overhead_us": 40., "queue_ms": 3., "ttft_ms": 50., "total_ms": 1000.,
+		"status": 200., "attempts": 2., "matched_tokens": 98., "predicted_tokens": 96., "exact": true, "prompt_tokens": 100., "output_tokens": 7., "overhead_us": 40., "queue_ms": 3., "ttft_ms": 50., "total_ms": 1000.,
 	} {
 		if line[key] != want {
 			t.Errorf("%s is %v, want %v", key, line[key], want)
@@ -105,7 +106,7 @@ func TestLinesAndReopening(t *testing.T) {
 	if _, known := line["cached_tokens"]; known || strings.Contains(first[0], "the prompt") {
 		t.Errorf("%s", first[0])
 	}
-	if !strings.Contains(second[0], `"id":"second"`) || strings.Contains(second[0], "ttft_ms") {
+	if !strings.Contains(second[0], `"id":"second"`) || !strings.Contains(second[0], `"total_ms":0.21,`) || strings.Contains(second[0], "ttft_ms") {
 		t.Errorf("%s", second[0])
 	}
 }
