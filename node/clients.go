@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"grapevine/gossip/discovery"
+	"grapevine/node/accounts"
 	"grapevine/node/admin"
 	"grapevine/node/config"
 	"grapevine/node/metrics"
@@ -82,7 +83,7 @@ func (n *Node) followClients(ctx context.Context) {
 		}
 		_, _, last := n.clients.state()
 		stamp, book, err := n.clients.read()
-		_ = n.clients.adopt(stamp, book, err, n.proxy.SetClients)
+		_ = n.clients.adopt(stamp, book, err, n.useClients)
 		switch {
 		case err != nil && (last == nil || last.Error() != err.Error() || time.Since(n.clients.logged) >= clientsSilence):
 			n.clients.logged = time.Now()
@@ -103,7 +104,10 @@ func (l *clientList) state() (book *clients.Book, at time.Time, err error) {
 // Clients lists the clients in force, without their keys.
 func (n *Node) Clients() *admin.ClientList {
 	book, at, err := n.clients.state()
-	list := &admin.ClientList{File: n.clients.file, Clients: []admin.ClientStatus{}}
+	list := &admin.ClientList{File: n.clients.file, Node: n.name, Clients: []admin.ClientStatus{}}
+	if n.Addr() != "" {
+		list.UptimeS = tenths(ageS(n.began))
+	}
 	if book == nil {
 		return list
 	}
@@ -116,9 +120,25 @@ func (n *Node) Clients() *admin.ClientList {
 		list.Clients = append(list.Clients, admin.ClientStatus{
 			Name: c.Name, Keys: len(c.Keys), Anonymous: c == book.Anonymous, Models: c.Models, Paths: c.Paths, Priority: c.Priority.String(),
 			Weight: c.Weight, TokensPerMinute: c.TokensPerMinute, InFlight: c.InFlight, Trusted: c.Trusted, TokensUsed: use.TokensUsed, Requests: use.InFlight,
+			Here: accountOf(n.accounts.Of(c.Name), use.Refused),
 		})
 	}
 	return list
+}
+
+func accountOf(t accounts.Totals, refused [len(clients.Reasons)]uint64) admin.ClientAccount {
+	return admin.ClientAccount{
+		Requests: t.Requests, Failed: t.Failed, Refused: refused[clients.Tokens] + refused[clients.InFlight],
+		PromptTokens: t.Prompt, CachedTokens: t.Cached, OutputTokens: t.Output,
+		PrefillS: t.Prefill, DecodeS: t.Decode, SavedS: t.Saved, Cost: t.Cost,
+		TTFTP50: t.TTFT.Quantile(0.5), TTFTP90: t.TTFT.Quantile(0.9), SpeedP50: t.Speed.Quantile(0.5),
+	}
+}
+
+// useClients begins to serve the clients of a book.
+func (n *Node) useClients(b *clients.Book) {
+	n.accounts.Adopt(b) // before their first requests
+	n.proxy.SetClients(b)
 }
 
 func (n *Node) collectClients(s metrics.Scrape) {
@@ -131,7 +151,6 @@ func (n *Node) collectClients(s metrics.Scrape) {
 	requests := s.Counter("client_requests_total", "Requests of the client that were forwarded.", "client")
 	inFlight := s.Gauge("client_requests_in_flight", "Requests of the client being served.", "client")
 	refused := s.Counter("client_refused_total", "Requests answered 429 because of the client's limit on tokens or requests in_flight.", "client", "reason")
-	tokens := s.Counter("client_tokens_total", "Tokens of the client's requests as engines count them; cached ones are part of the prompt.", "client", "type")
 	for _, c := range book.Clients {
 		t := n.meter.Standing(c, 0, clients.Admitted, n.meter.Now()).Totals
 		if t.Requests+t.Refused[clients.Tokens]+t.Refused[clients.InFlight] == 0 {
@@ -141,8 +160,6 @@ func (n *Node) collectClients(s metrics.Scrape) {
 		inFlight(float64(t.Own), c.Name)
 		refused(float64(t.Refused[clients.Tokens]), c.Name, clients.Tokens.String())
 		refused(float64(t.Refused[clients.InFlight]), c.Name, clients.InFlight.String())
-		tokens(float64(t.Prompt), c.Name, "prompt")
-		tokens(float64(t.Cached), c.Name, "cached")
-		tokens(float64(t.Output), c.Name, "output")
 	}
+	n.accounts.Collect(s)
 }

@@ -74,6 +74,11 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 		t.Fatal(err)
 	}
 	n.meter.Reserve(n.clients.book.Clients[0], 1, 1, 0)
+	n.accounts.SetPrice(1)
+	n.accounts.Observe(&proxy.Record{
+		Client: "of-search", Stream: true, Status: 200, PromptTokens: 1000, Queue: 1, TTFT: time.Second, Total: 2 * time.Second,
+		Decision: &policy.Decision{Candidates: []policy.Considered{{Rate: 1000}}},
+	})
 	m := metrics.New("v", func(s metrics.Scrape) {
 		n.collect(s)
 		n.collectAffinity(s, []policy.Affinity{{Whole: 1}})

@@ -20,6 +20,7 @@ import (
 
 	"grapevine/gossip"
 	"grapevine/node/accesslog"
+	"grapevine/node/accounts"
 	"grapevine/node/admin"
 	"grapevine/node/backends"
 	"grapevine/node/config"
@@ -43,19 +44,20 @@ var (
 
 // Node is one router. Its methods are safe for concurrent use.
 type Node struct {
-	cfg     config.Config
-	limits  config.Limits // of cfg, reduced to what the machine allows
-	name    string
-	log     zerolog.Logger
-	hasher  *prefixtree.Hasher
-	tree    *prefixtree.Tree
-	router  *policy.Router
-	clients *clientList
-	meter   *clients.Meter // of clients' limits
-	proxy   *proxy.Proxy
-	metrics *metrics.Metrics
-	access  *accesslog.Log
-	cert    atomic.Pointer[tls.Certificate] // of the data port; nil without TLS
+	cfg      config.Config
+	limits   config.Limits // of cfg, reduced to what the machine allows
+	name     string
+	log      zerolog.Logger
+	hasher   *prefixtree.Hasher
+	tree     *prefixtree.Tree
+	router   *policy.Router
+	clients  *clientList
+	meter    *clients.Meter // of clients' limits
+	accounts accounts.Accounts
+	proxy    *proxy.Proxy
+	metrics  *metrics.Metrics
+	access   *accesslog.Log
+	cert     atomic.Pointer[tls.Certificate] // of the data port; nil without TLS
 
 	running  atomic.Pointer[config.Config] // cfg plus what Reload applied; immutable
 	reloadMu sync.Mutex                    // one Reload at a time
@@ -127,6 +129,10 @@ func New(cfg config.Config) (*Node, error) {
 	var err error
 	if n.clients, err = newClientList(cfg.ClientsFile); err != nil {
 		return nil, err
+	}
+	n.accounts.SetPrice(cfg.GPUHourPrice)
+	if n.clients.book != nil {
+		n.accounts.Adopt(n.clients.book)
 	}
 	if err := n.buildProxy(); err != nil {
 		return nil, err

@@ -69,8 +69,9 @@ func (n *Node) Reload(next config.Config) (Reloaded, error) {
 	// Nothing below fails.
 	retune()
 	n.access.Set(which)
+	n.accounts.SetPrice(now.GPUHourPrice)
 	if book != nil {
-		_ = n.clients.adopt(stamp, book, nil, n.proxy.SetClients)
+		_ = n.clients.adopt(stamp, book, nil, n.useClients)
 	}
 	if changed {
 		out.Applied = append(out.Applied, "backends")

@@ -116,6 +116,7 @@ func (n *Node) streamsConfig(secret []byte) streams.Config {
 
 func (n *Node) observe(r *proxy.Record) {
 	n.metrics.Observe(r)
+	n.accounts.Observe(r)
 	n.access.Observe(r)
 }
 

@@ -46,7 +46,7 @@ func (e *exchange) settle() {
 	var s clients.Spent
 	switch {
 	case e.usage.PromptTokens >= 0:
-		s.Prompt, s.Output, s.Cached = e.usage.PromptTokens, max(e.usage.OutputTokens, 0), e.usage.CachedTokens
+		s.Prompt, s.Output = e.usage.PromptTokens, max(e.usage.OutputTokens, 0)
 	case e.rec.Status == StatusClientGone && e.rec.Queue > 0:
 		s.Prompt = -1
 	case e.rec.Status > 0 && e.rec.Status < fasthttp.StatusBadRequest:

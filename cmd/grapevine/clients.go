@@ -14,7 +14,7 @@ import (
 
 type clientsCmd struct {
 	List  clientsListCmd  `cmd:"" default:"withargs" help:"Show who may use a router (the default)."`
-	Usage clientsUsageCmd `cmd:"" help:"Show what clients use of their limits, over the fleet."`
+	Usage clientsUsageCmd `cmd:"" help:"Show what clients use, and what it costs."`
 	New   clientsNewCmd   `cmd:"" help:"Make a key for a client."`
 	Check clientsCheckCmd `cmd:"" help:"Check a clients file."`
 }
@@ -69,6 +69,7 @@ func printUsage(out io.Writer, list *admin.ClientList) error {
 		return printClients(out, list)
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(out, "Of their limits now, over the fleet:")
 	fmt.Fprintln(w, "CLIENT\tTOKENS\tOF\tREQUESTS\tOF")
 	for _, c := range list.Clients {
 		used := "-"
@@ -77,7 +78,28 @@ func printUsage(out io.Writer, list *admin.ClientList) error {
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%s\n", c.Name, used, limitText(c.TokensPerMinute), c.Requests, limitText(int64(c.InFlight)))
 	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "\nAt router %s in %s:\n", list.Node, seconds(list.UptimeS))
+	fmt.Fprintln(w, "CLIENT\tREQUESTS\tFAILED\tREFUSED\tPROMPT\tCACHED\tOUTPUT\tGPU TIME\tSAVED\tCOST\tTTFT P50\tP90\tTOKENS/S")
+	for _, c := range list.Clients {
+		h := &c.Here
+		if h.Requests+h.Refused == 0 {
+			continue // a file may list thousands
+		}
+		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Name, h.Requests, h.Failed, h.Refused, h.PromptTokens, h.CachedTokens, h.OutputTokens,
+			seconds(h.PrefillS+h.DecodeS), seconds(h.SavedS), known(h.Cost, "%.2f"), known(h.TTFTP50, "%.2gs"), known(h.TTFTP90, "%.2gs"), known(h.SpeedP50, "%.3g"))
+	}
 	return w.Flush()
+}
+
+// known formats a figure of which 0 means that there is none.
+func known(v float64, format string) string {
+	if v == 0 {
+		return "-"
+	}
+	return fmt.Sprintf(format, v)
 }
 
 func limitText(n int64) string {

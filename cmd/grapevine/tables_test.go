@@ -91,8 +91,11 @@ func TestTablesGolden(t *testing.T) {
 	prefixes := &admin.PrefixList{Prefixes: []admin.PrefixStatus{{Anchor: "00ff00ff00ff00ff", Tokens: 8192, Replicas: 5, AgeS: 300, ChangedS: 20, ExpiresS: 45,
 		Backends: []string{"gpu-3:8000", "gpu-1:8000", "gpu-7:8000", "gpu-2:8000", "gpu-9:8000"}, Share: 0.18, Work: 1.3, Other: 0.4,
 		Why: "18 % of the requests; keeps 1.30 backends busy, all else 0.40 of each"}}}
-	callers := &admin.ClientList{File: "/etc/grapevine/clients.yaml", Error: "clients.yaml:3: clients[1].name: is missing", Clients: []admin.ClientStatus{
-		{Name: "search", Keys: 2, Models: []string{"llama*"}, Paths: []string{"/v1/chat/completions"}, Priority: "interactive", Weight: 4, TokensPerMinute: 2_000_000, InFlight: 400, TokensUsed: 1_234_567, Requests: 17},
+	callers := &admin.ClientList{File: "/etc/grapevine/clients.yaml", Node: "gv1", UptimeS: 11100, Error: "clients.yaml:3: clients[1].name: is missing", Clients: []admin.ClientStatus{
+		{Name: "search", Keys: 2, Models: []string{"llama*"}, Paths: []string{"/v1/chat/completions"}, Priority: "interactive", Weight: 4, TokensPerMinute: 2_000_000, InFlight: 400, TokensUsed: 1_234_567, Requests: 17, Here: admin.ClientAccount{
+			Requests: 21_345, Failed: 3, Refused: 17, PromptTokens: 81_000_000, CachedTokens: 70_123_456, OutputTokens: 5_432_100, PrefillS: 1087.6, DecodeS: 2540.1, SavedS: 7012.3, Cost: 2.519,
+			TTFTP50: 0.087, TTFTP90: 0.41, SpeedP50: 52.3,
+		}},
 		{Name: "public", Anonymous: true, Priority: "batch", Weight: 1, Trusted: true, Requests: 3},
 	}}
 	for name, print := range map[string]func(io.Writer) error{

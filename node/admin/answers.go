@@ -155,6 +155,8 @@ type CertificateStatus struct {
 // ClientList is the clients of clients_file that are in force.
 type ClientList struct {
 	File    string         `json:"file"` // "": everybody may use the router
+	Node    string         `json:"node"`
+	UptimeS float64        `json:"uptime_s"`
 	AgeS    float64        `json:"age_s"`
 	Error   string         `json:"error,omitempty"` // of a file that is wrong now
 	Clients []ClientStatus `json:"clients"`
@@ -176,6 +178,26 @@ type ClientStatus struct {
 	// Over the fleet, now; tokens only of clients with such a limit.
 	TokensUsed int64 `json:"tokens_used"`
 	Requests   int   `json:"requests"` // in flight
+
+	Here ClientAccount `json:"here"`
+}
+
+// ClientAccount is what a client's requests used at this node since its start. Tokens are as engines count them.
+type ClientAccount struct {
+	Requests     uint64  `json:"requests"` // forwarded
+	Failed       uint64  `json:"failed"`   // of these
+	Refused      uint64  `json:"refused"`  // by the client's limits
+	PromptTokens uint64  `json:"prompt_tokens"`
+	CachedTokens uint64  `json:"cached_tokens"` // of PromptTokens
+	OutputTokens uint64  `json:"output_tokens"`
+	PrefillS     float64 `json:"prefill_s"` // seconds of engines
+	DecodeS      float64 `json:"decode_s"`
+	SavedS       float64 `json:"saved_s"` // by caches, of prefill
+	Cost         float64 `json:"cost"`    // of PrefillS and DecodeS, by gpu_hour_price
+	// Of streams, estimated from few buckets; 0: none yet.
+	TTFTP50  float64 `json:"ttft_p50_s"`
+	TTFTP90  float64 `json:"ttft_p90_s"`
+	SpeedP50 float64 `json:"output_tokens_per_s_p50"`
 }
 
 type RuleSet struct {

@@ -100,5 +100,7 @@ type Config struct {
 	AccessLog     string `yaml:"access_log" reload:"yes" name:"access-log" env:"GRAPEVINE_ACCESS_LOG" default:"off" placeholder:"off|errors|sample:SHARE|all" group:"watching" help:"Log a line of JSON for requests: off; errors (5xx, 429, answers broken off); sample:0.01 (that share and all errors); all. Lines hold no prompts."`
 	AccessLogFile string `yaml:"access_log_file" name:"access-log-file" env:"GRAPEVINE_ACCESS_LOG_FILE" placeholder:"FILE" group:"watching" help:"File for these lines, opened again at each reload. Empty: stdout."`
 
+	GPUHourPrice float64 `yaml:"gpu_hour_price" reload:"yes" name:"gpu-hour-price" env:"GRAPEVINE_GPU_HOUR_PRICE" default:"0" placeholder:"PRICE" group:"watching" help:"Price of an hour of one engine, all its GPUs together, for the cost of each client. 0: no costs."`
+
 	Pprof bool `yaml:"pprof" name:"pprof" env:"GRAPEVINE_PPROF" default:"false" group:"watching" help:"Serve /debug/pprof on the admin API."`
 }

@@ -45,6 +45,7 @@ func (c *Config) Validate(file string, lines map[string]int) error {
 	if _, err := accesslog.Parse(c.AccessLog); err != nil {
 		bad("access_log", err.Error(), "%q cannot be used", c.AccessLog)
 	}
+	bad.when(!Finite(c.GPUHourPrice) || c.GPUHourPrice < 0, "gpu_hour_price", "write a price such as 2.5, or 0 for no costs", "%v is not a number from 0 up", c.GPUHourPrice)
 	switch c.LogFormat {
 	case "json", "console", "auto":
 	default:

@@ -18,6 +18,21 @@ func (s Scrape) Counter(name, help string, labels ...string) Series {
 	return s.metric(prometheus.CounterValue, name, help, labels)
 }
 
+// Histogram is a distribution; Buckets are cumulative, by their upper ends.
+type Histogram struct {
+	Count   uint64
+	Sum     float64
+	Buckets map[float64]uint64
+}
+
+// Histogram begins a metric of distributions.
+func (s Scrape) Histogram(name, help string, labels ...string) func(h Histogram, labels ...string) {
+	desc := prometheus.NewDesc(prefix+name, help, labels, nil)
+	return func(h Histogram, values ...string) {
+		s <- prometheus.MustNewConstHistogram(desc, h.Count, h.Sum, h.Buckets, values...)
+	}
+}
+
 func (s Scrape) metric(kind prometheus.ValueType, name, help string, labels []string) Series {
 	desc := prometheus.NewDesc(prefix+name, help, labels, nil)
 	return func(v float64, values ...string) { s <- prometheus.MustNewConstMetric(desc, kind, v, values...) }

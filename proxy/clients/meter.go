@@ -65,13 +65,11 @@ type Standing struct {
 	Wait                               time.Duration // until the refused request may be admitted; 0 if it was
 }
 
-// Totals are of this node's requests since the client was first listed. Tokens are as engines count
-// them.
+// Totals are of this node's requests since the client was first listed.
 type Totals struct {
-	Requests               uint64 // admitted
-	Refused                [len(Reasons)]uint64
-	Prompt, Cached, Output uint64 // tokens; Cached is part of Prompt
-	Own                    int    // requests in flight
+	Requests uint64 // admitted
+	Refused  [len(Reasons)]uint64
+	Own      int // requests in flight
 }
 
 const (
@@ -313,7 +311,6 @@ func (a *account) takeLocked(u use) {
 type Spent struct {
 	// Prompt and Output are the engine's counts, in tokens; -1 if unknown: what was reserved counts.
 	Prompt, Output int
-	Cached         int // of Prompt; at most 0 if unknown
 }
 
 // Release gives back what the request holds and did not spend. Further calls do nothing.
@@ -339,9 +336,6 @@ func (m *Meter) Release(r *Reservation, s Spent, now time.Duration) {
 		}
 	}
 	a.takeLocked(change)
-	a.totals.Prompt += uint64(max(s.Prompt, 0))
-	a.totals.Cached += uint64(max(s.Cached, 0))
-	a.totals.Output += uint64(max(s.Output, 0))
 	a.recent.now.inFlight--
 	if at >= a.recent.began { // peers have not heard of it
 		a.recent.now.tokens = max(0, a.recent.now.tokens+change.tokens)
