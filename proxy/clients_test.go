@@ -165,3 +165,35 @@ func TestClientsAsTenants(t *testing.T) {
 		t.Errorf("salts %q, %q of one client, %q and %q of others", a, second, other, anonymous)
 	}
 }
+
+// Engines get the priority that a client asks for only without a list of clients, or from a trusted one.
+func TestPriorityInsideEngines(t *testing.T) {
+	b := newBackend(t, false, answering)
+	book := newBook(t, "open", &clients.Client{Name: "friend", Trusted: true}, &clients.Client{Name: "other", Priority: clients.Interactive}, &clients.Client{Name: "open"})
+	listed := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.Clients = book }))
+	for _, c := range []struct {
+		r    *rig
+		key  string
+		want bool
+	}{{listed, "key-of-friend", true}, {listed, "key-of-other", false}, {listed, "", false}, {newRig(t, []string{b.addr}), "", true}} {
+		header := "X-A: b"
+		if c.key != "" {
+			header = "Authorization: Bearer " + c.key
+		}
+		for path, body := range map[string]string{
+			"/v1/chat/completions": `{"model":"m","priority":-9,"messages":[{"role":"user","content":"priority"}],"prior\u0069ty":"-9"}`,
+			"/v1/messages":         `{"messages":[],"priority":-9}`,
+			"/generate":            `{"priority":-9,"text":"x","stream":true}`,
+		} {
+			before := len(b.requests())
+			c.r.raw(request("POST", path, body, header, "X-Vllm-Priority: -9", "X_Vllm_Priority: -9")).want(t, 200)
+			seen := b.requests()[before]
+			if got := strings.Contains(seen.body, "-9"); got != c.want || !json.Valid([]byte(seen.body)) {
+				t.Errorf("%q %s: engine received %s", c.key, path, seen.body)
+			}
+			if got := strings.Count(string(seen.raw), "riority: -9"); (got == 1) != c.want || got > 1 {
+				t.Errorf("%q %s: engine received\n%s", c.key, path, seen.raw)
+			}
+		}
+	}
+}

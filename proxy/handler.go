@@ -101,7 +101,9 @@ func (e *exchange) serve() {
 }
 
 func (e *exchange) scan(kind prompt.Kind, control bool) {
-	e.head.scan(e.ctx.Request.Header.RawHeaders(), scanOptions{plainAnswer: kind != prompt.Other, control: control, takeKey: e.proxy.cfg.Clients != nil})
+	e.head.scan(e.ctx.Request.Header.RawHeaders(), scanOptions{
+		plainAnswer: kind != prompt.Other, control: control, ranked: e.proxy.ranks(e.client), takeKey: e.proxy.cfg.Clients != nil,
+	})
 }
 
 // screen refuses requests that two parsers could read differently.
@@ -196,6 +198,15 @@ func (p *Proxy) controls(c *clients.Client) bool {
 	return p.cfg.AllowEngineControl && (c == nil || c.Trusted)
 }
 
+// ranks reports whether a client may say before which requests engines serve its own. Engines' scales run in opposite directions, so
+// that no number stands for the priority of a client of the list.
+func (p *Proxy) ranks(c *clients.Client) bool {
+	if c == nil {
+		return p.cfg.Clients == nil
+	}
+	return c.Trusted
+}
+
 // An unparsable body that needs edits is refused, because engines read UTF-16, NaN and more.
 func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	q := &e.query
@@ -213,7 +224,7 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 		id, _ := responseOf(e.path)
 		return e.findHolder(id)
 	}
-	o := prompt.Options{Control: e.proxy.controls(e.client), NameResponse: true, Tenant: e.tenant}
+	o := prompt.Options{Control: e.proxy.controls(e.client), Unranked: !e.proxy.ranks(e.client), NameResponse: true, Tenant: e.tenant}
 	o.Split = !o.Control && e.proxy.splits()
 	if e.proxy.cfg.Rules != nil {
 		e.members = e.proxy.cfg.Rules.SessionMembers()

@@ -79,6 +79,7 @@ type requestHead struct {
 type scanOptions struct {
 	plainAnswer bool // drop Accept-Encoding, so that the answer is readable
 	control     bool // keep headers that steer engines
+	ranked      bool // keep the priority for engines
 	takeKey     bool // clients' keys are for the router, not for engines
 }
 
@@ -131,6 +132,8 @@ func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 		return false
 	}
 	switch string(known) {
+	case "x-vllm-priority":
+		return o.ranked
 	case "connection":
 		h.nominate(value)
 		return false

@@ -30,9 +30,9 @@ func (e *exchange) identify(kind prompt.Kind) bool {
 		e.deny(fault{fasthttp.StatusForbidden, "path_not_allowed", "this API key may not use this path"})
 		return false
 	}
-	if e.proxy.controls(e.client) {
+	if e.client.Trusted {
 		id := e.head.id
-		e.scan(kind, true)
+		e.scan(kind, e.proxy.controls(e.client))
 		e.head.id = id // it may be the router's own
 	}
 	return true

@@ -153,7 +153,7 @@ func (p *Parser) unwanted(name []byte, f field) bool {
 	if f.how == asResponseID {
 		return p.opt.NameResponse && !p.opt.Control
 	}
-	return !p.opt.Control && steers(name)
+	return !p.opt.Control && steers(name) || p.opt.Unranked && string(name) == "priority"
 }
 
 // record reads an object whose members follow the tape after start in the list's order. Other values

@@ -246,6 +246,8 @@ type Edit struct {
 // Options say how to change a body.
 type Options struct {
 	Control bool
+	// Unranked cuts priority, by which engines order what waits.
+	Unranked bool
 	// NameResponse makes room for an id in requests of kind Responses, and cuts the client's own
 	// unless Control.
 	NameResponse bool
