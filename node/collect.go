@@ -15,6 +15,7 @@ func (n *Node) collect(s metrics.Scrape) {
 	n.collectClients(s)
 	n.collectEngines(s)
 	collectLoads(s, n.loads())
+	collectFollowed(s, n.followed())
 	n.collectTree(s)
 	n.collectAgreement(s)
 	n.health.Collect(s)
@@ -44,10 +45,6 @@ func (n *Node) collectEngines(s metrics.Scrape) {
 	rate := s.Gauge("backend_prefill_rate", "Learned prompt tokens per second. Not additive.", "backend")
 	models := s.Gauge("backend_models", "Known models of the backend; 0: it may serve any.", "backend")
 	exact := s.Gauge("backend_cache_exact", "1 while this node follows the engine's cache events and none are lost. Not additive.", "backend")
-	blocks := s.Gauge("backend_cache_blocks", "KV blocks of the engine by its events, at the nodes that follow it. Not additive.", "backend")
-	batches := s.Counter("cache_event_batches_total", "Batches of cache events applied since this node began to follow the engine.", "backend")
-	missing := s.Counter("cache_event_batches_missing_total", "Batches of cache events that neither the stream nor its replay brought.", "backend")
-	checked := s.Counter("cache_checks_total", "Answers whose count of cached tokens was compared with the engine's events, by result.", "backend", "result")
 	at := now()
 	for _, u := range n.backends.Roster().List {
 		tokens, requests := n.router.Load(u.ID)
@@ -59,13 +56,32 @@ func (n *Node) collectEngines(s metrics.Scrape) {
 		horizon(n.tree.Horizon(u.ID).Seconds(), u.Name)
 		rate(n.router.Rate(u.ID), u.Name)
 		models(float64(len(names)), u.Name)
-		cache := n.streams.Status(u)
-		exact(metrics.Bool(cache.Known == streams.Exact), u.Name)
-		blocks(float64(cache.Blocks), u.Name)
-		batches(float64(cache.Batches), u.Name)
-		missing(float64(cache.Missing), u.Name)
-		checked(float64(cache.Agreed), u.Name, "agreed")
-		checked(float64(cache.Contradicted), u.Name, "contradicted")
+		exact(metrics.Bool(n.streams.Status(u).Known == streams.Exact), u.Name)
+	}
+}
+
+// followed are the caches of the engines whose cache events this node follows, by name.
+func (n *Node) followed() map[string]streams.Status {
+	all := make(map[string]streams.Status)
+	for _, e := range n.backends.Roster().List {
+		if st := n.streams.Status(e); st.Following {
+			all[e.Name] = st
+		}
+	}
+	return all
+}
+
+func collectFollowed(s metrics.Scrape, caches map[string]streams.Status) {
+	blocks := s.Gauge("backend_cache_blocks", "KV blocks of the engine by its events, at the nodes that follow it. Not additive.", "backend")
+	batches := s.Counter("cache_event_batches_total", "Batches of cache events applied since this node began to follow the engine.", "backend")
+	missing := s.Counter("cache_event_batches_missing_total", "Batches of cache events that neither the stream nor its replay brought.", "backend")
+	checked := s.Counter("cache_checks_total", "Answers whose count of cached tokens was compared with the engine's events, by result.", "backend", "result")
+	for name, st := range caches {
+		blocks(float64(st.Blocks), name)
+		batches(float64(st.Batches), name)
+		missing(float64(st.Missing), name)
+		checked(float64(st.Agreed), name, "agreed")
+		checked(float64(st.Contradicted), name, "contradicted")
 	}
 }
 

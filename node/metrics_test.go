@@ -19,6 +19,7 @@ import (
 	"grapevine/node/backends"
 	"grapevine/node/metrics"
 	"grapevine/node/share"
+	"grapevine/node/streams"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
 	"grapevine/proxy/prompt"
@@ -83,6 +84,7 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 		n.collect(s)
 		n.collectAffinity(s, []policy.Affinity{{Whole: 1}})
 		collectLoads(s, map[string]backends.Load{"127.0.0.1:1": {At: time.Now(), From: backends.FromMetrics}})
+		collectFollowed(s, map[string]streams.Status{"127.0.0.1:1": {Following: true}})
 		everyFigure().collect(s)
 	})
 	m.AddBackends(n.backends.Roster().Names())

@@ -10,9 +10,10 @@ import (
 
 // Stamper gives requests session ids by which engines name them in their cache events. Safe for concurrent use; it must not block.
 type Stamper interface {
-	// Stamp notes that q goes to backend b, appends its session id to dst and says where the backend reads it. It appends nothing and
-	// returns NoCarrier if the backend publishes no events. It keeps nothing of q. The id is for Ended.
-	Stamp(dst []byte, b prefixtree.Backend, q *policy.Request) (stamp []byte, id uint64, where events.Carrier)
+	// Stamp notes that q goes to backend b, appends its session id to dst and says where the backend reads it. It notes and appends
+	// nothing and returns NoCarrier if the backend publishes no events, or reads session ids from bodies only and inBody says that it
+	// reads none from a body of this kind. It keeps nothing of q. The id is for Ended.
+	Stamp(dst []byte, b prefixtree.Backend, q *policy.Request, inBody bool) (stamp []byte, id uint64, where events.Carrier)
 	// Ended takes the tokens that the backend counted, -1 if not reported.
 	Ended(b prefixtree.Backend, id uint64, tokens engine.Usage)
 }
@@ -32,13 +33,8 @@ func (e *exchange) stampFor(t *Target, pieces [][]byte, g *guard) [][]byte {
 		return pieces
 	}
 	s := stamped{backend: t.ID}
-	e.stamp, s.id, s.where = e.proxy.cfg.Stamper.Stamp(e.stamp[:0], t.ID, &e.query)
+	e.stamp, s.id, s.where = e.proxy.cfg.Stamper.Stamp(e.stamp[:0], t.ID, &e.query, sessionInBody(e.rec.Kind))
 	if s.where == events.InBody {
-		switch e.rec.Kind {
-		case prompt.Chat, prompt.Completion, prompt.Generate: // of which SGLang reads it
-		default:
-			return pieces
-		}
 		id := len(e.stamp)
 		e.stamp = append(e.stamp, `"session_id":"`...)
 		e.stamp = append(e.stamp, e.stamp[:id]...)
@@ -48,6 +44,11 @@ func (e *exchange) stampFor(t *Target, pieces [][]byte, g *guard) [][]byte {
 	}
 	g.stamped, e.stampHead = s, s.where == events.InHeader
 	return pieces
+}
+
+// sessionInBody reports whether SGLang reads a session id from bodies of kind k.
+func sessionInBody(k prompt.Kind) bool {
+	return k == prompt.Chat || k == prompt.Completion || k == prompt.Generate
 }
 
 func (e *exchange) endStamped(g *guard, u engine.Usage) {

@@ -22,10 +22,10 @@ type stamping struct {
 	ended []engine.Usage
 }
 
-func (s *stamping) Stamp(dst []byte, _ prefixtree.Backend, q *policy.Request) ([]byte, uint64, events.Carrier) {
+func (s *stamping) Stamp(dst []byte, _ prefixtree.Backend, q *policy.Request, inBody bool) ([]byte, uint64, events.Carrier) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.where == events.NoCarrier || len(q.Marks) == 0 {
+	if s.where == events.NoCarrier || s.where == events.InBody && !inBody || len(q.Marks) == 0 {
 		return dst, 0, events.NoCarrier
 	}
 	s.sent++
@@ -82,6 +82,9 @@ func TestStamps(t *testing.T) {
 			rec := r.record(0)
 			s.mu.Lock()
 			defer s.mu.Unlock()
+			if noted := s.sent > 0; noted != c.stamped {
+				t.Errorf("a stamp was noted: %v, sent: %v", noted, c.stamped)
+			}
 			if ended := len(s.ended) > 0; ended != (c.stamped && rec.PromptTokens > 0) {
 				t.Errorf("stamped %v, ended %v with %d prompt tokens", c.stamped, s.ended, rec.PromptTokens)
 			}

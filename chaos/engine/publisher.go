@@ -239,7 +239,7 @@ func (p *publisher) replay(c *peer) error {
 	}
 }
 
-var errPeer = errors.New("engine: not as ZMTP 3 has it")
+var errPeer = errors.New("engine: the subscriber breaks ZMTP 3, or its frames are too long")
 
 const (
 	frameMore    = 1

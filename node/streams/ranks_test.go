@@ -12,7 +12,7 @@ func TestRankIsFollowed(t *testing.T) {
 	f.sources = fmt.Sprintf(`{"0":{"endpoint":"tcp://*:1"},"1":{"endpoint":"tcp://*:%d"}}`, f.pub.Addr().(*net.TCPAddr).Port)
 	f.http.URL += "#rank=1"
 	s := newFleet(t, f, nil)
-	<-f.subs
+	f.subscribed()
 	eventually(t, "live stream", func() bool {
 		f.publish(removedEvent(99))
 		return s.status().Known == Exact

@@ -345,9 +345,9 @@ func (s *Streams) prompt(q *policy.Request) ledger.Prompt {
 }
 
 // Stamp implements proxy.Stamper.
-func (s *Streams) Stamp(dst []byte, b prefixtree.Backend, q *policy.Request) ([]byte, uint64, events.Carrier) {
+func (s *Streams) Stamp(dst []byte, b prefixtree.Backend, q *policy.Request, inBody bool) ([]byte, uint64, events.Carrier) {
 	st := s.of(b)
-	if st == nil || len(q.Marks) == 0 {
+	if st == nil || len(q.Marks) == 0 || st.source.Session == events.InBody && !inBody {
 		return dst, 0, events.NoCarrier
 	}
 	end := q.Marks[len(q.Marks)-1]

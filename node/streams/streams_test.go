@@ -111,6 +111,16 @@ func greet(c net.Conn) error {
 	return nil
 }
 
+// subscribed waits for a subscriber.
+func (f *fake) subscribed() {
+	f.t.Helper()
+	select {
+	case <-f.subs:
+	case <-time.After(20 * time.Second):
+		f.t.Fatal("no subscriber within 20 s")
+	}
+}
+
 // publish sends a batch of one event in vLLM's older form, an array.
 func (f *fake) publish(event []byte) {
 	f.mu.Lock()
@@ -235,13 +245,13 @@ func testPrompt(seed uint64, blocks int) *policy.Request {
 func TestFollowing(t *testing.T) {
 	f := newFake(t)
 	s := newFleet(t, f, nil)
-	<-f.subs
+	f.subscribed()
 	eventually(t, "live stream", func() bool {
 		f.publish(removedEvent(99))
 		return s.status().Known == Exact
 	})
 	b, q := s.engine().ID, testPrompt(1, 8)
-	stamp, id, where := s.Stamp(nil, b, q)
+	stamp, id, where := s.Stamp(nil, b, q, true)
 	if where != events.InHeader {
 		t.Fatalf("carrier %v, want the header", where)
 	}
@@ -299,7 +309,7 @@ func TestOnlySomeNodesFollow(t *testing.T) {
 		st := s.status()
 		return st.Known == Reported && len(st.Followers) == mostFollowers && !st.Following
 	})
-	if _, _, where := s.Stamp(nil, s.engine().ID, testPrompt(1, 2)); where != events.InHeader {
+	if _, _, where := s.Stamp(nil, s.engine().ID, testPrompt(1, 2), true); where != events.InHeader {
 		t.Error("the request of a node that does not follow the engine has no stamp")
 	}
 	if h := s.Held(s.engine().ID, testPrompt(1, 2), 2); h.Known {
@@ -330,7 +340,7 @@ func TestEnginesWithoutAStream(t *testing.T) {
 				st := s.status()
 				return st.Known == Predicted && strings.Contains(st.Why, c.why)
 			})
-			if stamp, _, where := s.Stamp(nil, s.engine().ID, testPrompt(1, 2)); where != events.NoCarrier || len(stamp) > 0 {
+			if stamp, _, where := s.Stamp(nil, s.engine().ID, testPrompt(1, 2), true); where != events.NoCarrier || len(stamp) > 0 {
 				t.Errorf("stamp %q", stamp)
 			}
 		})
@@ -346,7 +356,7 @@ func TestConfiguredAddress(t *testing.T) {
 	if s.Idle() {
 		t.Fatal("idle with an address")
 	}
-	<-f.subs
+	f.subscribed()
 	eventually(t, "live stream", func() bool {
 		f.publish(removedEvent(99))
 		return s.status().Known == Exact
