@@ -2,17 +2,13 @@ package prefixtree
 
 // Evicted removes the facts of a backend about blocks that the backend has evicted, and returns how many facts it removed. It leaves
 // facts touched after upTo, since the backend may have computed their blocks again, and facts older than the horizon, which no match
-// returns. With tell, Evicted also publishes the removals to peers; only one of the nodes that follow the backend needs to. Safe for
-// concurrent use.
-func (t *Tree) Evicted(b Backend, blocks []Hash, upTo, now Time, tell bool) (removed int) {
+// returns. It publishes the removals to peers. Safe for concurrent use.
+func (t *Tree) Evicted(b Backend, blocks []Hash, upTo, now Time) (removed int) {
 	if int(b) >= len(t.limits) {
 		return 0
 	}
-	var news *[]Fact
-	if tell {
-		news = t.buffer()
-		defer t.publish(news)
-	}
+	news := t.buffer()
+	defer t.publish(news)
 	upTo, now = clampTime(upTo), clampTime(now)
 	believed := now - Time(t.limits[b].horizon(now))
 	for _, h := range blocks {

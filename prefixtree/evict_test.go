@@ -29,29 +29,25 @@ func TestEvicted(t *testing.T) {
 	tell()
 	tree.Record(1, chain[:2], start+4000, &tr)
 	tell()
-	if n := tree.Evicted(1, chain[6:], start+3000, start+5000, false); n != 2 || len(news) != 0 {
-		t.Errorf("%d removed and %d facts told, want 2 and none", n, len(news))
-	}
-	if n := tree.Evicted(1, chain, start+3000, start+5000, true); n != 4 {
-		t.Errorf("%d removed, want 4: two were touched since", n)
+	if n := tree.Evicted(1, chain, start+3000, start+5000); n != 6 {
+		t.Errorf("%d removed, want 6: two were touched since", n)
 	}
 	tell()
 	if held(tree) != 2 {
 		t.Errorf("%d blocks believed here, want 2", held(tree))
 	}
-	// The other tree heard of blocks 3 to 6 from this node; whatever it knew below is then unreachable.
 	var m Matches
-	other.Match(&m, chain[:6], start+5000)
+	other.Match(&m, chain, start+5000)
 	if len(m.Holders()) != 1 || m.Holders()[0].Blocks != 2 {
-		t.Errorf("peers believe %+v, want 2 blocks of the first six", m.Holders())
+		t.Errorf("peers believe %+v, want 2 blocks", m.Holders())
 	}
 	tree.Record(1, chain, start+6000, &tr)
 	news = news[:0]
 	old := start + Time((2 * time.Minute).Milliseconds())
-	if n := tree.Evicted(1, chain, old, old, true); n != 0 || len(news) != 0 {
+	if n := tree.Evicted(1, chain, old, old); n != 0 || len(news) != 0 {
 		t.Errorf("%d facts beyond the horizon removed, want none", n)
 	}
-	if n := tree.Evicted(60000, chain, old, old, true); n != 0 {
+	if n := tree.Evicted(60000, chain, old, old); n != 0 {
 		t.Errorf("%d facts of an unknown backend removed", n)
 	}
 }

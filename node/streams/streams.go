@@ -37,6 +37,8 @@ const (
 	turn = 500 * time.Millisecond
 	// settled: a placement younger than this may still wait in the engine, which then computes again what it evicted.
 	settled = prefixtree.Time(1000) // ms
+	// calls is how often a follower lists what is gone, until it is settled.
+	calls = 1 + int(settled)/int(turn/time.Millisecond)
 	// mostBlocks bounds the KV blocks of all followed engines, 60 to 90 bytes each, and mostOfOne those of one.
 	mostBlocks = 1 << 22
 	mostOfOne  = 1 << 20
@@ -94,7 +96,7 @@ type stream struct {
 	url        string
 	generation uint32
 	source     events.Source
-	followers  []string   // first come first; the first one tells peers what is gone
+	followers  []string   // first come first
 	own        *following // nil: others follow it
 	why        string     // why this node does not, although it is a follower
 }
@@ -319,7 +321,9 @@ func (s *Streams) of(b prefixtree.Backend) *stream {
 	return (*t)[b]
 }
 
-// tellEvicted takes what engines have evicted out of the tree.
+// tellEvicted takes what engines have evicted out of the trees of all nodes. The first follower of an engine does so; what it does not
+// tell, because its stream or the node is down or its stream lost the event, is still in this node's tree after all its calls, and the
+// next follower tells it.
 func (s *Streams) tellEvicted(now prefixtree.Time) {
 	t := s.table.Load()
 	if t == nil {
@@ -329,8 +333,9 @@ func (s *Streams) tellEvicted(now prefixtree.Time) {
 		if st == nil || st.own == nil {
 			continue
 		}
-		if s.gone = st.own.ledger.Gone(s.gone[:0], 1+int(settled/prefixtree.Time(turn.Milliseconds()))); len(s.gone) > 0 {
-			s.cfg.Tree.Evicted(st.id, s.gone, now-settled, now, st.followers[0] == s.cfg.Self)
+		before := slices.Index(st.followers, s.cfg.Self)
+		if s.gone = st.own.ledger.Gone(s.gone[:0], before*calls, calls); len(s.gone) > 0 {
+			s.cfg.Tree.Evicted(st.id, s.gone, now-settled, now)
 		}
 	}
 }

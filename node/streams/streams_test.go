@@ -242,10 +242,28 @@ func testPrompt(seed uint64, blocks int) *policy.Request {
 	return q
 }
 
+// rankedBefore returns so many names of nodes that come before this one among the followers of the engine.
+func rankedBefore(n int) (names []string) {
+	for i := 0; len(names) < n; i++ {
+		name := fmt.Sprint("peer", i)
+		if health.Assigned(prefixtree.BackendKey("engine"), []string{name, "self"}, 1)[0] == name {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 func TestFollowing(t *testing.T) {
+	t.Run("first", func(t *testing.T) { testFollowing(t) })
+	t.Run("second, and the first does not tell what is gone", func(t *testing.T) { testFollowing(t, rankedBefore(1)...) })
+}
+
+func testFollowing(t *testing.T, peers ...string) {
 	f := newFake(t)
 	s := newFleet(t, f, nil)
 	f.subscribed()
+	s.setPeers(peers...)
+	eventually(t, "followers", func() bool { return len(s.status().Followers) == len(peers)+1 })
 	eventually(t, "live stream", func() bool {
 		f.publish(removedEvent(99))
 		return s.status().Known == Exact
@@ -296,13 +314,7 @@ func TestFollowers(t *testing.T) {
 
 func TestOnlySomeNodesFollow(t *testing.T) {
 	f := newFake(t)
-	var other []string // ranked before self
-	for i := 0; len(other) < mostFollowers; i++ {
-		name := fmt.Sprint("peer", i)
-		if health.Assigned(prefixtree.BackendKey("engine"), []string{name, "self"}, 1)[0] == name {
-			other = append(other, name)
-		}
-	}
+	other := rankedBefore(mostFollowers)
 	s := newFleet(t, f, nil)
 	s.setPeers(other...)
 	eventually(t, "other followers", func() bool {

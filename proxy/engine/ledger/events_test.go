@@ -148,14 +148,14 @@ func TestGone(t *testing.T) {
 	q := &Prompt{Blocks: []prefixtree.Hash{101, 102}, Marks: []prefixtree.Mark{{Hash: 7, Bytes: 600}}, BlockBytes: 256}
 	l.Batch([]events.Event{stored(l.send(1, q), 0, 1, 2, 3, 4, 5, 6)})
 	l.Ended(1, 98, 0, 1)
-	if gone := l.Gone(nil, 1); gone != nil {
+	if gone := l.Gone(nil, 0, 1); gone != nil {
 		t.Errorf("%v gone, want none", gone)
 	}
 	l.Batch([]events.Event{removed(6, 5)})
-	if gone := l.Gone(nil, 1); len(gone) != 1 || gone[0] != 102 {
+	if gone := l.Gone(nil, 0, 1); len(gone) != 1 || gone[0] != 102 {
 		t.Errorf("%v gone, want the second block of the text", gone)
 	}
-	if gone := l.Gone(nil, 1); gone != nil {
+	if gone := l.Gone(nil, 0, 1); gone != nil {
 		t.Errorf("%v gone, want it told once", gone)
 	}
 }
@@ -256,7 +256,7 @@ func FuzzBatch(f *testing.F) {
 			if h := l.Held(q, int(n>>36&3)); h.Tokens < 0 || h.Below[events.CPU]+h.Below[events.Disk] > h.Tokens {
 				t.Fatalf("held %+v", h)
 			}
-			l.Gone(nil, 1)
+			l.Gone(nil, 0, 1)
 		}
 		if held, dead := l.blocks.held, l.blocks.dead; held < 0 || dead < 0 || held+dead > l.blocks.most {
 			t.Fatalf("%d blocks and %d tombstones of at most %d", held, dead, l.blocks.most)
@@ -296,7 +296,7 @@ func BenchmarkBatch(b *testing.B) {
 					l.Ended(i, 1030, 0, 1)
 				}
 				if i%20 == 0 {
-					l.Gone(nil, 1)
+					l.Gone(nil, 0, 1)
 				}
 			}
 		})
@@ -326,7 +326,7 @@ func TestGoneUntilTheTreeBelievesIt(t *testing.T) {
 	l.Batch([]events.Event{removed(6, 5)})
 	other := &Prompt{Blocks: q.Blocks, Marks: []prefixtree.Mark{{Hash: 8, Bytes: 800}}, BlockBytes: 256}
 	for call := range 3 {
-		if gone := l.Gone(nil, 3); len(gone) != 1 || gone[0] != 102 {
+		if gone := l.Gone(nil, 0, 3); len(gone) != 1 || gone[0] != 102 {
 			t.Errorf("%v gone at call %d, want the second block of the text", gone, call)
 		}
 		if call < 2 {
@@ -335,12 +335,25 @@ func TestGoneUntilTheTreeBelievesIt(t *testing.T) {
 			}
 		}
 	}
-	if gone := l.Gone(nil, 3); gone != nil {
+	if gone := l.Gone(nil, 0, 3); gone != nil {
 		t.Errorf("%v gone, want it listed three times", gone)
 	}
 	l.Batch([]events.Event{stored(l.send(2, q), 4, 5, 6)})
 	l.Batch([]events.Event{removed(6, 5)})
-	if gone := l.Gone(nil, 3); len(gone) != 1 {
+	if gone := l.Gone(nil, 0, 3); len(gone) != 1 {
 		t.Errorf("%v gone, want the block that was computed again and evicted", gone)
+	}
+}
+
+// A later follower lists what is gone after the earlier ones have had their calls.
+func TestGoneAfterOtherFollowers(t *testing.T) {
+	l := newLedger(t, 100)
+	q := &Prompt{Blocks: []prefixtree.Hash{101, 102}, Marks: []prefixtree.Mark{{Hash: 7, Bytes: 600}}, BlockBytes: 256}
+	l.Batch([]events.Event{stored(l.send(1, q), 0, 1, 2, 3, 4, 5, 6)})
+	l.Batch([]events.Event{removed(6, 5)})
+	for call, want := range []int{0, 0, 0, 1, 1, 0} {
+		if gone := l.Gone(nil, 3, 2); len(gone) != want {
+			t.Errorf("%v gone at call %d, want %d blocks", gone, call, want)
+		}
 	}
 }

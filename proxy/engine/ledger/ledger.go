@@ -312,10 +312,11 @@ func (l *Ledger) left(p *point) (id blockID, sure bool) {
 	return id, sure && !p.is(isTorn)
 }
 
-// Gone appends the blocks of texts that the engine no longer holds. It lists each in so many calls in a row, and then forgets it:
-// the tree keeps placements that are too young to be of before the eviction, and Held must know until then that they are gone.
+// Gone appends the blocks of texts that the engine no longer holds. It passes over each in the first calls, as many as pass says, lists
+// it in so many calls in a row, and then forgets it: the tree keeps placements that are too young to be of before the eviction, and Held
+// must know until then that they are gone.
 // Its cost grows with the number of places: a tenth of a millisecond for 16,000.
-func (l *Ledger) Gone(dst []prefixtree.Hash, calls int) []prefixtree.Hash {
+func (l *Ledger) Gone(dst []prefixtree.Hash, pass, calls int) []prefixtree.Hash {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.state == events.Down {
@@ -329,19 +330,25 @@ func (l *Ledger) Gone(dst []prefixtree.Hash, calls int) []prefixtree.Hash {
 		}
 		id, sure := l.left(p)
 		if l.blocks.at(id).depth() >= p.depth() {
-			p.listed(0)
+			p.setLooked(0)
 			continue
 		}
 		if p.is(isText) {
 			if !sure {
 				continue
 			}
-			dst = append(dst, p.hash)
-			if n := p.lists() + 1; n < calls && !p.is(isEnd) {
-				p.listed(n)
+			n := pass + calls // an end has no room for the number of calls
+			if !p.is(isEnd) {
+				n = p.lookedAt() + 1
+			}
+			if n > pass {
+				dst = append(dst, p.hash)
+			}
+			if n < pass+calls {
+				p.setLooked(n)
 				continue
 			}
-			p.listed(0)
+			p.setLooked(0)
 			p.want &^= isText
 		}
 		// The place of an end or a branch in the text stays known, unless too many are.

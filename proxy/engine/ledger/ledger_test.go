@@ -214,7 +214,7 @@ func (s *site) deliver() {
 	}
 	s.ledger.Batch(batch)
 	if s.steps++; s.steps%100 == 0 {
-		for _, h := range s.ledger.Gone(nil, 1) {
+		for _, h := range s.ledger.Gone(nil, 0, 1) {
 			delete(s.believed, h)
 		}
 	}

@@ -37,10 +37,10 @@ func (p *point) setAnswer(blocks int) {
 	p.want = p.want&(1<<answerBits-1) | uint32(max(0, min(blocks, mostAnswer)))<<answerBits
 }
 
-// lists returns in how many calls in a row Gone has listed a place, for which one without an answer has room.
-func (p *point) lists() int { return int(p.want >> answerBits) }
+// lookedAt returns in how many calls in a row Gone has found the place gone, at most 127. A place without an answer has room for it.
+func (p *point) lookedAt() int { return int(p.want >> answerBits) }
 
-func (p *point) listed(n int) {
+func (p *point) setLooked(n int) {
 	if !p.is(isEnd) {
 		p.setAnswer(n)
 	}

@@ -332,7 +332,7 @@ func (l *Ledger) link(t *trail) {
 					continue
 				}
 				n.want = known.want &^ isTorn // its blocks were gone, and are back
-				n.listed(0)
+				n.setLooked(0)
 			}
 			if pl.text {
 				n.want |= isText
