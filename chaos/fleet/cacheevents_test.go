@@ -22,13 +22,14 @@ import (
 
 	"grapevine/chaos/engine"
 	"grapevine/node"
+	"grapevine/node/admin"
 	"grapevine/node/config"
 )
 
 const (
 	blockTokens = 16
-	// reading is the mean time between an answer and the next question. A placement reaches the other routers sooner.
-	reading = 50 * time.Millisecond
+	// placing is how long a conversation waits for its placement to reach all routers: a router that lost its facts never has it.
+	placing = 2 * time.Second
 )
 
 // talk is conversations of many turns and branches behind shared system prompts, over routers and engines in this process.
@@ -210,10 +211,33 @@ func (w *talk) ask(router int, messages []message, output int) (answer string) {
 	}
 	a := asked{router: router, engine: e, prompt: out.Usage.Prompt, messages: len(messages), now: now[e], cached: out.Usage.Details.Cached, past: w.past(e, text)}
 	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.asked[id] = a
 	w.sent[e] = append(w.sent[e], text+answer)
+	w.mu.Unlock()
+	w.placed(e, body)
 	return answer
+}
+
+// placed waits until the placement of a prompt has reached every router, or the engine has evicted some of the prompt.
+func (w *talk) placed(e int, body []byte) {
+	everywhere := func() bool {
+		for _, n := range w.routers {
+			r, err := n.Explain("/v1/chat/completions", func(string) []byte { return nil }, body)
+			if err != nil || !slices.ContainsFunc(r.Candidates, func(c admin.Candidate) bool {
+				return c.Backend == fmt.Sprint("e", e) && c.MatchedBlocks >= r.Blocks
+			}) {
+				return false
+			}
+		}
+		return true
+	}
+	held := func() bool {
+		at, err := w.engines[e].Cached("/v1/chat/completions", body)
+		return err == nil && at.PromptTokens-at.CachedTokens <= blockTokens
+	}
+	for end := time.Now().Add(placing); held() && !everywhere() && time.Now().Before(end); {
+		time.Sleep(2 * time.Millisecond)
+	}
 }
 
 // run plays conversations at the same time, each request at a random router.
@@ -226,7 +250,6 @@ func (w *talk) run(seed uint64, clients, turns int) {
 			talk := []message{system}
 			var left [][]message // earlier conversations
 			for range turns {
-				time.Sleep(time.Duration(r.Int64N(int64(2 * reading)))) // not a wait for anything: people read
 				if r.IntN(4) == 0 || len(talk) > 14 {
 					left = append(left, talk)
 					if talk = []message{system}; len(left) > 2 && r.IntN(2) == 0 {
