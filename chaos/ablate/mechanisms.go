@@ -34,7 +34,7 @@ var mechanisms = []variant{
 		{stage, "own+e.slot.peerActive.Load(), own", "own, own"},
 	}},
 	{"pouring", "a request that no cache helps is drawn to an engine that it and others' unseen ones fill, not to the best", []edit{
-		{unseen, "poured := (s.unseen + 1)", "poured := 0 * (s.unseen + 1)"},
+		{unseen, "poured := requests", "poured := 0 * requests"},
 	}},
 	{"popular-prefixes", "what many prompts begin with makes no engine a holder", []edit{
 		{match, "common := s.pool.work.common(", "common := 0 * s.pool.work.common("},
