@@ -28,7 +28,7 @@ from sides import Side, differences, outcome
 
 ENGINES = int(os.environ.get("ENGINES", "2"))
 
-engines, direct, routers, through = [], {}, [], []  # direct: a Side of each engine by its name; through: one of each router
+launchers, engines, direct, routers, through = [], [], {}, [], []  # direct: a Side of each engine by its name; through: one of each router
 routed = 0
 
 
@@ -348,15 +348,15 @@ def back(backend, generation):
 
 
 def stop_all():
-    for p in [*routers, *engines]:
+    for p in [*routers, *engines, *launchers]:
         p.stop()
 
 
 def start():
     binary, model, cache, logs = sys.argv[1:]
-    print(f"starting {ENGINES} engines", flush=True)
     begun = time.monotonic()
-    engines.extend(servers.Engine(f"engine-{i}", model, cache, logs) for i in range(ENGINES))
+    launchers.append(servers.Launcher(cache, logs))
+    engines.extend(servers.Engine(f"engine-{i}", model, launchers[0], logs) for i in range(ENGINES))
     for e in engines:
         e.start()
     for e in engines:
