@@ -86,7 +86,7 @@ func (s *Scene) knows(c *Candidate) bool {
 		return false
 	}
 	c.exact = true
-	c.Held = min(float64(h.Tokens), float64(s.PromptTokens))
+	c.Held = float64(h.Tokens) // the engine's count; the prompt's is an estimate, and perhaps lower
 	c.Uncached = max(float64(s.PromptTokens)-c.Held+h.Loading, 1)
 	return true
 }

@@ -38,6 +38,14 @@ func TestReportedCachesReplacePredictedOnes(t *testing.T) {
 	}
 	a.End(unknown(), now)
 
+	// The number of a prompt's tokens is estimated; what the engine reports is counted.
+	truth[first.Backend] = Held{Known: true, Tokens: first.PromptTokens + 50}
+	a = pick(t, r, ask(chain), now)
+	if d := a.Decision(); d.PredictedTokens != first.PromptTokens+50 || d.UncachedTokens != 1 {
+		t.Errorf("%+v: want all that the backend reports of a prompt that is longer than estimated", d)
+	}
+	a.End(unknown(), now)
+
 	truth[first.Backend] = Held{Known: true}
 	elsewhere := false
 	for range 20 { // what is gone attracts nothing

@@ -79,7 +79,7 @@ func (w *weighted) Choose(s *Scene) (int, Rung) {
 	best := math.Inf(-1)
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		score := w.w[scorePrefix]*c.Held/float64(max(s.PromptTokens, 1)) +
+		score := w.w[scorePrefix]*min(c.Held/float64(max(s.PromptTokens, 1)), 1) +
 			w.w[scoreLoad]*least(float64(c.Active)/c.weight, minA, maxA) +
 			w.w[scoreQueue]*least(c.Queued/c.weight, minQ, maxQ)
 		used := c.KVUsage()
