@@ -83,7 +83,7 @@ test-clients: build ## the official openai and anthropic clients through a runni
 	GRAPEVINE=$(CURDIR)/$(BIN) bash chaos/clients/run.sh
 
 # ENGINES_CACHE names the directory in which the installed engine is kept (6 GB below ~/.cache/grapevine).
-test-engines: build ## the same clients through two routers to real engines, vLLM for CPUs, against the same calls made directly; 5 to 25 minutes (ENGINES=3: three engines; installs vLLM with uv)
+test-engines: build ## the same clients through two routers to real engines, vLLM for CPUs, against the same calls made directly, and what cache events tell; 4 minutes (ENGINES=3: three engines; installs vLLM with uv)
 	GRAPEVINE=$(CURDIR)/$(BIN) bash chaos/engines/run.sh
 
 test-deploy: build ## the unit and the example fleet: systemd and HAProxy read them, a node leaves under traffic (DEPLOY=full: each; installs systemd and haproxy with apt if missing)

@@ -30,19 +30,25 @@ def assistant(text):
 class Request:
     """What one request showed, in tokens."""
 
+    id: str
+    talk: str
     turn: int
     prompt: int
-    predicted: int
     cached: int
     backend: str
     moved: bool  # away from the backend of the turn before
+    predicted: int = 0
+    exact: bool = False  # by the engine's events
+
+    def within(self):
+        return abs(self.predicted - self.cached) <= servers.BLOCK
 
 
 class Conversation:
     """Turns over any of the routers. A quarter of them replace the turn before, as a user does who edits the last message."""
 
     def __init__(self, seed, system):
-        self.random = random.Random(seed)
+        self.name, self.random = seed, random.Random(seed)
         self.messages = [{"role": "system", "content": system}] if system else []
         self.turns, self.backend = 0, None
         self.streams = 0.5  # the share of its answers that are streams
@@ -56,8 +62,8 @@ class Conversation:
         self.messages.append(assistant(text))
         self.turns += 1
         before, self.backend = self.backend, headers["x-grapevine-backend"]
-        return Request(self.turns, usage.prompt_tokens, int(headers["x-grapevine-route"].split(";matched=")[1]),
-                       usage.prompt_tokens_details.cached_tokens, self.backend, before not in (None, self.backend))
+        return Request(headers["x-request-id"], self.name, self.turns, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens,
+                       self.backend, before not in (None, self.backend))
 
     def ask(self, side, stream):
         """Headers, text and usage of an answer."""
@@ -79,7 +85,7 @@ def conversations(seed, n):
     return [Conversation(f"{seed}/{i}", r.choice([None, None, *shared])) for i in range(n)]
 
 
-def play(sides, talks, turns, seed):
+def play(fleet, talks, turns, seed):
     """Takes each conversation that many turns further, AT_ONCE at a time and in random order. Returns the requests in order."""
     r = random.Random(seed)
     waiting = collections.deque(r.sample([t for t in talks for _ in range(turns)], len(talks) * turns))
@@ -97,7 +103,7 @@ def play(sides, talks, turns, seed):
 
     def work():
         while (talk := take()) is not None:
-            request = talk.step(sides)
+            request = talk.step(fleet.sides)
             with lock:
                 talking.discard(talk)
                 requests.append(request)
@@ -105,20 +111,24 @@ def play(sides, talks, turns, seed):
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         for f in [pool.submit(work) for _ in range(AT_ONCE)]:
             f.result()
+    logged = fleet.requests({q.id for q in requests})
+    for q in requests:
+        q.predicted, q.exact = logged[q.id]["predicted_tokens"], logged[q.id]["exact"]
     return requests
 
 
 def header():
-    print(f"{'predicted cached tokens':<23} {'requests':>8} {'hits %':>7} {'same %':>7} {'error %':>7} {'over %':>7} {'under %':>7} {'block %':>7}")
+    print(f"{'predicted cached tokens':<28} {'requests':>8} {'hits %':>7} {'same %':>7} {'error %':>7} {'over %':>7} {'under %':>7} {'block %':>7} {'events %':>8}")
 
 
 def report(name, requests):
     """Prints a line below header's columns: of all prompt tokens, how many were cached, and the error of the prediction; of the later turns,
-    how many went to the backend of the turn before; of the requests, how many were predicted to within one block of the engine."""
+    how many went to the backend of the turn before; of the requests, how many were predicted to within one block of the engine, and how
+    many by its events."""
     prompt = sum(q.prompt for q in requests)
     later = [q for q in requests if q.turn > 1]
     over = sum(max(0, q.predicted - q.cached) for q in requests)
     under = sum(max(0, q.cached - q.predicted) for q in requests)
     shares = [(sum(q.cached for q in requests), prompt), (sum(not q.moved for q in later), len(later)), (over + under, prompt), (over, prompt),
-              (under, prompt), (sum(abs(q.predicted - q.cached) <= servers.BLOCK for q in requests), len(requests))]
-    print(f"{name:<23} {len(requests):>8}" + "".join(f" {100 * part / whole:>7.2f}" for part, whole in shares), flush=True)
+              (under, prompt), (sum(q.within() for q in requests), len(requests)), (sum(q.exact for q in requests), len(requests))]
+    print(f"{name:<28} {len(requests):>8}" + "".join(f" {100 * part / whole:>7.2f}" for part, whole in shares), flush=True)

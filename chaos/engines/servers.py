@@ -1,12 +1,16 @@
 """The engines, and the routers in front of them."""
 
+import collections
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import time
+import urllib.request
 
-from processes import Process, Router, free_ports, get
+from processes import Process, Router, free_ports, get, wait_until
+from sides import Side
 
 MODEL = "tiny"
 BLOCK = 32  # tokens
@@ -75,7 +79,7 @@ class Forked:
 class Engine(Process):
     def __init__(self, name, model, launcher, directory):
         port, events, replay = free_ports(3)
-        self.url, self._launcher = f"http://127.0.0.1:{port}", launcher
+        self.url, self.events, self._launcher = f"http://127.0.0.1:{port}", f"tcp://127.0.0.1:{events}", launcher
         # The publisher binds only to a wildcard; with a concrete host it would connect, and subscribers would hear nothing.
         stream = {"enable_kv_cache_events": True, "publisher": "zmq", "topic": "kv", "endpoint": f"tcp://*:{events}",
                   "replay_endpoint": f"tcp://*:{replay}"}
@@ -109,17 +113,61 @@ class Engine(Process):
 class Node(Router):
     """A router of a fleet that founds itself at the first one's address."""
 
-    def __init__(self, name, binary, engines, gossip, first, directory):
+    def __init__(self, name, binary, engines, gossip, first, directory, *settings):
+        self.gossip, self.lines = gossip, os.path.join(directory, name + ".requests")
         super().__init__(
             name, binary, directory, "--gossip", f"127.0.0.1:{gossip}", "--join", f"127.0.0.1:{first}", "--founder", f"127.0.0.1:{first}",
-            "--gossip-insecure", "--data-dir", os.path.join(directory, name), *(f"--backend={e.url},name={e.name}" for e in engines))
+            "--gossip-insecure", "--data-dir", os.path.join(directory, name), "--access-log", "all", "--access-log-file", self.lines,
+            *(f"--backend={e.url},name={e.name}" for e in engines), *settings)
 
     def backends(self):
         """Its view of the engines, by name."""
         return {b["name"]: b for b in json.loads(get(self.admin + "/backends")[1])["backends"]}
 
+    def held(self, messages, engine):
+        """The tokens of a chat that it expects in an engine's cache."""
+        body = json.dumps({"model": MODEL, "messages": messages}).encode()
+        with urllib.request.urlopen(self.admin + "/explain", body, timeout=10) as r:
+            return next(c["held_tokens"] for c in json.load(r)["candidates"] if c["backend"] == engine)
 
-def nodes(binary, engines, directory):
-    """Two routers of one fleet."""
-    gossip = free_ports(2)
-    return [Node(f"router-{i}", binary, engines, port, gossip[0], directory) for i, port in enumerate(gossip)]
+    def requests(self):
+        """What it logged of each finished request, by the request's id."""
+        lines = pathlib.Path(self.lines).read_text()
+        return {r["id"]: r for r in map(json.loads, lines[:lines.rfind("\n") + 1].splitlines())}
+
+
+class Fleet:
+    """Routers in front of all engines, which share what they know. settings are flags of each."""
+
+    def __init__(self, name, binary, engines, directory, *settings):
+        self.name, self.engines, self.nodes, self.sides = name, engines, [], []
+        self._node = lambda name, gossip, first: Node(name, binary, engines, gossip, first, directory, *settings)
+
+    def add(self, n):
+        """Starts n more routers and returns when they are ready."""
+        new = []
+        for gossip in free_ports(n):
+            new.append(self._node(f"{self.name}-{len(self.nodes)}", gossip, self.nodes[0].gossip if self.nodes else gossip))
+            self.nodes.append(new[-1])
+            new[-1].start()
+        for node in new:
+            wait_until(node.ready, 60, f"{node.name} is ready")
+            self.sides.append(Side(node.url))
+
+    def follow(self):
+        """Waits until two routers follow the events of each engine, and miss none."""
+        def all_exact():
+            known = collections.Counter(name for node in self.nodes for name, b in node.backends().items() if b["cache"]["known"] == "exact")
+            return known == {e.name: 2 for e in self.engines}
+        wait_until(all_exact, 60, f"two of the routers {self.name} follow the events of each engine")
+
+    def requests(self, ids):
+        """What the routers logged of requests, by their ids."""
+        def written():
+            lines = {k: v for node in self.nodes for k, v in node.requests().items()}
+            return lines if ids <= lines.keys() else None
+        return wait_until(written, 30, f"the routers {self.name} log all requests")
+
+    def stop(self):
+        for node in self.nodes:
+            node.stop()
