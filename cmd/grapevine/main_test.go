@@ -131,7 +131,7 @@ func TestExitCodes(t *testing.T) {
 		{"version flag", []string{"--version"}, 0, "grapevine dev (go1.", ""},
 		{"no command", nil, 2, "", "expected one of"},
 		{"unknown command", []string{"sevre"}, 2, "", "unexpected argument sevre"},
-		{"unknown subcommand", []string{"backends", "ad", "x"}, 2, "", "unexpected argument ad: the commands of grapevine backends are list, add, drain, resume, remove\nSee grapevine backends --help."},
+		{"unknown subcommand", []string{"backends", "ad", "x"}, 2, "", "unexpected argument ad: the commands of grapevine backends are list, add, drain, resume, label, remove\nSee grapevine backends --help."},
 		{"default subcommand", []string{"raft", "x"}, 2, "", "unexpected argument x: the commands of grapevine raft are status, transfer, inspect, recover\nSee grapevine raft --help."},
 		{"unknown flag", []string{"serve", "--bakend", "x"}, 2, "", "did you mean \"--backend\"?\nSee grapevine serve --help."},
 		{"flag of a subcommand", []string{"backends", "drain", "--now"}, 2, "", "See grapevine backends drain --help."},
