@@ -140,6 +140,39 @@ func TestUsageFollowsAndEndsWithItsOrigin(t *testing.T) {
 	})
 }
 
+func TestFiguresFollowAndEndWithTheirOrigin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		nodes := net.startAll(2, nil)
+		defer stopAll(t, nodes[1:])
+		a, b := nodes[0], nodes[1]
+		figure := func(key uint32) (f Figure) {
+			b.know.mu.Lock()
+			defer b.know.mu.Unlock()
+			return b.know.figured["n0"][key]
+		}
+		set := func(figures ...Figure) {
+			a.know.mu.Lock()
+			defer a.know.mu.Unlock()
+			a.know.figures = figures
+		}
+		soon := figuresInterval + 2*defaultFlush
+		set(Figure{Key: 1, Low: 7, High: 2}, Figure{Key: 2, Low: 1})
+		until(t, soon, "both figures", func() bool {
+			return figure(1) == Figure{Key: 1, Low: 7, High: 2} && figure(2) == Figure{Key: 2, Low: 1}
+		})
+		set(Figure{Key: 1, Low: 8, High: 2})
+		until(t, soon, "the changes", func() bool { return figure(1) == Figure{Key: 1, Low: 8, High: 2} && figure(2) == Figure{Key: 2} })
+		before := a.Stats().SentByKind["figures"]
+		time.Sleep(5 * time.Second)
+		if n := a.Stats().SentByKind["figures"] - before; n > 60 { // full vectors
+			t.Errorf("%d bytes without changes", n)
+		}
+		a.kill(t)
+		until(t, net.notice+time.Second, "figures of a dead node are void", func() bool { return figure(1) == Figure{} })
+	})
+}
+
 func TestStateIsSentWhenItChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

@@ -18,6 +18,9 @@ type Load = wire.Load
 // Usage is what one node's requests use of one client's limits.
 type Usage = wire.Usage
 
+// Figure is a number that one node measured, for its peers' operators.
+type Figure = wire.Figure
+
 // Applied counts a merge's effects.
 type Applied struct {
 	Records int // in the batch or page
@@ -51,7 +54,13 @@ type Knowledge interface {
 	Usage(dst []Usage) []Usage
 	// PeerUsage is PeerLoad for the usage of one process of a peer.
 	PeerUsage(origin string, incarnation uint64, changed []Usage, full bool)
-	// DropPeer voids the load, usage and state, not the facts, of a peer that ended, restarted or is
+	// Figures appends what this node measured, each key at most once, every two seconds; unlisted keys
+	// are 0.
+	Figures(dst []Figure) []Figure
+	// PeerFigures is PeerUsage for figures, which were measured at the given time in Unix milliseconds
+	// of the peer's clock.
+	PeerFigures(origin string, incarnation uint64, at int64, changed []Figure, full bool)
+	// DropPeer voids the load, usage, figures and state, not the facts, of a peer that ended, restarted or is
 	// silent.
 	DropPeer(origin string)
 	// State appends at most wire.MaxState bytes, which replace the previous state.

@@ -9,7 +9,7 @@ import (
 // keepIdle is in updates; subscribers further behind get the full vector.
 const keepIdle = 256
 
-// table versions a sparse vector of this node, its load or its clients' usage, so that subscribers
+// table versions a sparse vector of this node, its load, its clients' usage or its figures, so that subscribers
 // get changes without a queue. Safe for concurrent use.
 type table[E wire.Entry[E]] struct {
 	mu      sync.Mutex
@@ -24,6 +24,8 @@ type table[E wire.Entry[E]] struct {
 type (
 	loadTable  = table[Load]
 	usageTable = table[Usage]
+
+	figureTable = table[Figure]
 )
 
 type slot[E wire.Entry[E]] struct {

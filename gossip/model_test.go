@@ -27,6 +27,8 @@ type model struct {
 	peers    map[string]map[uint32]Load
 	uses     []Usage
 	used     map[string]peerUses
+	figures  []Figure
+	figured  map[string]map[uint32]Figure
 	states   map[string]string
 	state    string
 	dropped  map[string]int
@@ -228,6 +230,30 @@ func (m *model) setUsage(uses ...Usage) {
 	m.uses = uses
 }
 
+func (m *model) Figures(dst []Figure) []Figure {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return append(dst, m.figures...)
+}
+
+func (m *model) PeerFigures(origin string, _ uint64, _ int64, changed []Figure, full bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v := m.figured[origin]
+	if full {
+		v = map[uint32]Figure{}
+	} else if v == nil {
+		panic("sparse figures before the full vector of " + origin)
+	}
+	for _, f := range changed {
+		v[f.Key] = f
+	}
+	if m.figured == nil {
+		m.figured = map[string]map[uint32]Figure{}
+	}
+	m.figured[origin] = v
+}
+
 func (m *model) PeerUsage(origin string, incarnation uint64, changed []Usage, full bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -267,6 +293,7 @@ func (m *model) DropPeer(origin string) {
 	delete(m.peers, origin)
 	delete(m.states, origin)
 	delete(m.used, origin)
+	delete(m.figured, origin)
 	m.dropped[origin]++
 }
 

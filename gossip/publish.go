@@ -16,6 +16,7 @@ const (
 	batchesPerFlush = 16       // 5 MB/s, far more news than engines make
 	minDrain        = 256      // bytes worth asking Knowledge for
 	houseInterval   = time.Second
+	figuresInterval = 2 * time.Second        // they are shown to people
 	stateInterval   = 5 * time.Second        // the state is learned over many requests
 	stateGap        = 100 * time.Millisecond // bounds the cost of Touch
 	drainPatience   = 250 * time.Millisecond // Stop's wait for peers to receive the last batches
@@ -25,6 +26,8 @@ type publisher struct {
 	drain, body []byte
 	loads       []Load
 	uses        []Usage
+	figures     []Figure
+	figuresAt   time.Time
 	time        int64
 }
 
@@ -51,6 +54,12 @@ func (x *Exchange) flushNews(p *publisher, now time.Time) {
 		used, beyond := x.usage.update(p.uses, ms)
 		x.count(&x.stats.DroppedBound, uint64(beyond))
 		changed = changed || used
+	}
+	if now.Sub(p.figuresAt) >= figuresInterval {
+		p.figuresAt, p.figures = now, x.knowledge.Figures(p.figures[:0])
+		moved, beyond := x.figures.update(p.figures, ms)
+		x.count(&x.stats.DroppedBound, uint64(beyond))
+		changed = changed || moved
 	}
 	subscribers := x.listSubscribers()
 	left := x.budget.left(now)

@@ -44,6 +44,7 @@ type subscriber struct {
 	started bool
 	loads   vectorSent[Load]
 	uses    vectorSent[Usage]
+	figures vectorSent[Figure]
 	state   uint64 // version sent last
 }
 
@@ -234,6 +235,7 @@ func (d *subscriber) fill(dst []byte, now time.Time) (out []byte, wait time.Dura
 	}
 	dst = d.loads.fill(dst, now, &d.x.loads, wire.AppendLoad)
 	dst = d.uses.fill(dst, now, &d.x.usage, wire.AppendUsage)
+	dst = d.figures.fill(dst, now, &d.x.figures, wire.AppendFigures)
 	dst, held, ok := d.fillBatches(dst, now)
 	if !ok {
 		return dst, 0, false

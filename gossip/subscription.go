@@ -49,6 +49,9 @@ type subscription struct {
 	loads  []Load
 	used   bool // a full vector came
 	uses   []Usage
+
+	figured bool // a full vector came
+	figures []Figure
 }
 
 func (x *Exchange) subscribe(ctx context.Context, p *peer, info member.Info) {
@@ -241,6 +244,8 @@ func (s *subscription) take(kind wire.Kind, body []byte, now time.Time) error {
 		return s.takeLoad(body, now)
 	case wire.KindUsage:
 		return s.takeUsage(body, now)
+	case wire.KindFigures:
+		return s.takeFigures(body)
 	case wire.KindState:
 		return s.takeState(body)
 	case wire.KindSnapshotHead, wire.KindPage, wire.KindSnapshotDone:
@@ -361,6 +366,20 @@ func (s *subscription) takeUsage(body []byte, now time.Time) error {
 	s.used = true
 	s.lagged(time.UnixMilli(ms), now)
 	s.pass(func() { s.x.knowledge.PeerUsage(s.p.name, s.id.incarnation, uses, full) })
+	return nil
+}
+
+func (s *subscription) takeFigures(body []byte) error {
+	figures, ms, full, err := wire.DecodeFigures(s.figures[:0], body)
+	if err != nil {
+		return err
+	}
+	s.figures = figures
+	if !full && !s.figured {
+		return errUnexpected
+	}
+	s.figured = true
+	s.pass(func() { s.x.knowledge.PeerFigures(s.p.name, s.id.incarnation, ms, figures, full) })
 	return nil
 }
 

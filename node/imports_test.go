@@ -40,11 +40,13 @@ var mayImport = map[string][]string{
 	"node/accesslog": {"proxy", "proxy/policy"},
 	"node/accounts":  {"node/metrics", "proxy", "proxy/clients", "proxy/policy"},
 
-	"node/machine": {},
-	"node/admin":   {"gossip", "gossip/member", "node/config", "proxy/policy", "raftstore"},
-	"node/config":  {"gossip/discovery", "gossip/member", "node/accesslog", "node/machine", "prefixtree", "proxy", "proxy/clients", "proxy/engine/events", "proxy/policy", "raftstore"},
-	"node/metrics": {"proxy", "proxy/policy", "proxy/prompt", "raftstore"},
-	"node":         {"prefixtree", "gossip", "gossip/discovery", "gossip/member", "node/accesslog", "node/accounts", "node/admin", "node/backends", "node/config", "node/health", "node/hot", "node/machine", "node/metrics", "node/share", "node/sources", "node/streams", "raftstore", "proxy", "proxy/..."},
+	"node/dashboard": {},
+	"node/history":   {"gossip/wire", "prefixtree", "proxy", "proxy/policy"},
+	"node/machine":   {},
+	"node/admin":     {"gossip", "gossip/member", "node/config", "node/history", "proxy/policy", "raftstore"},
+	"node/config":    {"gossip/discovery", "gossip/member", "node/accesslog", "node/machine", "prefixtree", "proxy", "proxy/clients", "proxy/engine/events", "proxy/policy", "raftstore"},
+	"node/metrics":   {"proxy", "proxy/policy", "proxy/prompt", "raftstore"},
+	"node":           {"prefixtree", "gossip", "gossip/discovery", "gossip/member", "node/accesslog", "node/accounts", "node/admin", "node/backends", "node/config", "node/dashboard", "node/health", "node/history", "node/hot", "node/machine", "node/metrics", "node/share", "node/sources", "node/streams", "raftstore", "proxy", "proxy/..."},
 
 	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/engine/events", "proxy/policy", "raftstore"},
 	"node/streams":  {"node/backends", "node/config", "node/health", "prefixtree", "proxy", "proxy/engine", "proxy/engine/events", "proxy/engine/ledger", "proxy/policy"},
@@ -79,6 +81,8 @@ var mayImport = map[string][]string{
 	"chaos/demo":  {"chaos/...", "node", "proxy", "proxy/..."},
 	"chaos/bench": {"chaos/...", "node", "prefixtree", "proxy", "proxy/..."},
 	"chaos/race":  {"chaos/..."},
+
+	"chaos/browser": {"chaos/..."},
 
 	"cmd/commandline":   {},
 	"cmd/grapevine":     {"cmd/commandline", "node", "node/admin", "node/config", "node/machine", "node/notify", "raftstore"},

@@ -6,19 +6,22 @@ import (
 
 	"grapevine/gossip"
 	"grapevine/node/health"
+	"grapevine/node/history"
 	"grapevine/node/share"
 	"grapevine/proxy/clients"
 	"grapevine/proxy/policy"
 )
 
 // knowledge implements gossip.Knowledge: it gives share the time, adds the health of engines to the
-// state blob, and gives the meter of clients' limits what peers use.
+// state blob, and gives the meter of clients' limits and the history what peers report.
 type knowledge struct {
-	shared *share.Knowledge
-	router *policy.Router
-	health *health.Checker
-	meter  *clients.Meter
-	uses   []clients.Use // scratch of Usage
+	shared  *share.Knowledge
+	router  *policy.Router
+	health  *health.Checker
+	meter   *clients.Meter
+	uses    []clients.Use // scratch of Usage
+	history *history.History
+	figures func([]gossip.Figure) []gossip.Figure // appends this node's
 
 	poke      func()        // called when nodes changes; set before gossip starts; may be nil
 	turns     atomic.Uint64 // calls of Loads, one per turn of gossip's loop
@@ -29,8 +32,8 @@ type knowledge struct {
 
 var _ gossip.Knowledge = (*knowledge)(nil)
 
-func newKnowledge(shared *share.Knowledge, router *policy.Router, c *health.Checker, m *clients.Meter) *knowledge {
-	k := &knowledge{shared: shared, router: router, health: c, meter: m}
+func newKnowledge(shared *share.Knowledge, router *policy.Router, c *health.Checker, m *clients.Meter, h *history.History) *knowledge {
+	k := &knowledge{shared: shared, router: router, health: c, meter: m, history: h, figures: func(dst []gossip.Figure) []gossip.Figure { return dst }}
 	k.nodes.Store(1)
 	return k
 }
@@ -81,7 +84,14 @@ func (k *knowledge) PeerUsage(origin string, incarnation uint64, changed []gossi
 	k.meter.Peer(origin, incarnation, uses, full, k.meter.Now())
 }
 
+func (k *knowledge) Figures(dst []gossip.Figure) []gossip.Figure { return k.figures(dst) }
+
+func (k *knowledge) PeerFigures(origin string, incarnation uint64, at int64, changed []gossip.Figure, full bool) {
+	k.history.Peer(origin, incarnation, at, changed, full)
+}
+
 func (k *knowledge) DropPeer(origin string) {
+	k.history.DropPeer(origin)
 	k.meter.DropPeer(origin, k.meter.Now())
 	k.shared.DropPeer(origin)
 	k.health.DropPeer(origin)

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"grapevine/node/admin"
+	"grapevine/node/dashboard"
 )
 
 const adminReadTimeout = 30 * time.Second
@@ -22,7 +23,7 @@ func (n *Node) adminServer() *admin.Server {
 	return &admin.Server{
 		Service: n, Ready: n.ready.get,
 		Metrics:   promhttp.HandlerFor(n.metrics.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}),
-		TokenFile: n.cfg.AdminTokenFile, MaxBody: n.cfg.MaxBody, Pprof: n.cfg.Pprof,
+		Dashboard: dashboard.Handler(), TokenFile: n.cfg.AdminTokenFile, MaxBody: n.cfg.MaxBody, Pprof: n.cfg.Pprof,
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 	"grapevine/node/backends"
 	"grapevine/node/config"
 	"grapevine/node/health"
+	"grapevine/node/history"
 	"grapevine/node/hot"
 	"grapevine/node/metrics"
 	"grapevine/node/share"
@@ -57,6 +58,9 @@ type Node struct {
 	proxy    *proxy.Proxy
 	metrics  *metrics.Metrics
 	access   *accesslog.Log
+	counts   history.Counts // of this node's requests
+	history  *history.History
+	baseline *history.Baseline
 	cert     atomic.Pointer[tls.Certificate] // of the data port; nil without TLS
 
 	running  atomic.Pointer[config.Config] // cfg plus what Reload applied; immutable
@@ -210,9 +214,13 @@ func (n *Node) buildRouting() error {
 		checks.Peers, checks.Touch = n.heardNodes, n.touch
 	}
 	n.health = health.NewChecker(checks)
+	n.history, n.baseline = history.New(&n.counts), history.NewBaseline(&n.counts, time.Now())
 	hotCfg := hot.Config{Router: n.router, Log: n.log.With().Str("component", "hot").Logger()}
 	if n.cfg.InFleet() {
-		n.knowledge = newKnowledge(share.New(n.tree, outbox, n.router, numbers), n.router, n.health, n.meter)
+		n.knowledge = newKnowledge(share.New(n.tree, outbox, n.router, numbers), n.router, n.health, n.meter, n.history)
+		n.knowledge.figures = func(dst []gossip.Figure) []gossip.Figure {
+			return n.counts.Append(dst, n.proxy.InFlight(), n.lags())
+		}
 		hotCfg.Peers = func(sum hot.Sum) { n.knowledge.shared.PeerWork(sum.Add) }
 	}
 	n.hot = hot.New(hotCfg)
@@ -305,6 +313,7 @@ func (n *Node) start(ctx context.Context) error {
 	}
 	n.startDiscovery()
 	n.run("health", func(ctx context.Context) { n.health.Run(ctx, n.store.Load()) })
+	n.run("history", n.keepHistory)
 	n.run("hot prefixes", func(ctx context.Context) { n.hot.Run(ctx, n.store.Load()) })
 	n.run("sources", func(ctx context.Context) { n.sources.Run(ctx, n.store.Load()) })
 	if err := n.startGossip(ctx); err != nil {

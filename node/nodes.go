@@ -43,6 +43,7 @@ func (n *Node) NodeList() *admin.NodeList {
 		self.SinceS, self.StartedMS = time.Since(n.began).Seconds(), uint64(n.began.UnixMilli())
 	}
 	list := &admin.NodeList{Nodes: []admin.NodeStatus{self}, Seeds: []admin.SeedStatus{}, Refusals: []admin.RefusalStatus{}}
+	defer func() { list.LagsMS = n.lagMatrix(list.Nodes) }()
 	g := n.gossip.Load()
 	if g == nil {
 		return list

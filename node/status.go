@@ -31,7 +31,7 @@ func (n *Node) Status() *admin.Status {
 	for _, e := range n.backends.Roster().List {
 		s.Caches[n.streams.Status(e).Known]++
 	}
-	s.Affinity = n.affinity()
+	s.Affinity, s.Engines = n.affinity(), n.engineSummary()
 	s.Fleet, s.Certificate = n.fleetStatus(), n.certificateStatus(time.Now())
 	s.Ready, s.NotReady = n.ready.get()
 	if n.Addr() != "" {
@@ -73,7 +73,10 @@ func (n *Node) BackendList() *admin.BackendList {
 			s.RateFrom = "engine"
 		}
 		s.PrefillTokens, s.Active = n.router.Load(e.ID)
-		_, others := n.router.PeerLoad(e.ID)
+		tokens, others := n.router.PeerLoad(e.ID)
+		if s.Rate > 0 {
+			s.QueueS = math.Round(1000*float64(s.PrefillTokens+tokens)/s.Rate) / 1000
+		}
 		s.FleetActive = s.Active + others
 		if until, avoid := n.router.Avoided(e.ID, at); avoid && e.State == raftstore.Active {
 			s.State, s.RetryInS = "avoided", max(float64(until-at)/1000, 0)

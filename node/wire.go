@@ -7,6 +7,7 @@ import (
 
 	"grapevine/node/backends"
 	"grapevine/node/config"
+	"grapevine/node/history"
 	"grapevine/node/streams"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
@@ -32,7 +33,9 @@ func (p *picker) Pick(q *policy.Request, a *policy.Attempt) (proxy.Target, error
 	if err != nil {
 		return proxy.Target{}, err
 	}
-	return *a.Decision().Handle.(*proxy.Target), nil
+	d := a.Decision()
+	n.baseline.Visit(q.Hashes, d.Eligible, n.fleetSize(), time.Now())
+	return *d.Handle.(*proxy.Target), nil
 }
 
 func (p *picker) PickPrefill(q *policy.Request, decode, a *policy.Attempt) (proxy.Target, bool) {
@@ -117,6 +120,11 @@ func (n *Node) streamsConfig(secret []byte) streams.Config {
 func (n *Node) observe(r *proxy.Record) {
 	n.metrics.Observe(r)
 	n.accounts.Observe(r)
+	rate := 0.0
+	if d := history.Deciding(r); d != nil {
+		rate = n.router.Rate(d.Backend)
+	}
+	n.counts.Observe(r, rate)
 	n.access.Observe(r)
 }
 

@@ -308,6 +308,10 @@ func (g *guest) Usage(dst []gossip.Usage) []gossip.Usage { return dst }
 
 func (g *guest) PeerUsage(string, uint64, []gossip.Usage, bool) {}
 
+func (g *guest) Figures(dst []gossip.Figure) []gossip.Figure { return dst }
+
+func (g *guest) PeerFigures(string, uint64, int64, []gossip.Figure, bool) {}
+
 func (g *guest) DropPeer(string) {}
 
 func (g *guest) State(dst []byte) []byte { return dst }

@@ -107,6 +107,12 @@ type Usage struct {
 	InFlight uint32 // requests
 }
 
+// Figure is a number that one node measured, for its peers' operators. Its meaning follows from its key.
+type Figure struct {
+	Key       uint32
+	Low, High uint32 // halves of the number
+}
+
 // Entry is an entry of a sparse vector: a key and two numbers, of which unlisted keys have 0.
 type Entry[E any] interface {
 	comparable
@@ -119,6 +125,9 @@ func (Load) Of(key, first, second uint32) Load       { return Load{key, first, s
 func (u Usage) Numbers() (key, first, second uint32) { return u.Client, u.Tokens, u.InFlight }
 func (Usage) Of(key, first, second uint32) Usage     { return Usage{key, first, second} }
 
+func (f Figure) Numbers() (key, first, second uint32) { return f.Key, f.Low, f.High }
+func (Figure) Of(key, first, second uint32) Figure    { return Figure{key, first, second} }
+
 // loadFull marks a whole vector.
 const loadFull = 1 << 0
 
@@ -130,6 +139,11 @@ func AppendLoad(dst []byte, time int64, full bool, loads []Load) []byte {
 // AppendUsage is AppendLoad for a Usage frame.
 func AppendUsage(dst []byte, time int64, full bool, uses []Usage) []byte {
 	return appendVector(dst, KindUsage, time, full, uses)
+}
+
+// AppendFigures is AppendLoad for a Figures frame.
+func AppendFigures(dst []byte, time int64, full bool, figures []Figure) []byte {
+	return appendVector(dst, KindFigures, time, full, figures)
 }
 
 func appendVector[E Entry[E]](dst []byte, k Kind, time int64, full bool, entries []E) []byte {
@@ -155,6 +169,11 @@ func DecodeLoad(dst []Load, body []byte) (loads []Load, time int64, full bool, e
 
 // DecodeUsage is DecodeLoad for a Usage frame.
 func DecodeUsage(dst []Usage, body []byte) (uses []Usage, time int64, full bool, err error) {
+	return decodeVector(dst, body)
+}
+
+// DecodeFigures is DecodeLoad for a Figures frame.
+func DecodeFigures(dst []Figure, body []byte) (figures []Figure, time int64, full bool, err error) {
 	return decodeVector(dst, body)
 }
 

@@ -15,7 +15,7 @@ func seeds() [][]byte {
 		AppendRequest(nil, KindSnapshot, 1), AppendRequest(nil, KindCancel, 1),
 		AppendResume(nil, KindStart, Resume{1, 5, 9}), AppendPong(nil, Pong{1, 2, 3}), AppendBatch(nil, body),
 		AppendLoad(nil, 5, true, []Load{{1, 2, 3}, {4, 5, 6}}), AppendState(nil, 5, []byte("state")),
-		AppendUsage(nil, 5, true, []Usage{{1, 2, 3}, {4, 5, 6}}),
+		AppendUsage(nil, 5, true, []Usage{{1, 2, 3}, {4, 5, 6}}), AppendFigures(nil, 5, true, []Figure{{1, 2, 3}, {4, 5, 6}}),
 		AppendSnapshotHead(nil, 1, 2, []Position{{[]byte("a"), 3, 4}, {[]byte("b"), 5, 6}}), AppendPage(nil, 1, 2, []byte("page")),
 		AppendSnapshotDone(nil, 1, Complete), {0x7e, 0, 0, 2, 1, 1},
 	}
@@ -58,6 +58,10 @@ func again(k Kind, body []byte) []byte {
 	case KindUsage:
 		if v, at, full, err := DecodeUsage(nil, body); err == nil {
 			return AppendUsage(nil, at, full, v)
+		}
+	case KindFigures:
+		if v, at, full, err := DecodeFigures(nil, body); err == nil {
+			return AppendFigures(nil, at, full, v)
 		}
 	case KindState:
 		if at, v, err := DecodeState(body); err == nil {

@@ -34,6 +34,7 @@ const (
 	KindPage         Kind = 0x17
 	KindSnapshotDone Kind = 0x18 // ends or refuses a snapshot
 	KindUsage        Kind = 0x19
+	KindFigures      Kind = 0x1a
 )
 
 const Kinds = 0x20 // exceeds all kinds
@@ -44,7 +45,7 @@ const (
 	MaxRecords   = 1 << 20   // a record has at least one byte
 	MaxPage      = 64 << 10  // live frames wait for milliseconds only
 	MaxState     = 256 << 10 // a thousand backends of 256 bytes
-	MaxLoads     = 16384     // also clients in use
+	MaxLoads     = 16384     // also clients in use, and figures
 	MaxName      = 255
 	MaxPositions = 2049 // 2048 members and the node itself
 
@@ -76,6 +77,7 @@ var kinds = [Kinds]struct {
 	KindPage:         {"page", MaxPage + slack},
 	KindSnapshotDone: {"snapshot_done", maxSmall},
 	KindUsage:        {"usage", MaxLoads*(4+2*binary.MaxVarintLen32) + slack},
+	KindFigures:      {"figures", MaxLoads*(4+2*binary.MaxVarintLen32) + slack},
 }
 
 // Limit returns the longest body of a kind, in bytes; known is false for kinds of other versions.

@@ -76,6 +76,13 @@ func TestFramesComeBackAsTheyWere(t *testing.T) {
 		t.Errorf("time %d, full %v", at, full)
 	}
 
+	figures := []Figure{{Key: 1 << 31, Low: 1<<32 - 1, High: 7}, {Key: 2}}
+	gotFigures, at, full, err := DecodeFigures(nil, one(t, AppendFigures(nil, 1795231982069, true, figures), KindFigures))
+	equal(t, gotFigures, figures, err)
+	if at != 1795231982069 || !full {
+		t.Errorf("time %d, full %v", at, full)
+	}
+
 	at, state, err := DecodeState(one(t, AppendState(nil, 5, []byte("state")), KindState))
 	equal(t, string(state), "state", err)
 	equal(t, at, int64(5), err)

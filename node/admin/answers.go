@@ -3,6 +3,7 @@ package admin
 import (
 	"time"
 
+	"grapevine/node/history"
 	"grapevine/raftstore"
 )
 
@@ -32,6 +33,7 @@ type Status struct {
 	Rungs       map[string]uint64  `json:"rungs"`
 	Caches      map[string]int     `json:"caches"`   // backends by CacheStatus.Known
 	Affinity    []Affinity         `json:"affinity"` // busiest first, at most 16
+	Engines     EngineSummary      `json:"engines"`
 	Tree        TreeStatus         `json:"tree"`
 	Fleet       *FleetStatus       `json:"fleet"` // null without one
 	Certificate *CertificateStatus `json:"certificate"`
@@ -51,6 +53,31 @@ type Affinity struct {
 	// Verdict says in a sentence whether choosing caches pays: "routed by load" if it saves less than
 	// 1 % of the prefill of the whole prompts.
 	Verdict string `json:"verdict"`
+}
+
+// EngineSummary counts engines by their state, as this node routes by it.
+type EngineSummary struct {
+	Active   int `json:"active"`
+	Draining int `json:"draining"`
+	Down     int `json:"down"`
+	Avoided  int `json:"avoided"` // active, but failed here lately
+	// Attention are those that are not active, at most 8.
+	Attention []EngineTrouble `json:"attention"`
+}
+
+type EngineTrouble struct {
+	Name   string  `json:"name"`
+	State  string  `json:"state"` // draining, down or avoided
+	Reason string  `json:"reason,omitempty"`
+	SinceS float64 `json:"since_s,omitempty"`
+}
+
+// History is the answer to GET /history: figures of all nodes.
+type History struct {
+	Node      string `json:"node"`
+	Nodes     int    `json:"nodes"`     // alive
+	Reporting int    `json:"reporting"` // of these; others are of a release that does not report
+	*history.Span
 }
 
 type TreeStatus struct {
@@ -94,6 +121,7 @@ type BackendStatus struct {
 	Active        int64         `json:"active"`           // requests of this node
 	FleetActive   int64         `json:"fleet_active"`     // of all nodes, as last reported
 	PrefillTokens int64         `json:"prefill_tokens"`   // outstanding
+	QueueS        float64       `json:"queue_s"`          // prefill outstanding of all nodes, in seconds of the engine
 	Rate          float64       `json:"rate"`             // prefill tokens/s, learned
 	RateFrom      string        `json:"rate_from"`        // engine: what it reports of itself; requests: what nodes measure
 	HorizonS      float64       `json:"horizon_s"`

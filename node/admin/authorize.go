@@ -27,15 +27,20 @@ func ReadToken(file string) (string, error) {
 	return token, nil
 }
 
-// openPaths need no token: balancers and collectors have none.
+// openPaths need no token: balancers and collectors have none. Nor do the dashboard's files, which
+// ask for it.
 var openPaths = map[string]bool{"/healthz": true, "/readyz": true, "/metrics": true}
+
+func isOpen(path string) bool {
+	return openPaths[path] || path == "/" || strings.HasPrefix(path, "/ui/")
+}
 
 // Guard requires the configured token. Without one, all clients may look, but only direct clients
 // on this machine may do more: they must address the node by IP or as localhost, against DNS
 // rebinding, and send JSON, which cross-site pages cannot.
 func (s *Server) Guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if openPaths[r.URL.Path] {
+		if isOpen(r.URL.Path) {
 			next.ServeHTTP(w, r)
 			return
 		}

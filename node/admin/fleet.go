@@ -14,6 +14,9 @@ type FleetStatus struct {
 type NodeList struct {
 	// Nodes are this node, then peers by name, recently departed ones included.
 	Nodes []NodeStatus `json:"nodes"`
+	// LagsMS has a row for each of Nodes, with how late it hears each of them; null: not at all, or it
+	// does not report it. Peers' lags are rounded to a quarter.
+	LagsMS [][]*float64 `json:"lags_ms"`
 	// Seeds are the outcomes of the last join attempts.
 	Seeds    []SeedStatus    `json:"seeds"`
 	Refusals []RefusalStatus `json:"refusals"`

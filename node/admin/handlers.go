@@ -7,7 +7,9 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"grapevine/node/config"
 	"grapevine/raftstore"
@@ -18,6 +20,17 @@ func (s *Server) gossip(r *http.Request) (*GossipStatus, error) {
 		return st, nil
 	}
 	return nil, ErrAlone
+}
+
+func (s *Server) history(r *http.Request) (*History, error) {
+	since := int64(0)
+	if text := r.URL.Query().Get("since_ms"); text != "" {
+		var err error
+		if since, err = strconv.ParseInt(text, 10, 64); err != nil {
+			return nil, invalid("since_ms", "write Unix milliseconds", "%q is no number", text)
+		}
+	}
+	return s.Service.History(isSet(r, "coarse"), time.UnixMilli(since)), nil
 }
 
 func (s *Server) explain(r *http.Request) (*Receipt, error) {

@@ -17,6 +17,8 @@ type Server struct {
 	TokenFile string
 	MaxBody   config.Bytes // of a request to be explained
 	Pprof     bool
+	// Dashboard serves GET /ui/, which has no data of the node.
+	Dashboard http.Handler
 }
 
 func (s *Server) Handler() http.Handler {
@@ -24,6 +26,8 @@ func (s *Server) Handler() http.Handler {
 	for pattern, handler := range s.Routes() {
 		mux.Handle(pattern, handler)
 	}
+	mux.Handle("GET /ui/", s.Dashboard)
+	mux.Handle("GET /{$}", http.RedirectHandler("/ui/", http.StatusFound))
 	if s.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
@@ -60,6 +64,7 @@ func (s *Server) Routes() map[string]http.Handler {
 		"GET /status":   show(s.Service.Status),
 		"GET /nodes":    show(s.Service.NodeList),
 		"GET /gossip":   reply(s.gossip),
+		"GET /history":  reply(s.history),
 		"POST /explain": reply(s.explain),
 
 		"GET /keys":          reply(s.keys),

@@ -17,6 +17,7 @@ type Service interface {
 	CatchUp(context.Context) error
 	NodeList() *NodeList
 	GossipStatus(facts bool) *GossipStatus // nil without a fleet; facts: scan all facts
+	History(coarse bool, since time.Time) *History
 	Clients() *ClientList
 	Rules() *RuleSet
 	AgreedRules() (raftstore.Rules, error)

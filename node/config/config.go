@@ -22,8 +22,8 @@ type Config struct {
 	Listener net.Listener `yaml:"-" kong:"-"`
 
 	Listen         string `yaml:"listen" name:"listen" env:"GRAPEVINE_LISTEN" default:":8080" placeholder:"ADDR" group:"serving" help:"Address for clients."`
-	Admin          string `yaml:"admin" name:"admin" env:"GRAPEVINE_ADMIN" default:"127.0.0.1:8081" placeholder:"ADDR" group:"serving" help:"Address of the admin API. Without admin_token_file only this machine may change things there; everyone who reaches it may read backends, nodes and load."`
-	AdminTokenFile string `yaml:"admin_token_file" reload:"file" name:"admin-token-file" env:"GRAPEVINE_ADMIN_TOKEN_FILE" placeholder:"FILE" group:"serving" help:"File with the token (16 bytes or more) that admin clients must send; only health and metrics need none."`
+	Admin          string `yaml:"admin" name:"admin" env:"GRAPEVINE_ADMIN" default:"127.0.0.1:8081" placeholder:"ADDR" group:"serving" help:"Address of the admin API and of the dashboard, /ui/. Without admin_token_file only this machine may change things there; everyone who reaches it may read backends, nodes and load."`
+	AdminTokenFile string `yaml:"admin_token_file" reload:"file" name:"admin-token-file" env:"GRAPEVINE_ADMIN_TOKEN_FILE" placeholder:"FILE" group:"serving" help:"File with the token (16 bytes or more) that admin clients must send; only health, metrics and the dashboard's files need none."`
 	MetricsListen  string `yaml:"metrics_listen" name:"metrics-listen" env:"GRAPEVINE_METRICS_LISTEN" placeholder:"ADDR" group:"serving" help:"Further address for /metrics, /healthz and /readyz alone, without a token."`
 	NodeName       string `yaml:"node_name" name:"node-name" env:"GRAPEVINE_NODE_NAME" placeholder:"NAME" group:"serving" help:"Name of this node in logs, status and x-grapevine-node. Empty: the host name."`
 	ClientsFile    string `yaml:"clients_file" reload:"file" name:"clients-file" env:"GRAPEVINE_CLIENTS_FILE" placeholder:"FILE" group:"serving" help:"Clients that may use the router, their keys and limits; read again when it changes. Empty: everybody may, without limits."`
