@@ -1,5 +1,5 @@
-# Every target works on a fresh machine with Go and make. The six that need more
-# (test-clients, test-engines, test-deploy, bench-proxy, live-race, chaos) install it by name and say so.
+# Every target works on a fresh machine with Go and make. The seven that need more
+# (test-clients, test-engines, test-deploy, test-ui, bench-proxy, live-race, chaos) install it by name and say so.
 
 GO       ?= go
 BIN      := bin/grapevine
@@ -14,12 +14,14 @@ CPU      ?= 2
 TRACES   ?= ../shared/traces
 DESTDIR  ?=
 
+comma := ,
+
 BENCHSTAT   := golang.org/x/perf/cmd/benchstat@v0.0.0-20260908200009-22c9c6c9d4da
 GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-chaos build-newer install test test-newer race fuzz bench bench-proxy live-race test-clients test-engines test-deploy live lint sim herd traces mechanisms demo figures check chaos chaos-short chaos-planted chaos-virtual
+.PHONY: help build build-chaos build-newer install test test-newer race fuzz bench bench-proxy live-race test-clients test-engines test-deploy test-ui live lint sim herd traces mechanisms demo figures check chaos chaos-short chaos-planted chaos-virtual
 
 help: ## list the targets
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -90,6 +92,13 @@ test-deploy: build ## the unit and the example fleet: systemd and HAProxy read t
 	@missing="$$(command -v haproxy >/dev/null || echo haproxy) $$(command -v systemd-analyze >/dev/null || echo systemd)"; \
 		test "$$missing" = " " || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
 	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_DEPLOY=$(or $(DEPLOY),short) $(GO) test -count=1 -v -timeout 10m ./deploy
+
+# A browser on a busy machine paints late: UI=short allows it longer, and leaves the largest fleet out.
+test-ui: build ## the dashboard in Chromium, three routers with 2, 64 and 2,000 engines: console, first paint, axe-core, keyboard; 4 minutes (UI=short: two fleets; SHOTS=DIR: screenshots; installs chromium with apt, node packages with npm)
+	@missing="$$(command -v chromium >/dev/null || echo chromium) $$(command -v npm >/dev/null || echo npm)"; \
+		test "$$missing" = " " || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
+	@cd chaos/browser && npm install --silent --no-audit --no-fund --no-package-lock
+	$(GO) run ./chaos/browser $(if $(filter short,$(UI)),-engines 2$(comma)64 -paint 5s) $(if $(SHOTS),-shots $(abspath $(SHOTS)))
 
 # The partition has a network of its own; root is not needed where users may have namespaces.
 live: build ## eight real routers: spread, cost, kill, agreement, engines that die, hot prefixes, partition, loss, memory; 45 minutes (LIVE=short: 4 minutes, wider limits)

@@ -49,6 +49,8 @@ type Config struct {
 	Switched bool
 	// HAProxy replaces this package's balancer by HAProxy, configured as in deploy/example.
 	HAProxy bool
+	// Guarded makes the admin APIs ask for a token, which they also do if Switched.
+	Guarded bool
 	// Certificates come from one authority instead of being derived.
 	Certificates bool
 
@@ -197,7 +199,7 @@ func (f *Fleet) makeNodes(context.Context) (err error) {
 			}
 		}
 	}
-	if f.cfg.Switched { // loopback is trusted
+	if f.cfg.Switched || f.cfg.Guarded { // else loopback is trusted
 		f.token = rand.Text()
 		if common["admin_token_file"], err = f.write("admin-token", f.token); err != nil {
 			return err
@@ -319,6 +321,9 @@ func (f *Fleet) Engines() []*Engine { return slices.Clone(f.engines) }
 
 // EngineNames are as in x-grapevine-backend.
 func (f *Fleet) EngineNames() []string { return Names("engine", len(f.engines)) }
+
+// Token is that of the admin APIs; empty if they trust loopback.
+func (f *Fleet) Token() string { return f.token }
 
 // URL is the balancer's base URL.
 func (f *Fleet) URL() string { return "http://" + f.front.Addr() }

@@ -1,0 +1,127 @@
+// Opens every page of the dashboard in Chromium, and fails on console errors, a slow first paint, serious findings of axe-core, or if
+// an engine cannot be drained and resumed by keyboard.
+//   node pages.mjs http://HOST:PORT/ui/
+// Environment: TOKEN (of the admin API), ENGINES, PAINT_MS, SHOTS (a directory for screenshots), CHROMIUM (the program).
+import { readFileSync } from 'node:fs'
+import { createRequire } from 'node:module'
+import { chromium } from 'playwright-core'
+
+const [url] = process.argv.slice(2)
+const { TOKEN = '', ENGINES = '?', PAINT_MS = '1000', SHOTS = '', CHROMIUM = '/usr/bin/chromium' } = process.env
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8')
+const wrong = []
+const bad = (text) => { wrong.push(text); console.log('WRONG', text) }
+
+// What a page shows once its first answers have come.
+const pages = {
+  fleet: (p) => p.getByRole('heading', { name: /routers? (are|is) up|router is up/ }),
+  engines: (p) => p.getByRole('button', { name: /^Drain / }).first(),
+  why: (p) => p.getByRole('button', { name: 'Explain' }),
+  prefixes: (p) => p.getByRole('heading', { name: /refix/ }).first(),
+  clients: (p) => p.getByRole('cell', { name: 'nightly-batch' }),
+  routers: (p) => p.getByRole('heading', { name: '3 routers up' }),
+}
+
+const browser = await chromium.launch({ executablePath: CHROMIUM, args: ['--no-sandbox', '--disable-gpu'] })
+process.on('SIGTERM', () => browser.close().finally(() => process.exit(1)))
+
+async function tab(scheme) {
+  const page = await browser.newPage({ viewport: { width: 1280, height: 860 }, colorScheme: scheme })
+  page.setDefaultTimeout(30000)
+  page.on('console', (m) => { if (m.type() === 'error' && !m.text().includes('401 (Unauthorized)')) bad(`console: ${m.text()}`) })
+  page.on('pageerror', (e) => bad(`error in a script: ${e.message}`))
+  return page
+}
+
+async function paint(page, what) {
+  const ms = await page.evaluate(() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? Infinity)
+  console.log(`${what}: first paint ${ms.toFixed(0)} ms`)
+  if (ms > Number(PAINT_MS)) bad(`${what}: first paint after ${ms.toFixed(0)} ms, want ${PAINT_MS} at most`)
+}
+
+async function findings(page, what) {
+  await page.evaluate(axe)
+  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ['violations'] }))
+  for (const v of violations) {
+    const text = `${what}: axe-core: ${v.impact}: ${v.id}: ${v.help}: ${v.nodes.slice(0, 3).map((n) => n.target.join(' ')).join(', ')}`
+    if (v.impact === 'serious' || v.impact === 'critical') bad(text)
+    else console.log(text)
+  }
+}
+
+async function visit(scheme) {
+  let page = await tab(scheme)
+  await page.goto(url)
+  if (TOKEN) {
+    await page.getByLabel('Token').fill('this-is-not-the-token')
+    await page.keyboard.press('Enter')
+    await page.getByRole('alert').getByText('That was not the token.').waitFor()
+    await findings(page, 'token')
+    await page.getByLabel('Token').fill(TOKEN)
+    await page.keyboard.press('Enter')
+  }
+  await pages.fleet(page).waitFor()
+  for (const [name, shown] of Object.entries(pages)) {
+    await page.goto('about:blank')
+    await page.goto(url + '#' + name)
+    await shown(page).waitFor()
+    await paint(page, `${name}, ${scheme}`)
+    await findings(page, `${name}, ${scheme}`)
+    if (SHOTS) await page.screenshot({ path: `${SHOTS}/${name}-${ENGINES}-${scheme}.png` })
+  }
+  return page
+}
+
+// press moves the focus with Tab to the element that fits, as a keyboard user does, and presses Enter.
+async function press(page, name) {
+  for (let i = 0; i < 60; i++) {
+    await page.keyboard.press('Tab')
+    const label = await page.evaluate(() => document.activeElement.getAttribute('aria-label') || document.activeElement.textContent)
+    if (label === name) return page.keyboard.press('Enter')
+  }
+  bad(`Tab does not reach ${name}`)
+}
+
+async function drain(page) {
+  await page.goto('about:blank')
+  await page.goto(url + '#engines')
+  await page.getByPlaceholder('Name, model or address').waitFor()
+  await page.getByPlaceholder('Name, model or address').pressSequentially('engine-1')
+  const row = page.getByRole('row').filter({ has: page.getByRole('button', { name: 'engine-1', exact: true }) })
+  await row.waitFor()
+  await press(page, 'Drain engine-1')
+  await page.getByRole('dialog').waitFor()
+  await findings(page, 'drain')
+  await page.keyboard.type('tried by keyboard')
+  await page.keyboard.press('Enter')
+  await row.getByText('draining').waitFor()
+  if (SHOTS) await page.screenshot({ path: `${SHOTS}/drained-${ENGINES}.png` })
+  await page.getByPlaceholder('Name, model or address').focus()
+  await press(page, 'Resume engine-1')
+  await page.getByRole('dialog').waitFor()
+  await page.keyboard.press('Enter')
+  await row.getByText('active').waitFor()
+  console.log('engine-1 was drained and resumed by keyboard')
+}
+
+async function explain(page) {
+  await page.goto(url + '#why')
+  await page.getByRole('textbox').first().fill(JSON.stringify({ model: 'emulated-8b', messages: [{ role: 'user', content: 'word '.repeat(2000) }] }))
+  await page.getByRole('button', { name: 'Explain' }).click()
+  await page.getByText('Candidates, the chosen one first').waitFor()
+  await findings(page, 'explained')
+  if (SHOTS) await page.screenshot({ path: `${SHOTS}/explained-${ENGINES}.png`, fullPage: true })
+}
+
+try {
+  const page = await visit('light')
+  await drain(page)
+  await explain(page)
+  await page.close()
+  await visit('dark')
+} catch (e) {
+  bad(e.message)
+}
+await browser.close()
+console.log(wrong.length ? `${wrong.length} wrong` : 'all well')
+process.exitCode = wrong.length ? 1 : 0
