@@ -14,7 +14,9 @@ import (
 // A block that k requests had in the time that an engine keeps it would be at one of N engines with
 // probability 1-(1-1/N)^k. Of the k visits a node sees those that the balancer sent to it: x, one in
 // n of them. 1-(1-n/N)^x has the same mean. Only blocks whose hash lies below a threshold are
-// counted, so the memory is bounded, and a block is counted at all its visits or at none.
+// counted, so the memory is bounded, and a block is counted at all its visits or at none. That the
+// sample has fewer or more visits than its share is due to a few blocks of very many requests, which
+// all engines hold: the difference counts as hits (SHARDS-adj of Waldspurger et al., FAST 2015).
 //
 // Safe for concurrent use.
 type Baseline struct {
@@ -27,6 +29,7 @@ type Baseline struct {
 	window time.Duration
 	epoch  uint32 // number of the current window
 	began  time.Time
+	owed   float64 // hits that are not in counts yet; may be negative
 }
 
 type visits struct {
@@ -81,9 +84,11 @@ func (b *Baseline) Visit(hashes []prefixtree.Hash, engines, nodes int, at time.T
 		}
 		b.visits[h] = v
 	}
-	if blocks > 0 {
-		b.counts[randomBlocks].Add(uint64(blocks))
-		b.counts[randomHits].Add(uint64(hitUnit * hits))
+	visits := float64(len(hashes)) * float64(b.judged) / math.MaxUint64
+	b.counts[randomBlocks].Add(uint64(hitUnit * visits))
+	if b.owed += hits + visits - float64(blocks); b.owed > 0 {
+		b.counts[randomHits].Add(uint64(hitUnit * b.owed))
+		b.owed -= float64(uint64(hitUnit*b.owed)) / hitUnit
 	}
 }
 

@@ -45,11 +45,15 @@ func (c *lru) take(hashes []prefixtree.Hash) (held int) {
 func TestBaselineAgainstRoundRobin(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	for _, tc := range []struct{ engines, nodes, capacity int }{{4, 1, 10_000}, {4, 3, 10_000}, {64, 3, 10_000}, {16, 8, 2000}} {
-		t.Run(fmt.Sprintf("engines=%d/nodes=%d/blocks=%d", tc.engines, tc.nodes, tc.capacity), func(t *testing.T) {
+	for _, tc := range []struct{ engines, nodes, capacity, shared int }{{4, 1, 10_000, 8}, {4, 3, 10_000, 1}, {64, 3, 10_000, 8}, {64, 3, 10_000, 1}, {16, 8, 2000, 2}} {
+		t.Run(fmt.Sprintf("engines=%d/nodes=%d/blocks=%d/shared=%d", tc.engines, tc.nodes, tc.capacity, tc.shared), func(t *testing.T) {
 			t.Parallel()
 			rng := rand.New(rand.NewPCG(seed, 1))
 			counts, at := new(Counts), time.Unix(1_800_000_000, 0)
+			common := make([]uint64, 32*tc.shared)
+			for i := range common {
+				common[i] = rng.Uint64()
+			}
 			var nodes []*Baseline
 			for range tc.nodes {
 				nodes = append(nodes, NewBaseline(counts, at))
@@ -64,11 +68,11 @@ func TestBaselineAgainstRoundRobin(t *testing.T) {
 			for i := range requests {
 				at = at.Add(time.Millisecond)
 				talk := &talks[rng.IntN(len(talks))]
-				if len(*talk) == 0 || rng.IntN(5) == 0 { // a new one, with one of 8 shared beginnings
+				if len(*talk) == 0 || rng.IntN(5) == 0 { // a new one, with one of a few shared beginnings
 					*talk = nil
-					shared := rng.IntN(8)
+					shared := rng.IntN(tc.shared)
 					for b := range 32 {
-						*talk = append(*talk, prefixtree.Hash(uint64(1+shared)*1e15+uint64(b)*0x9e3779b97f4a7c15))
+						*talk = append(*talk, prefixtree.Hash(common[shared*32+b]))
 					}
 				}
 				for range 10 {
@@ -91,7 +95,7 @@ func TestBaselineAgainstRoundRobin(t *testing.T) {
 				}
 			}
 			truth := float64(hits) / float64(blocks)
-			estimate := float64(counts[randomHits].Load()) / hitUnit / float64(counts[randomBlocks].Load())
+			estimate := float64(counts[randomHits].Load()) / float64(counts[randomBlocks].Load())
 			t.Logf("hit rate %.3f, estimated %.3f", truth, estimate)
 			if math.Abs(estimate-truth) > 0.05 {
 				t.Errorf("the estimate is more than 5 points off")
@@ -127,8 +131,8 @@ func TestBaselineIsBounded(t *testing.T) {
 	if len(b.visits) != 0 || b.below < few*4 {
 		t.Errorf("without requests %d blocks are kept, and hashes below %x are counted, before %x", len(b.visits), b.below, few)
 	}
-	if counts[randomHits].Load() != 0 {
-		t.Error("new blocks are hits")
+	if hits, blocks := counts[randomHits].Load(), counts[randomBlocks].Load(); hits*20 > blocks {
+		t.Errorf("%d of %d new blocks are hits", hits, blocks)
 	}
 	b.Visit(hashes, 0, 1, at) // no engine
 }

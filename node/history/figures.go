@@ -26,8 +26,8 @@ const (
 	cachedTokens            // of these
 	savedMicros             // prefill that the cached tokens saved, in microseconds of the engine
 	inFlight
-	randomBlocks      // of prompts: the sample of Baseline
-	randomHits        // of these, that an engine drawn at random would hold, in 1/hitUnit
+	randomBlocks      // of prompts: the sample of Baseline, in 1/hitUnit
+	randomHits        // of these, that an engine drawn at random would hold
 	firstBucket  = 16 // of first-token times
 	figures      = firstBucket + buckets
 )

@@ -179,7 +179,7 @@ func point(sum *[figures]float64, period time.Duration, ticks, waiting int) (v [
 	v[Served], v[Rejected], v[Refused] = float32(sum[served]/seconds), float32(sum[rejected]/seconds), float32(sum[refused]/seconds)
 	v[Failed], v[Departed] = float32(sum[failed]/seconds), float32(sum[departed]/seconds)
 	v[TTFT50], v[TTFT99] = float32(quantile(sum[firstBucket:], 0.5)), float32(quantile(sum[firstBucket:], 0.99))
-	v[HitRate], v[Random] = float32(sum[cachedTokens]/sum[promptTokens]), float32(sum[randomHits]/hitUnit/sum[randomBlocks]) // NaN without prompts
+	v[HitRate], v[Random] = float32(sum[cachedTokens]/sum[promptTokens]), float32(min(sum[randomHits]/sum[randomBlocks], 1)) // NaN without prompts
 	v[InFlight], v[Saved] = float32(sum[inFlight]/float64(ticks)), float32(sum[savedMicros]/1e6/seconds)
 	if v[Waiting] = float32(waiting); waiting < 0 {
 		v[Waiting] = float32(math.NaN())
@@ -205,7 +205,7 @@ func (h *History) HitRates() (hitRate, random float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	v := h.minutely
-	return v[cachedTokens] / v[promptTokens], v[randomHits] / hitUnit / v[randomBlocks]
+	return v[cachedTokens] / v[promptTokens], min(v[randomHits]/v[randomBlocks], 1)
 }
 
 // Span is a part of a ring. Its columns, oldest first, have equal lengths.
