@@ -80,12 +80,14 @@ func (n *Node) lagMatrix(nodes []admin.NodeStatus) [][]*float64 {
 		rows[i] = make([]*float64, len(nodes))
 		reported, _ := n.history.Lags(nodes[i].Name)
 		for j := range nodes {
-			switch ms, ok := reported[keys[j]]; {
+			heard, ok := reported[keys[j]]
+			ms := float64(heard)
+			switch {
 			case i == j:
 			case nodes[i].Self && nodes[j].Connected && nodes[j].State == string(member.StateAlive):
-				rows[i][j] = new(nodes[j].LagMS)
+				rows[i][j] = &nodes[j].LagMS
 			case ok:
-				rows[i][j] = new(float64(ms))
+				rows[i][j] = &ms
 			}
 		}
 	}

@@ -62,7 +62,7 @@ func TestBaselineAgainstRoundRobin(t *testing.T) {
 			for range tc.engines {
 				engines = append(engines, newLRU(tc.capacity))
 			}
-			const begun, requests = 3000, 13_000
+			const begun, requests = 2000, 8000
 			var talks [200][]prefixtree.Hash
 			blocks, hits, inserted := 0, 0, 0
 			for i := range requests {
