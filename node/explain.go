@@ -19,14 +19,14 @@ func fillReceipt(r *admin.Receipt, d *policy.Decision) {
 	if r.Replicas = d.Replicas; d.Replicas > 0 {
 		r.Hot = hot.AnchorText(d.Hot)
 	}
-	r.Candidates = candidatesOf(d)
+	r.Candidates = candidatesOf(d.Candidates)
 	if d.Strategy == policy.Prefix {
 		r.Why = why(d.Candidates)
 	}
 }
 
-func candidatesOf(d *policy.Decision) (list []admin.Candidate) {
-	for _, c := range d.Candidates {
+func candidatesOf(considered []policy.Considered) (list []admin.Candidate) {
+	for _, c := range considered {
 		list = append(list, admin.Candidate{
 			Backend: c.Name, MatchedBlocks: c.MatchedBlocks, HeldTokens: c.HeldTokens, Exact: c.Exact, QueuedTokens: c.QueuedTokens,
 			Active: c.Active, Rate: c.Rate, AgeS: c.Age.Seconds(), Cost: c.Cost,
@@ -44,7 +44,7 @@ func (n *Node) explainPrefill(q *policy.Request, decode *policy.Decision) *admin
 	}
 	return &admin.PrefillReceipt{
 		Backend: d.Name, Elsewhere: elsewhere, MatchedBlocks: d.MatchedBlocks, PredictedTokens: d.PredictedTokens,
-		RemoteS: d.Remote, AloneS: d.Alone, Candidates: candidatesOf(&d),
+		RemoteS: d.Remote, AloneS: d.Alone, Candidates: candidatesOf(d.Candidates),
 	}
 }
 

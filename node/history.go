@@ -9,6 +9,7 @@ import (
 	"grapevine/gossip/member"
 	"grapevine/node/admin"
 	"grapevine/node/history"
+	"grapevine/proxy/policy"
 	"grapevine/raftstore"
 )
 
@@ -129,4 +130,24 @@ func (n *Node) engineSummary() (s admin.EngineSummary) {
 		}
 	}
 	return s
+}
+
+// Receipts returns those of the last requests, newest first; with candidates, if an id is given.
+func (n *Node) Receipts(id string) *admin.ReceiptList {
+	list := &admin.ReceiptList{Node: n.name, Receipts: []admin.RequestRecord{}}
+	for _, r := range n.receipts.Latest(id) {
+		out := admin.RequestRecord{
+			AtMS: r.At.UnixMilli(), ID: r.ID, Path: r.Path, Model: r.Model, Client: r.Client, Status: r.Status, Backend: r.Backend, Strategy: r.Strategy,
+			Rung: r.Rung, Eligible: r.Eligible, Attempts: r.Attempts, PromptTokens: r.PromptTokens, CachedTokens: r.CachedTokens, OutputTokens: r.OutputTokens,
+			PredictedTokens: r.PredictedTokens, QueueS: r.Queue.Seconds(), TTFTS: r.TTFT.Seconds(), TotalS: r.Total.Seconds(),
+		}
+		if r.Failed != policy.None {
+			out.Failed = r.Failed.String()
+		}
+		if id != "" {
+			out.Candidates = candidatesOf(r.Candidates)
+		}
+		list.Receipts = append(list.Receipts, out)
+	}
+	return list
 }

@@ -60,6 +60,7 @@ type Node struct {
 	access   *accesslog.Log
 	counts   history.Counts // of this node's requests
 	history  *history.History
+	receipts history.Receipts // of the last requests
 	baseline *history.Baseline
 	cert     atomic.Pointer[tls.Certificate] // of the data port; nil without TLS
 

@@ -125,6 +125,7 @@ func (n *Node) observe(r *proxy.Record) {
 		rate = n.router.Rate(d.Backend)
 	}
 	n.counts.Observe(r, rate)
+	n.receipts.Observe(r)
 	n.access.Observe(r)
 }
 

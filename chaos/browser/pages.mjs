@@ -109,6 +109,8 @@ async function explain(page) {
   await page.getByRole('textbox').first().fill(JSON.stringify({ model: 'emulated-8b', messages: [{ role: 'user', content: 'word '.repeat(2000) }] }))
   await page.getByRole('button', { name: 'Explain' }).click()
   await page.getByText('Candidates, the chosen one first').waitFor()
+  await page.getByRole('button', { name: /^Look up ./ }).first().click()
+  await page.getByText(/were expected in the cache/).first().waitFor()
   await findings(page, 'explained')
   if (SHOTS) await page.screenshot({ path: `${SHOTS}/explained-${ENGINES}.png`, fullPage: true })
 }

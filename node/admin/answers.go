@@ -350,6 +350,37 @@ type Candidate struct {
 	LaterS   float64 `json:"later_s"`
 }
 
+// ReceiptList is the receipts of this node's last 256 requests, newest first.
+type ReceiptList struct {
+	Node     string          `json:"node"`
+	Receipts []RequestRecord `json:"receipts"`
+}
+
+// RequestRecord is what decided about a request that ended, and what came of it. Candidates are only
+// set if one id was asked for.
+type RequestRecord struct {
+	AtMS            int64       `json:"at_ms"` // Unix ms of its arrival
+	ID              string      `json:"id"`
+	Path            string      `json:"path"`
+	Model           string      `json:"model"`
+	Client          string      `json:"client,omitempty"`
+	Status          int         `json:"status"` // 499: the client left
+	Backend         string      `json:"backend"`
+	Strategy        string      `json:"strategy"`
+	Rung            string      `json:"rung"`
+	Eligible        int         `json:"eligible"`
+	Attempts        int         `json:"attempts"`
+	Failed          string      `json:"failed,omitempty"`
+	PromptTokens    int         `json:"prompt_tokens"` // by the engine; -1: unknown
+	CachedTokens    int         `json:"cached_tokens"` // likewise
+	OutputTokens    int         `json:"output_tokens"` // likewise
+	PredictedTokens int         `json:"predicted_tokens"`
+	QueueS          float64     `json:"queue_s"` // until the last dispatch
+	TTFTS           float64     `json:"ttft_s"`  // 0: none
+	TotalS          float64     `json:"total_s"`
+	Candidates      []Candidate `json:"candidates,omitempty"`
+}
+
 type RaftStatus struct {
 	Node string `json:"node"`
 	raftstore.Status

@@ -65,6 +65,7 @@ func (s *Server) Routes() map[string]http.Handler {
 		"GET /nodes":    show(s.Service.NodeList),
 		"GET /gossip":   reply(s.gossip),
 		"GET /history":  reply(s.history),
+		"GET /receipts": reply(func(r *http.Request) (*ReceiptList, error) { return s.Service.Receipts(r.URL.Query().Get("id")), nil }),
 		"POST /explain": reply(s.explain),
 
 		"GET /keys":          reply(s.keys),

@@ -18,6 +18,7 @@ type Service interface {
 	NodeList() *NodeList
 	GossipStatus(facts bool) *GossipStatus // nil without a fleet; facts: scan all facts
 	History(coarse bool, since time.Time) *History
+	Receipts(id string) *ReceiptList // of one id, unless it is empty
 	Clients() *ClientList
 	Rules() *RuleSet
 	AgreedRules() (raftstore.Rules, error)

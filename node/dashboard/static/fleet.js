@@ -40,12 +40,12 @@ export function sentence(status, nodes, raft) {
   for (const n of lost.slice(0, 4)) { worse('warn'); trouble.push(`router ${n.name} failed ${fmt.span(n.since_s)} ago${n.last_error ? ': ' + n.last_error : ''}`) }
   if (raft && !raft.leader) { worse('bad'); trouble.push('no leader: changes are refused, and routing goes on') }
   if (raft && raft.problem) { worse('warn'); trouble.push(raft.problem) }
-  for (const t of e.attention) {
+  for (const t of e.attention.slice(0, 3)) {
     worse(t.state === 'draining' ? 'ok' : 'warn')
-    trouble.push(`engine ${t.name} is ${t.state}${t.since_s ? ' for ' + fmt.span(t.since_s) : ''}${t.reason ? ': ' + t.reason : ''}`)
+    trouble.push(`${t.name} is ${t.state}${t.since_s ? ' for ' + fmt.span(t.since_s) : ''}${t.reason ? ': ' + t.reason : ''}`)
   }
-  const more = all - e.active - e.attention.length
-  if (more > 0) trouble.push(`and ${fmt.count(more, 'engine')} more`)
+  const more = all - e.active - Math.min(e.attention.length, 3)
+  if (more > 0) trouble.push(`and ${fmt.count(more, 'more engine')}`)
   if (all > 0 && e.active === 0) worse('bad')
   if (status.certificate && status.certificate.problem) { worse('bad'); trouble.push('the certificate ' + status.certificate.problem) }
   const ready = lost.length ? `${up} of ${up + lost.length} routers are up` : up === 1 ? 'The router is up' : `All ${up} routers are up`
