@@ -28,9 +28,12 @@ def fork_workers():
     vllm.utils.system_utils._maybe_force_spawn = lambda: os.environ.update(VLLM_WORKER_MULTIPROC_METHOD="fork")
 
 
+def end_with_parent():
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def engine(argv, log):
     """Becomes an engine."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     for number, file, flags in [(0, os.devnull, os.O_RDONLY), (1, log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)]:
@@ -45,6 +48,7 @@ def main():
     os.dup2(2, 1)  # libraries print to the output
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # an engine that has ended leaves nothing
     fork_workers()
+    os.register_at_fork(after_in_child=end_with_parent)  # also the engines' own processes
     print("ready", file=answers)
     for line in sys.stdin:
         order = json.loads(line)

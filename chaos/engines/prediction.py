@@ -109,8 +109,12 @@ def play(fleet, talks, turns, seed):
                 requests.append(request)
 
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-        for f in [pool.submit(work) for _ in range(AT_ONCE)]:
-            f.result()
+        try:
+            for f in [pool.submit(work) for _ in range(AT_ONCE)]:
+                f.result()
+        except BaseException:
+            waiting.clear()  # or the pool would first play the rest
+            raise
     logged = fleet.requests({q.id for q in requests})
     for q in requests:
         q.predicted, q.exact = logged[q.id]["predicted_tokens"], logged[q.id]["exact"]

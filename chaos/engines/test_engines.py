@@ -33,6 +33,7 @@ from sides import Side, differences, outcome
 ENGINES = int(os.environ.get("ENGINES", "2"))
 WRONG = 0.15  # of the predictions of routers that follow events may be wrong by more than a block; see docs/lab/engines.md
 EVICTIONS = 5  # are timed
+SETTLED_S = 1.5  # routers that do not follow the engine keep a placement of the last second, since the prompt may still wait in the engine
 
 launchers, engines, direct, fleets = [], [], {}, []  # direct: a Side of each engine by its name
 through = []  # a Side of each router that follows events
@@ -392,7 +393,7 @@ def time_to_forget(fleet):
     with contextlib.ExitStack() as closing, concurrent.futures.ThreadPoolExecutor(1) as pool:
         heard = {e.name: closing.enter_context(Listener(e.events)) for e in engines}
         prompt = fleet.sides[0].oai.chat.completions.create(model=MODEL, messages=said, max_tokens=1).usage.prompt_tokens
-        name = fleet.sides[0].backend()
+        name, settled = fleet.sides[0].backend(), time.monotonic() + SETTLED_S
 
         def stored(event):
             left.update(event["block_hashes"] if event["type"] == "BlockStored" else [])
@@ -409,6 +410,7 @@ def time_to_forget(fleet):
         heard[name].until(stored, 30, "the engine stores the prompt")
         for node in fleet.nodes:
             wait_until(lambda: node.held(said, name) > prompt / 2, 30, f"{node.name} knows where the prompt is")
+        wait_until(lambda: time.monotonic() > settled, 2 * SETTLED_S, "the placement is old enough")
         filling = pool.submit(fill)
         try:
             heard[name].until(evicted, 120, "the engine evicts the prompt")
@@ -422,7 +424,9 @@ def time_to_forget(fleet):
 
 
 def stop_all():
-    for p in [*fleets, *engines, *launchers]:
+    for e in engines:
+        e.kill()  # they would take 5 s to end
+    for p in [*fleets, *launchers]:
         p.stop()
 
 
