@@ -101,7 +101,7 @@ test-ui: build ## the dashboard in Chromium, three routers with 2, 64 and 2,000 
 	$(GO) run ./chaos/browser $(if $(filter short,$(UI)),-engines 2$(comma)64 -paint 5s) $(if $(SHOTS),-shots $(abspath $(SHOTS)))
 
 # The partition has a network of its own; root is not needed where users may have namespaces.
-live: build ## eight real routers: spread, cost, kill, agreement, engines that die, hot prefixes, partition, loss, memory; 45 minutes (LIVE=short: 4 minutes, wider limits)
+live: build ## eight real routers: spread, cost, kill, agreement, engines that die, hot prefixes, clients' limits, partition, loss, memory; 45 minutes (LIVE=short: 4 minutes, wider limits)
 	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_LIVE=1 $(GO) test $(if $(filter short,$(LIVE)),-short) -count=1 -run '^TestLive' -v -timeout 60m ./chaos/fleet
 
 # The scenarios that together exercise every promise, ten minutes of them; the others with SCENARIOS=all (20 minutes). Root is not needed
