@@ -43,9 +43,9 @@ func TestEvicted(t *testing.T) {
 	}
 	tree.Record(1, chain, start+6000, &tr)
 	news = news[:0]
-	old := start + Time((2 * time.Minute).Milliseconds())
+	old := start + Time((4 * time.Minute).Milliseconds())
 	if n := tree.Evicted(1, chain, old, old); n != 0 || len(news) != 0 {
-		t.Errorf("%d facts beyond the horizon removed, want none", n)
+		t.Errorf("%d facts past their retention removed, want none", n)
 	}
 	if n := tree.Evicted(60000, chain, old, old); n != 0 {
 		t.Errorf("%d facts of an unknown backend removed", n)

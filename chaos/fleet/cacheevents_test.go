@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,6 +40,7 @@ type talk struct {
 	routers []*node.Node
 	logs    []string // their access logs
 	client  *http.Client
+	cfg     config.Config // of the next router
 
 	mu    sync.Mutex // guards what follows
 	sent  [][]string // by engine: the texts that it computed, prompts with their answers
@@ -58,7 +60,7 @@ type asked struct {
 func newTalk(t *testing.T, engines, routers int, change func(*engine.ServerConfig), follow string) *talk {
 	w := &talk{t: t, client: &http.Client{Timeout: time.Minute}, sent: make([][]string, engines), asked: make(map[string]asked)}
 	cfg := config.Default()
-	cfg.Secret, cfg.Gossip, cfg.Events, cfg.ResponseHeaders = "the secret of a fleet that is a test", "127.0.0.1:0", follow, "all"
+	cfg.Secret, cfg.Gossip, cfg.ResponseHeaders = "the secret of a fleet that is a test", "127.0.0.1:0", "all"
 	cfg.Listen, cfg.Admin, cfg.GossipInsecure = "127.0.0.1:0", "127.0.0.1:0", true
 	cfg.MetricsInterval, cfg.SlowStart = time.Second, 0
 	cfg.Log = zerolog.Nop()
@@ -77,27 +79,35 @@ func newTalk(t *testing.T, engines, routers int, change func(*engine.ServerConfi
 		w.engines = append(w.engines, s)
 		cfg.Backends = append(cfg.Backends, config.Backend{URL: "http://" + s.Addr(), Name: fmt.Sprint("e", i)})
 	}
-	for i := range routers {
-		cfg.NodeName, cfg.AccessLog, cfg.AccessLogFile = fmt.Sprint("n", i), "all", filepath.Join(t.TempDir(), "access")
-		w.logs = append(w.logs, cfg.AccessLogFile)
-		if i > 0 {
-			cfg.Join = []string{w.routers[0].GossipAddr()}
-		}
-		n, err := node.New(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := n.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-			defer cancel()
-			_ = n.Stop(ctx)
-		})
-		w.routers = append(w.routers, n)
+	w.cfg = cfg
+	for range routers {
+		w.addRouter(follow)
 	}
 	return w
+}
+
+// addRouter starts another router, whose setting events is follow.
+func (w *talk) addRouter(follow string) {
+	cfg := w.cfg
+	cfg.NodeName, cfg.AccessLog, cfg.AccessLogFile = fmt.Sprint("n", len(w.routers)), "all", filepath.Join(w.t.TempDir(), "access")
+	w.logs = append(w.logs, cfg.AccessLogFile)
+	cfg.Events = follow
+	if len(w.routers) > 0 {
+		cfg.Join = []string{w.routers[0].GossipAddr()}
+	}
+	n, err := node.New(cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := n.Start(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		_ = n.Stop(ctx)
+	})
+	w.routers = append(w.routers, n)
 }
 
 func (w *talk) await(what string, ok func() bool) {
@@ -165,8 +175,13 @@ func (w *talk) past(e int, text string) (tokens int) {
 	return tokens
 }
 
-func (w *talk) ask(router int, messages []message, output int) (answer string) {
+func bodyOf(messages []message, output int) []byte {
 	body, _ := json.Marshal(map[string]any{"model": "emulated", "messages": messages, "max_tokens": output})
+	return body
+}
+
+func (w *talk) ask(router int, messages []message, output int) (answer string) {
+	body := bodyOf(messages, output)
 	req, err := http.NewRequestWithContext(w.t.Context(), http.MethodPost, "http://"+w.routers[router].Addr()+"/v1/chat/completions", bytes.NewReader(body))
 	if err != nil {
 		w.t.Error(err)
@@ -221,11 +236,8 @@ func (w *talk) ask(router int, messages []message, output int) (answer string) {
 // placed waits until the placement of a prompt has reached every router, or the engine has evicted some of the prompt.
 func (w *talk) placed(e int, body []byte) {
 	everywhere := func() bool {
-		for _, n := range w.routers {
-			r, err := n.Explain("/v1/chat/completions", func(string) []byte { return nil }, body)
-			if err != nil || !slices.ContainsFunc(r.Candidates, func(c admin.Candidate) bool {
-				return c.Backend == fmt.Sprint("e", e) && c.MatchedBlocks >= r.Blocks
-			}) {
+		for i := range w.routers {
+			if r, c := w.candidate(i, e, body); c.MatchedBlocks < r.Blocks {
 				return false
 			}
 		}
@@ -238,6 +250,21 @@ func (w *talk) placed(e int, body []byte) {
 	for end := time.Now().Add(placing); held() && !everywhere() && time.Now().Before(end); {
 		time.Sleep(2 * time.Millisecond)
 	}
+}
+
+// candidate is what a router thinks of an engine for a prompt.
+func (w *talk) candidate(router, e int, body []byte) (*admin.Receipt, admin.Candidate) {
+	w.t.Helper()
+	r, err := w.routers[router].Explain("/v1/chat/completions", func(string) []byte { return nil }, body)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, c := range r.Candidates {
+		if c.Backend == fmt.Sprint("e", e) {
+			return r, c
+		}
+	}
+	return r, admin.Candidate{}
 }
 
 // run plays conversations at the same time, each request at a random router.
@@ -423,5 +450,70 @@ func TestCacheEvents(t *testing.T) {
 				t.Errorf("error of %.3f, %.3f of the exact predictions within one block; want at most %.2f and at least %.2f", a.error, a.exactIn, c.error, c.exactIn)
 			}
 		})
+	}
+}
+
+// Every router stops to expect what an engine evicted: those that follow the engine by its events, the last one by what these tell. It logs
+// how long they take, of blocks that the engine used within the second before, and of others.
+func TestEvictionIsAvoided(t *testing.T) {
+	w := newTalk(t, 1, 2, func(*engine.ServerConfig) {}, "auto")
+	w.followed()
+	w.addRouter("off") // it does not stamp its own requests either, so the others send them
+	w.await("peers", func() bool { return w.routers[2].Ready() })
+	r := rand.New(rand.NewPCG(1, 1))
+	filler := []message{{"user", prose(r, 100)}}
+	for _, age := range []time.Duration{0, 1200 * time.Millisecond} {
+		took := make([][]time.Duration, len(w.routers))
+		for round := range 6 {
+			prompt := []message{{"user", prose(r, 300)}}
+			body := bodyOf(prompt, 1)
+			w.ask(round%2, prompt, 1)
+			for begun := time.Now(); time.Since(begun) < age; { // use it while it ages
+				w.ask(0, filler, 1)
+			}
+			cached := func() int {
+				at, err := w.engines[0].Cached("/v1/chat/completions", body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return at.CachedTokens
+			}
+			before := cached()
+			var gone time.Time
+			var evicted atomic.Bool
+			var flood sync.WaitGroup
+			flood.Go(func() {
+				for !evicted.Load() {
+					w.ask(0, []message{{"user", prose(r, 400)}}, 1)
+				}
+			})
+			w.await("eviction", func() bool {
+				gone = time.Now()
+				evicted.Store(cached() == 0)
+				return evicted.Load()
+			})
+			seen := make([]time.Duration, len(w.routers))
+			w.await("avoidance at every router", func() bool {
+				all := true
+				for i := range w.routers {
+					if _, c := w.candidate(i, 0, body); seen[i] == 0 && c.HeldTokens < blockTokens {
+						seen[i] = time.Since(gone)
+					}
+					all = all && seen[i] > 0
+				}
+				return all
+			})
+			flood.Wait()
+			if before == 0 {
+				continue // evicted before it was looked at
+			}
+			for i, d := range seen {
+				took[i] = append(took[i], d)
+			}
+		}
+		for i, d := range took {
+			slices.Sort(d)
+			t.Logf("blocks used %v before: n%d avoids them %v after the eviction", age, i, d)
+		}
 	}
 }
