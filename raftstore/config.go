@@ -47,6 +47,7 @@ type Config struct {
 	Log       zerolog.Logger
 
 	beforeWrite func() error // tests inject disk faults; nil does nothing
+	knows       uint8        // tests play an older program, which knows formats up to this; 0 means newestFormat
 }
 
 // Timers are a store's delays; zero means the default given here. Heartbeat must be equal in a
@@ -112,6 +113,7 @@ func (c Config) normal() (Config, error) {
 	if c.Met == nil {
 		c.Met = func() bool { return true }
 	}
+	c.knows = cmp.Or(c.knows, newestFormat)
 	c.Timers.fill()
 	return c, nil
 }

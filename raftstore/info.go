@@ -26,7 +26,7 @@ func (s *Store) info() info {
 	inst := s.current()
 	s.mu.Lock()
 	i := info{
-		identity: s.ident, Addr: s.addr, Founders: s.cfg.Founders, Server: s.cfg.Server, Format: newestFormat,
+		identity: s.ident, Addr: s.addr, Founders: s.cfg.Founders, Server: s.cfg.Server, Format: s.cfg.knows,
 		Constants: s.cfg.Constants, Failed: cmp.Or(s.problem.disk, s.problem.halted),
 	}
 	s.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +26,8 @@ type raftInstance struct {
 	fsm   *fsm
 	link  *link // nil without network
 	raft  *raft.Raft
+	logs  raft.LogStore
+	snaps raft.SnapshotStore
 	trans transport
 	// cut ends once raft can send nothing more.
 	cut   context.Context
@@ -71,8 +74,48 @@ func (s *Store) begin(d *disk) (*raftInstance, error) {
 		inst.close()
 		return nil, fmt.Errorf("start raft: %w", err)
 	}
-	inst.raft = r
+	inst.raft, inst.logs, inst.snaps = r, logs, snaps
 	return inst, nil
+}
+
+// formatInUse returns the newest format in the snapshot and the log, which are what a new server gets to read.
+func (inst *raftInstance) formatInUse() (uint8, error) {
+	format := uint8(firstFormat)
+	list, err := inst.snaps.List()
+	if err != nil {
+		return 0, err
+	}
+	for _, meta := range list { // the last, if any
+		_, source, err := inst.snaps.Open(meta.ID)
+		if err != nil {
+			return 0, err
+		}
+		var head [len(snapshotMagic) + 1]byte
+		_, err = io.ReadFull(source, head[:])
+		if err = errors.Join(err, source.Close()); err != nil {
+			return 0, fmt.Errorf("snapshot %s: %w", meta.ID, err)
+		}
+		format = max(format, head[len(snapshotMagic)])
+	}
+	first, err := inst.logs.FirstIndex()
+	if err != nil {
+		return 0, err
+	}
+	last, err := inst.logs.LastIndex()
+	if err != nil {
+		return 0, err
+	}
+	for i := first; i <= last; i++ {
+		var l raft.Log
+		switch err := inst.logs.GetLog(i, &l); {
+		case errors.Is(err, raft.ErrLogNotFound): // dropped meanwhile
+		case err != nil:
+			return 0, err
+		case l.Type == raft.LogCommand && len(l.Data) > 0:
+			format = max(format, l.Data[0])
+		}
+	}
+	return format, nil
 }
 
 func (s *Store) raftConfig() *raft.Config {

@@ -8,7 +8,7 @@ import (
 type joinRequest struct {
 	Group     groupID   `json:"group"`
 	Leader    string    `json:"leader"`
-	Format    int       `json:"format"`
+	Format    int       `json:"format"` // in use; see formatInUse
 	Constants Constants `json:"constants"`
 	Given     []groupID `json:"given,omitempty"` // see identity
 	Size      int       `json:"size,omitempty"`
@@ -20,8 +20,8 @@ func (s *Store) join(req joinRequest) error {
 		return errors.New("the request names no group")
 	case len(req.Given) > maxGiven:
 		return fmt.Errorf("the request names %d groups that were given up, at most %d are possible", len(req.Given), maxGiven)
-	case req.Format > newestFormat:
-		return fmt.Errorf("the group's log has format %d, this program knows %d", req.Format, newestFormat)
+	case req.Format > int(s.cfg.knows):
+		return fmt.Errorf("the group's log has format %d, this program knows %d: upgrade this node", req.Format, s.cfg.knows)
 	}
 	if err := s.fits(req.Constants); err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -217,6 +218,7 @@ func (s *Store) takeIn(ctx context.Context, inst *raftInstance, servers []raft.S
 	})
 	added := 0
 	var foreign []string
+	inUse := sync.OnceValues(inst.formatInUse)
 	for _, a := range answers {
 		// A founder that stopped early is known and has no group.
 		known := slices.ContainsFunc(servers, func(server raft.Server) bool { return string(server.ID) == a.info.ID })
@@ -227,10 +229,15 @@ func (s *Store) takeIn(ctx context.Context, inst *raftInstance, servers []raft.S
 			foreign = append(foreign, fmt.Sprintf("%s (group %s)", a.Addr, a.info.Group))
 			continue
 		}
+		format, err := inUse()
+		if err != nil {
+			s.log.Warn().Err(err).Msg("no node is taken in: the format in use cannot be read")
+			return
+		}
 		own := s.identity()
-		req := joinRequest{Group: own.Group, Leader: s.id, Format: newestFormat, Constants: s.State().Constants, Given: own.Given, Size: own.Size}
+		req := joinRequest{Group: own.Group, Leader: s.id, Format: int(format), Constants: s.State().Constants, Given: own.Given, Size: own.Size}
 		askCtx, cancel := context.WithTimeout(ctx, 2*askTimeout+s.cfg.Timers.Write)
-		_, err := s.caller.ask(askCtx, a.Addr, askJoin, req)
+		_, err = s.caller.ask(askCtx, a.Addr, askJoin, req)
 		cancel()
 		if err != nil {
 			if s.unwilling[a.Addr] != err.Error() {

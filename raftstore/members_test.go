@@ -274,3 +274,51 @@ func TestNothingThatAnOlderServerCannotRead(t *testing.T) {
 		apply(t, leader, label)
 	})
 }
+
+// A node of the release before labels joins and follows until somebody uses labels, and again once the group has forgotten them.
+func TestOlderNodeJoins(t *testing.T) {
+	virtually(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil).start()
+		s := f.nodes[0].store.Load()
+		apply(t, s, add("one"))
+		join := func(c *Config) { c.Founders, c.Join = nil, true }
+		older := func(c *Config) {
+			join(c)
+			c.knows = silentFormat
+		}
+		b := f.add("b", older)
+		b.start()
+		until(t, "b to follow", func() bool { return has(b.store.Load().State(), "one") })
+		label := UpdateBackend{Name: "one", Labels: ptr([]string{"zone=a"})}
+		until(t, "the leader to have asked b", func() bool { return s.olderThan(newestFormat) == "b" })
+		if _, err := s.Apply(t.Context(), label); !errors.Is(err, ErrConflict) || !strings.Contains(err.Error(), "node b runs an older release") {
+			t.Fatalf("a label that b cannot read: %v", err)
+		}
+		b.kill()
+		b.edit = join
+		b.start()
+		until(t, "the upgrade of b", func() bool { return s.olderThan(newestFormat) == "" })
+		apply(t, s, label)
+
+		c := f.add("c", older)
+		late := c.start()
+		refusal := joinRequest{Group: s.group(), Format: newestFormat, Constants: s.State().Constants}
+		if err := late.join(refusal); err == nil || !strings.Contains(err.Error(), "format 3, this program knows 2: upgrade this node") {
+			t.Errorf("join: %v", err)
+		}
+		for range 10 {
+			time.Sleep(s.cfg.Timers.Poll)
+			if n := len(s.Status().Servers); n != 2 {
+				t.Fatalf("%d servers, although c cannot read labels", n)
+			}
+		}
+		apply(t, s, UpdateBackend{Name: "one", Labels: ptr([]string(nil))})
+		for i := range 150 { // snapshots, which drop the entries with labels
+			apply(t, s, SetSwitches{Switches{Hot: i%2 == 0}})
+		}
+		until(t, "c to follow", func() bool { return has(late.State(), "one") })
+		if format, err := s.current().formatInUse(); err != nil || format != firstFormat {
+			t.Errorf("format %d is in use, want %d: %v", format, firstFormat, err)
+		}
+	})
+}
