@@ -144,6 +144,9 @@ func (l *Log) Observe(r *proxy.Record) {
 	if d := r.Decision; d != nil {
 		e.Str("strategy", d.Strategy).Str("rung", d.Rung.String()).Int("matched_tokens", r.MatchedTokens).Int("predicted_tokens", d.PredictedTokens).Bool("exact", d.Exact)
 	}
+	if len(r.Target) > 0 {
+		e.Bytes("engine_model", r.Target)
+	}
 	if r.Prefill.Backend != "" {
 		e.Str("prefill", r.Prefill.Backend).Int64("prefill_ms", r.Prefill.Took.Milliseconds())
 		if r.Prefill.Failed != policy.None {

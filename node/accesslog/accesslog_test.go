@@ -166,3 +166,23 @@ func TestFailingDiskIsCounted(t *testing.T) {
 		t.Errorf("a file that cannot be opened: %v", err)
 	}
 }
+
+// Of a request that follows a rule with another model, a line has the client's model and the engine's.
+func TestModelOfARule(t *testing.T) {
+	var out bytes.Buffer
+	l := New("", &out, "n1", Which{share: 1})
+	if err := l.Open(); err != nil {
+		t.Fatal(err)
+	}
+	ruled := request("ruled", 200)
+	ruled.Target = []byte("qwen3-8b")
+	l.Observe(ruled)
+	l.Observe(request("plain", 200))
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(out.String(), "\n")
+	if len(lines) != 3 || !strings.Contains(lines[0], `"model":"m"`) || !strings.Contains(lines[0], `"engine_model":"qwen3-8b"`) || strings.Contains(lines[1], "engine_model") {
+		t.Errorf("%s", out.String())
+	}
+}
