@@ -141,6 +141,34 @@ func TestOperateByCommands(t *testing.T) {
 	if got := do("rules"); got.code != 0 || !strings.Contains(got.out, "Rules of the fleet") || !strings.Contains(got.out, "random") {
 		t.Errorf("%+v", got)
 	}
+	for _, step := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"add", "name=canary,share=5%,to=b", "--at", "0", "--dry-run"}, "nothing was changed"},
+		{[]string{"add", "name=canary,share=5%,to=b", "--at", "0"}, "+  - {name: canary, share: 5%, to: b}"},
+		{[]string{"remove", "1"}, "-  - {model: a, strategy: random}"},
+		{[]string{"add", "strategy=session"}, "+  - {strategy: session}"},
+		{[]string{"remove", "canary"}, "-  - {name: canary, share: 5%, to: b}"},
+		{[]string{"add", "name=x,to=b"}, "+  - {name: x, to: b}"},
+		{[]string{"show", "--text"}, "rules:\n  - {strategy: session}\n  - {name: x, to: b}\n"},
+	} {
+		if got := do(append([]string{"rules"}, step.args...)...); got.code != 0 || !strings.Contains(got.out, step.want) {
+			t.Errorf("rules %v: %+v", step.args, got)
+		}
+	}
+	for _, wrong := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"remove", "canary"}, `no rule is named "canary"`},
+		{[]string{"add", "strategy=fastest"}, "unknown strategy"},
+		{[]string{"add", "name=x,to=a"}, "give each rule its own"},
+	} {
+		if got := do(append([]string{"rules"}, wrong.args...)...); got.code != exitFailed || !strings.Contains(got.err, wrong.want) {
+			t.Errorf("rules %v: %+v", wrong.args, got)
+		}
+	}
 	if got := do("prefixes", "hot", "--disable"); got.code != 0 || !strings.Contains(got.out, "off") {
 		t.Errorf("%+v", got)
 	}

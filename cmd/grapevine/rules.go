@@ -14,9 +14,11 @@ import (
 )
 
 type rulesCmd struct {
-	Show  rulesShowCmd  `cmd:"" default:"withargs" help:"Show the rules that a router goes by (the default)."`
-	Check rulesCheckCmd `cmd:"" help:"Look for mistakes in a file, without a router."`
-	Apply rulesApplyCmd `cmd:"" help:"Make a file the rules of the whole fleet."`
+	Show   rulesShowCmd   `cmd:"" default:"withargs" help:"Show the rules that a router goes by (the default)."`
+	Add    rulesAddCmd    `cmd:"" help:"Add a rule to those of the whole fleet."`
+	Remove rulesRemoveCmd `cmd:"" help:"Remove a rule from those of the whole fleet."`
+	Check  rulesCheckCmd  `cmd:"" help:"Look for mistakes in a file, without a router."`
+	Apply  rulesApplyCmd  `cmd:"" help:"Make a file the rules of the whole fleet."`
 }
 
 type rulesShowCmd struct {
@@ -57,6 +59,50 @@ func printRules(out io.Writer, set *admin.RuleSet) error {
 		fmt.Fprintln(w)
 	}
 	return w.Flush()
+}
+
+type rulesAddCmd struct {
+	Rule   string `arg:"" name:"rule" placeholder:"RULE" help:"The rule, as serve --rule takes it: [name=N][,model=M]...[,strategy=NAME]."`
+	At     *int   `name:"at" placeholder:"PLACE" help:"Its place from 0, as show numbers them: the first rule that matches wins. Without it, behind the last."`
+	DryRun bool   `name:"dry-run" help:"Only show what would change."`
+	adminFlags
+}
+
+func (c *rulesAddCmd) Run(s *streams) error {
+	place := -1
+	if c.At != nil {
+		place = *c.At
+	}
+	return c.editRules(s, c.DryRun, func(text string) (string, error) { return config.AddRule(text, c.Rule, place) })
+}
+
+type rulesRemoveCmd struct {
+	Which  string `arg:"" name:"rule" placeholder:"RULE" help:"Its name, else its place, as show has them."`
+	DryRun bool   `name:"dry-run" help:"Only show what would change."`
+	adminFlags
+}
+
+func (c *rulesRemoveCmd) Run(s *streams) error {
+	return c.editRules(s, c.DryRun, func(text string) (string, error) { return config.RemoveRule(text, c.Which) })
+}
+
+// editRules changes the text of the fleet's rules, unless somebody else has changed it meanwhile.
+func (a *adminFlags) editRules(s *streams, dry bool, edit func(text string) (string, error)) error {
+	return show(a, s, func(client *admin.Client, ctx context.Context) (*admin.RuleChange, error) {
+		set, err := client.Rules(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if set.Source != "fleet" && len(set.Rules) > 0 {
+			return nil, fmt.Errorf("this router goes by the %d rules of its own configuration, which rules of the fleet replace: "+
+				"write all into a file and use grapevine rules apply", len(set.Rules))
+		}
+		text, err := edit(set.Text)
+		if err != nil {
+			return nil, err
+		}
+		return client.ApplyRules(ctx, text, &set.Version, dry)
+	}, printRuleChange)
 }
 
 type rulesCheckCmd struct {
