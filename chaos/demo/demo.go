@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -43,8 +44,19 @@ type Config struct {
 	Policy   string        // the strategy compared with Baseline
 	Log      zerolog.Logger
 	// Progress, if not nil, is called a few times per second with a run's strategy and progress.
-	// Calls do not overlap.
+	// Calls of Progress and Event do not overlap.
 	Progress func(policy string, p replay.Progress)
+	// Event, if not nil, is called when something happens to the fleet.
+	Event func(Event)
+	// Dashboard, if not nil, shows the fleet of the current run. It remains the caller's.
+	Dashboard *Dashboard
+}
+
+// Event is what happens in a run.
+type Event struct {
+	Policy string        // the strategy of the run
+	At     time.Duration // since the first request could be sent
+	What   string        // a clause: "router node-1 is killed"
 }
 
 // Outcome has the measurements of both runs.
@@ -80,6 +92,7 @@ func Run(ctx context.Context, cfg Config) (Outcome, error) {
 	if err != nil {
 		return out, err
 	}
+	cfg.serialize()
 	if out.Baseline, err = runArm(ctx, cfg, Baseline); err != nil {
 		return out, fmt.Errorf("%s: %w", Baseline, err)
 	}
@@ -87,6 +100,26 @@ func Run(ctx context.Context, cfg Config) (Outcome, error) {
 		return out, fmt.Errorf("%s: %w", cfg.Policy, err)
 	}
 	return out, nil
+}
+
+// serialize keeps the calls of the caller's functions apart, and makes both callable.
+func (c *Config) serialize() {
+	var mu sync.Mutex
+	progress, event := c.Progress, c.Event
+	c.Progress = func(policy string, p replay.Progress) {
+		if progress != nil {
+			mu.Lock()
+			defer mu.Unlock()
+			progress(policy, p)
+		}
+	}
+	c.Event = func(e Event) {
+		if event != nil {
+			mu.Lock()
+			defer mu.Unlock()
+			event(e)
+		}
+	}
 }
 
 // startTimeout bounds the start of a fleet, which takes seconds on an idle machine.
@@ -125,13 +158,17 @@ func runArm(ctx context.Context, cfg Config, policy string) (arm Arm, err error)
 func play(ctx context.Context, cfg Config, f *fleet.Fleet, policy string, w *workload.Sessions, src workload.Source) (arm Arm, err error) {
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	k := newKilling(f.Nodes()[cfg.Seed%uint64(cfg.Nodes)], cfg.Duration)
+	happens := func(at time.Duration, what string) { cfg.Event(Event{Policy: policy, At: at, What: what}) }
+	k := newKilling(f.Nodes()[cfg.Seed%uint64(cfg.Nodes)], cfg.Duration, happens)
 	load := replay.Config{
 		Targets: []string{f.URL()}, Model: modelName, Warmup: w.Warmup, Seed: cfg.Seed, Timeout: time.Minute,
 		Backends: f.EngineNames(), Policy: policy, Workload: w.Name(), Nodes: cfg.Nodes, Speed: 1,
 		NewConnections: true, Retries: sdkRetries,
-		Started: func(at time.Time) { k.start(running, at, cancel) },
-		Excuse:  k.excuse, Observe: k.observe,
+		Started: func(at time.Time) {
+			happens(0, fmt.Sprintf("%d engines and %d routers are ready, traffic begins", cfg.Engines, cfg.Nodes))
+			k.start(running, at, cancel)
+		},
+		Excuse: k.excuse, Observe: k.observe,
 	}
 	var steady []*fleet.Node
 	for _, n := range f.Nodes() {
@@ -144,9 +181,11 @@ func play(ctx context.Context, cfg Config, f *fleet.Fleet, policy string, w *wor
 	if err != nil {
 		return arm, err
 	}
-	if cfg.Progress != nil {
-		load.Progress = func(p replay.Progress) { cfg.Progress(policy, p) }
+	if cfg.Dashboard != nil {
+		cfg.Dashboard.show(steady[0].AdminAddr())
+		defer cfg.Dashboard.show("")
 	}
+	load.Progress = func(p replay.Progress) { cfg.Progress(policy, p) }
 	arm.Result, err = replay.Run(running, load, src)
 	arm.Kill = k.finish(w.Warmup)
 	if cause := context.Cause(running); cause != nil && ctx.Err() == nil {

@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -98,6 +101,24 @@ func TestRun(t *testing.T) {
 	seen := map[string]int{}
 	cfg := settings(t)
 	cfg.Progress = func(policy string, p replay.Progress) { seen[policy]++ }
+	dashboard, err := OpenDashboard()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dashboard.Close()
+	if status, page := get(t, dashboard.URL()); status != http.StatusServiceUnavailable || !strings.Contains(page, "starting") {
+		t.Errorf("before the first run: %d %q", status, page)
+	}
+	var events []string
+	cfg.Dashboard = dashboard
+	cfg.Event = func(e Event) {
+		events = append(events, e.Policy+": "+e.What)
+		for path, want := range map[string]string{"": "<title>grapevine", "../status": `"node-0"`} { // node-1 is killed
+			if status, page := get(t, dashboard.URL()+path); status != http.StatusOK || !strings.Contains(page, want) {
+				t.Errorf("%s: %s%s: %d %.200q, want %s", e.What, dashboard.URL(), path, status, page, want)
+			}
+		}
+	}
 	out, err := Run(context.Background(), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -121,6 +142,16 @@ func TestRun(t *testing.T) {
 	if seen["prefix"] == 0 || seen[Baseline] == 0 {
 		t.Errorf("progress %v", seen)
 	}
+	var want []string
+	for _, policy := range []string{Baseline, "prefix"} {
+		for _, what := range []string{"2 engines and 2 routers are ready, traffic begins", "router node-1 is killed with SIGKILL",
+			"router node-1 is started again", "router node-1 is ready again"} {
+			want = append(want, policy+": "+what)
+		}
+	}
+	if !slices.Equal(events, want) {
+		t.Errorf("events %q, want %q", events, want)
+	}
 	raw, err := json.Marshal(out)
 	if err != nil {
 		t.Fatal(err)
@@ -132,6 +163,23 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// get bounds the answer by a minute.
+func get(t *testing.T, url string) (status int, page string) {
+	t.Helper()
+	client := http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
+	answer, err := client.Get(url)
+	if err != nil {
+		t.Error(err)
+		return 0, ""
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(answer.Body, 1<<20))
+	if err != nil {
+		t.Error(err)
+	}
+	return answer.StatusCode, string(text)
+}
+
 func TestExcuses(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -140,7 +188,7 @@ func TestExcuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	k := newKilling(f.Nodes()[0], time.Minute)
+	k := newKilling(f.Nodes()[0], time.Minute, func(time.Duration, string) {})
 	cut := replay.Ended{Node: "node-0", Class: replay.Reset, Sent: 9 * time.Second, Err: errors.New("reset")}
 	cut.End = 10 * time.Second
 	if k.excuse(cut) {

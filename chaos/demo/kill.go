@@ -42,6 +42,7 @@ type Through struct {
 type killing struct {
 	node          *fleet.Node
 	kill, restart time.Duration
+	happens       func(at time.Duration, what string)
 	done          sync.WaitGroup
 	ended         []replay.Ended
 
@@ -52,9 +53,9 @@ type killing struct {
 // never is later than any request.
 const never = time.Duration(math.MaxInt64)
 
-func newKilling(n *fleet.Node, d time.Duration) *killing {
+func newKilling(n *fleet.Node, d time.Duration, happens func(at time.Duration, what string)) *killing {
 	return &killing{
-		node: n, kill: share(d, killAt), restart: share(d, restartAt),
+		node: n, kill: share(d, killAt), restart: share(d, restartAt), happens: happens,
 		killed: never, restarted: never, ready: never,
 	}
 }
@@ -69,22 +70,24 @@ func (k *killing) start(ctx context.Context, began time.Time, fail context.Cance
 }
 
 func (k *killing) script(ctx context.Context, began time.Time) error {
-	mark := func(field *time.Duration) {
+	mark := func(field *time.Duration, what string) {
+		at := time.Since(began)
 		k.mu.Lock()
-		*field = time.Since(began)
+		*field = at
 		k.mu.Unlock()
+		k.happens(at, "router "+k.node.Name()+" "+what)
 	}
 	if !sleepUntil(ctx, began.Add(k.kill)) {
 		return ctx.Err()
 	}
-	mark(&k.killed) // before the signal, so that no failure it causes has an earlier time
+	mark(&k.killed, "is killed with SIGKILL") // before the signal, so that no failure it causes has an earlier time
 	if err := k.node.Kill(); err != nil {
 		return err
 	}
 	if !sleepUntil(ctx, began.Add(k.restart)) {
 		return ctx.Err()
 	}
-	mark(&k.restarted)
+	mark(&k.restarted, "is started again")
 	if err := k.node.Start(); err != nil {
 		return err
 	}
@@ -93,7 +96,7 @@ func (k *killing) script(ctx context.Context, began time.Time) error {
 	if err := k.node.WaitReady(waiting); err != nil {
 		return fmt.Errorf("after its restart %w", err)
 	}
-	mark(&k.ready)
+	mark(&k.ready, "is ready again")
 	return nil
 }
 

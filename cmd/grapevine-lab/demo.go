@@ -42,14 +42,23 @@ func (c *demoCmd) Run(s *streams) error {
 	if err := cfg.Validate(); err != nil {
 		return usageError{err}
 	}
+	var err error
+	if cfg.Binary, err = fleet.FindRouter(c.Router); err != nil {
+		return err
+	}
+	if cfg.Dashboard, err = demo.OpenDashboard(); err != nil {
+		return fmt.Errorf("dashboard: %w", err)
+	}
+	defer cfg.Dashboard.Close()
+	fmt.Fprintf(s.err, "dashboard until the demo ends: %s\n", cfg.Dashboard.URL())
 	if !c.JSON {
 		fmt.Fprintln(s.out, demo.Describe(c.Nodes, c.Engines, c.Duration))
 	}
 	line := newProgressLine(s.err)
 	cfg.Progress = func(policy string, p replay.Progress) { line.show("%s", replayed(policy, p, c.Duration)) }
-	var err error
-	if cfg.Binary, err = fleet.FindRouter(c.Router); err != nil {
-		return err
+	cfg.Event = func(e demo.Event) {
+		line.finish()
+		fmt.Fprintf(s.err, "%s, %.1f s: %s\n", e.Policy, e.At.Seconds(), e.What)
 	}
 	out, err := demo.Run(ctx, cfg)
 	line.finish()
