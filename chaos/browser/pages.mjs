@@ -115,10 +115,32 @@ async function explain(page) {
   if (SHOTS) await page.screenshot({ path: `${SHOTS}/explained-${ENGINES}.png`, fullPage: true })
 }
 
+// The levels of the tree must add up to the router's own counts, and be drawn.
+async function depths(page) {
+  await page.goto(url + '#prefixes')
+  await page.getByRole('table', { name: 'Prompt tokens by depth' }).waitFor()
+  const wrong = await page.evaluate(async () => {
+    const { levels } = await import('./levels.js')
+    const r = (prompt_tokens, cached_tokens) => ({ prompt_tokens, cached_tokens })
+    const list = levels([r(300, 256), r(70000, 600), r(200, -1), r(-1, -1)])
+    const sum = (key) => list.reduce((n, l) => n + l[key], 0)
+    const first = [list[0].requests, list[0].tokens, list[0].cached], second = [list[1].requests, list[1].found, list[1].tokens, list[1].cached]
+    const got = JSON.stringify([list.length, sum('tokens'), sum('cached'), first, second, levels([]).length])
+    const want = JSON.stringify([10, 70300, 856, [2, 512, 512], [2, 1, 300, 256], 0])
+    return got === want ? '' : `${got}, want ${want}`
+  })
+  if (wrong) bad(`levels of prompts: ${wrong}`)
+  const bars = await page.locator('.barrow').count(), rows = await page.getByRole('table', { name: 'Prompt tokens by depth' }).getByRole('row').count() - 1
+  if (bars < 2 || bars !== rows) bad(`prefixes: ${bars} bars, ${rows} rows of the table`)
+  await findings(page, 'depths')
+  if (SHOTS) await page.screenshot({ path: `${SHOTS}/depths-${ENGINES}.png`, fullPage: true })
+}
+
 try {
   const page = await visit('light')
   await drain(page)
   await explain(page)
+  await depths(page)
   await page.close()
   await visit('dark')
 } catch (e) {

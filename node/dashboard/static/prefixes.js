@@ -1,5 +1,6 @@
-// Prefixes: those that many requests share, and the engines that hold them.
+// Prefixes: those that many requests share, the engines that hold them, and how deep prompts go.
 import { h, say, api, fmt, table, Refused } from './dom.js'
+import { shape } from './levels.js'
 
 export const prefixes = {
   name: 'prefixes', title: 'Prefixes',
@@ -18,9 +19,12 @@ export const prefixes = {
       ],
     })
     const panel = h('section', { class: 'panel' }, h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Hot prefixes' }, rows.el))
+    const depths = shape()
     return {
-      el: h('div', null, h('div', { class: 'head' }, title, note), none, panel), every: 3000,
+      el: h('div', null, h('div', { class: 'head' }, title, note), none, panel, depths.el), every: 3000,
       async refresh() {
+        const [receipts, status] = await Promise.all([api('/receipts'), api('/status')])
+        depths.update(receipts.receipts, status)
         let a
         try { a = await api('/prefixes') } catch (e) {
           if (!(e instanceof Refused) || e.status === 401) throw e
