@@ -13,7 +13,7 @@ import (
 
 // Pick chooses a backend and charges the request to it. Without an error the caller must call
 // att.End exactly once. Errors: ErrNoBackend, ErrUnknownModel, ErrHolderGone, ErrUnknownStrategy,
-// ErrAttemptInUse.
+// ErrAttemptInUse, and ErrFull if the request may wait.
 func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	if att.stage != idle && att.stage != ended {
 		return ErrAttemptInUse
@@ -42,6 +42,7 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 			return 0, fmt.Errorf("%w: %q: use one of %v", ErrUnknownStrategy, q.Strategy, r.Strategies())
 		}
 	}
+	s.gated = q.MayWait
 	if q.Stored {
 		p := t.pool(q.Model)
 		if p == nil {
@@ -52,9 +53,12 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 			return 0, ErrHolderGone
 		}
 		s.assign()
+		if s.gated {
+			r.close(s, strategy)
+		}
 		d.fill(s, 0, Stored, strategy, false)
 		d.Rule = route.label
-		return 0, nil
+		return 0, s.whenFull(0)
 	}
 	p, fallback, err := t.poolFor(route, q, now)
 	if err != nil {
@@ -92,9 +96,19 @@ func (r *Router) decideIn(s *Scene, q *Request, p *pool, strategy *named, now pr
 	if int64(now) < r.coldUntil.Load() {
 		r.easeIn(s, strategy)
 	}
+	if s.gated {
+		r.close(s, strategy)
+	}
 	chosen, rung := r.choose(s, strategy)
 	d.fill(s, chosen, rung, strategy, lastResort)
-	return chosen, nil
+	return chosen, s.whenFull(chosen)
+}
+
+func (s *Scene) whenFull(chosen int) error {
+	if s.Candidates[chosen].full {
+		return ErrFull
+	}
+	return nil
 }
 
 // PromptTokens estimates the tokens of a request's prompt, at least 1; of an unknown model by the
@@ -120,7 +134,7 @@ func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 	} else {
 		s.rand = mix(r.cfg.Seed) + mix(r.seq.Add(1))
 	}
-	s.FromEngines = false
+	s.FromEngines, s.open = false, 0
 	s.Branch, s.CommonTokens, s.known, s.hot = 0, 0, 0, HotPrefix{}
 	if cap(s.where) < len(p.entries) {
 		s.where = make([]int32, len(p.entries))
@@ -139,7 +153,7 @@ func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
 	for {
 		i, rung := strategy.Choose(s)
 		c := &s.Candidates[i]
-		if !c.half || s.peek || c.slot.trial.CompareAndSwap(false, true) {
+		if !c.half || s.peek || c.full || c.slot.trial.CompareAndSwap(false, true) {
 			return i, rung
 		}
 		if len(s.Candidates) == 1 {

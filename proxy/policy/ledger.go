@@ -35,6 +35,8 @@ type slot struct {
 	headNonStreaming atomic.Bool // the head's first token is not observable
 	telemetry        atomic.Pointer[telemetry]
 	placed           atomic.Int64 // prefill tokens charged so far
+	pending          atomic.Int64 // own requests before their first token
+	parked           atomic.Int64 // prefill tokens of requests that wait at this router for the backend
 	id               prefixtree.Backend
 	gen              atomic.Uint32
 	began            atomic.Int64 // ms; start of slow start; 0: none
@@ -52,7 +54,8 @@ type slot struct {
 	busyAt       prefixtree.Time // last answer of 429
 	busyUntil    int64           // ms; 0: none
 	adapters     adapters
-	_            [64]byte // pads to a cache line
+	growth       growth
+	_            [8]byte // pads to a cache line
 }
 
 // queued returns the own prefill tokens in front of a new request, less the progress of the running
@@ -98,6 +101,7 @@ func (s *slot) charge(a *Attempt, now prefixtree.Time) {
 	if s.line = append(s.line, a); len(s.line) == 1 {
 		s.headed(a, a.ahead, now)
 	}
+	s.pending.Store(int64(len(s.line)))
 }
 
 // headed sets the head of the line. Needs mu.
@@ -144,6 +148,7 @@ func (s *slot) leave(at int, done, now prefixtree.Time) {
 	}
 	s.charged.Add(-a.charged)
 	s.line = slices.Delete(s.line, at, at+1)
+	s.pending.Store(int64(len(s.line)))
 	switch {
 	case at > 0:
 	case len(s.line) == 0:

@@ -41,6 +41,7 @@ type pool struct {
 	byID    []int32 // backend id -> entry, -1: none
 	*history
 	texts    *modelStat // of the history of the pool that stands for the model
+	lane     uint64     // of the engines; see Lane
 	weighted bool
 	adapter  bool   // the model is a LoRA adapter, as any backend says
 	decodes  bool   // some are decode backends
@@ -314,5 +315,6 @@ func (t *table) newPart(key uint64, positions []int32, known map[uint64]*history
 		p.decodes = p.decodes || b.Role == Decode
 		p.weighted = p.weighted || b.Weight != p.entries[0].weight
 	}
+	p.lane = laneOf(p.entries)
 	return p
 }

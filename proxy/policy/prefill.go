@@ -118,7 +118,7 @@ func (r *Router) decidePrefill(s *Scene, q *Request, now prefixtree.Time, decode
 		return 0, false
 	}
 	// The KV cache travels from there to the decode backend.
-	s.peek, s.zone = peek, t.zoneOf(decode.Backend)
+	s.peek, s.gated, s.zone = peek, false, t.zoneOf(decode.Backend)
 	chosen, err := r.decideIn(s, q, from, route.strategy, now, d)
 	if err != nil {
 		return 0, false

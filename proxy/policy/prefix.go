@@ -25,6 +25,7 @@ func (p prefix) Choose(s *Scene) (int, Rung) {
 	s.await()
 	s.equip()
 	gathered := s.hot.Replicas > 0 && s.gather(s.meanQueue()*(1+hotSlack)+float64(s.PromptTokens)) < s.size
+	s.shut()
 	s.price()
 	key := s.orderKey()
 	place, tied := s.pour(key)
@@ -34,7 +35,7 @@ func (p prefix) Choose(s *Scene) (int, Rung) {
 			chosen = i
 		}
 	}
-	if !s.peek {
+	if !s.peek && !s.Candidates[chosen].full {
 		s.pool.load.count(s.work(chosen, place), s.later, s.Now)
 	}
 	if gathered && chosen == place && s.Candidates[chosen].Held <= s.CommonTokens {
@@ -74,7 +75,7 @@ func (s *Scene) price() {
 	for i := range s.Candidates {
 		least = min(least, s.Candidates[i].wait)
 	}
-	backlog := least + s.unseen*o.uncached/engines
+	backlog := least + (s.unseen*o.uncached+s.behind())/engines
 	s.later = eviction + (o.rate+o.others)/engines*backlog/max(1-o.prefill/engines, leastIdle)
 	uncommon := s.uncommon()
 	for i := range s.Candidates {

@@ -45,6 +45,7 @@ type Config struct {
 	Seed     uint64
 	Extra    map[string]Strategy
 	Truth    Truth // nil: none
+	Gate     Gate  // for requests that may wait
 	// Failed, if not nil, is called for every failure that counts against its backend. It must not
 	// block.
 	Failed func(b prefixtree.Backend, f Failure, now prefixtree.Time)
@@ -98,6 +99,15 @@ type Request struct {
 	Stored   bool
 	Holder   uint32
 	Strategy string
+	// MayWait: Pick returns ErrFull rather than send the request to an engine that is full.
+	MayWait bool
+	Waited  bool // it has a place among those that wait
+	// Behind is the prefill tokens of its client's other requests that wait at this router. Routers that
+	// divide engines fairly make a client wait for its own work alone.
+	Behind int64
+	// First: no other request of its client, and none of higher priority, waits at this router. It may be the
+	// one request before its first token that each router may have at an engine that is full.
+	First bool
 }
 
 type named struct {
@@ -197,7 +207,7 @@ func (c *Config) complete() error {
 		return fmt.Errorf("block bytes %d, hash blocks %d, nodes %d, staleness %s, zone cost %s: none may be negative",
 			c.BlockBytes, c.HashBlocks, c.Nodes, c.Staleness, c.ZoneCost)
 	}
-	return nil
+	return c.Gate.check()
 }
 
 func (r *Router) Strategies() []string { return slices.Sorted(maps.Keys(r.strategies)) }

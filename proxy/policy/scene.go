@@ -39,6 +39,8 @@ type Scene struct {
 	unseen   float64 // requests that other nodes have placed since their reports
 	rand     uint64
 	peek     bool // Explain: change nothing
+	gated    bool // the request may wait
+	open     int  // if so, candidates that are not full
 }
 
 // Rand returns the next number of this decision's sequence.
@@ -138,6 +140,7 @@ type Candidate struct {
 	Cost        float64 // set by the strategy; +Inf if ruled out
 
 	wait    float64 // seconds until its queue is done
+	parked  float64 // seconds of work that waits for it at routers
 	start   float64 // wait, with the price of active requests, of the adapter's slot and of the way
 	way     float64 // seconds; the price of the way to another zone
 	place   float64 // start and the computation of what is not common
@@ -147,6 +150,7 @@ type Candidate struct {
 	half    bool    // half-open
 	outside bool    // outside the hot prefix's replica set; see gather
 	exact   bool    // Held is the backend's own account
+	full    bool    // closed to this request, which may wait
 }
 
 // KVUsage returns the used share of the KV cache, 0 to 1: the engine's report, else an estimate from

@@ -74,11 +74,15 @@ func (s *Scene) stand(e *entry, half bool) {
 	s.Candidates = s.Candidates[:len(s.Candidates)+1]
 	c := &s.Candidates[len(s.Candidates)-1]
 	c.entry, c.Backend, c.Rate = e, e.id, rate
-	c.half, c.outside, c.exact = half, false, false
+	c.half, c.outside, c.exact, c.full = half, false, false, false
 	c.OwnQueued, c.Overdue = e.slot.queued(s.Now, rate)
 	c.Queued = c.OwnQueued + float64(e.slot.peerTokens.Load())
 	c.Outstanding = e.slot.charged.Load() + e.slot.peerTokens.Load()
 	c.Active, c.OwnActive = own+e.slot.peerActive.Load(), own
+	c.parked = 0
+	if s.gated {
+		c.parked = float64(e.slot.parked.Load()) * float64(s.Nodes) / rate
+	}
 	c.HeldBlocks, c.Held, c.Age = 0, 0, 0
 	c.Cost, c.start, c.way, c.compute, c.later = math.Inf(1), 0, 0, 0, 0
 }

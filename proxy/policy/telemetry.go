@@ -30,6 +30,7 @@ type Telemetry struct {
 type telemetry struct {
 	Telemetry
 	placed, active int64
+	all            int64 // active requests of all nodes
 }
 
 // SetTelemetry takes an engine's report. What the engine computed since the report before shows its
@@ -41,7 +42,7 @@ func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	was := s.telemetry.Swap(&telemetry{t, s.placed.Load(), s.active.Load()})
+	was := s.telemetry.Swap(&telemetry{t, s.placed.Load(), s.active.Load(), s.active.Load() + s.peerActive.Load()})
 	if was == nil || was.PrefillTime == 0 {
 		return
 	}

@@ -42,7 +42,7 @@ func (s *Scene) await() {
 		if c.way = s.way(c); c.way > 0 {
 			s.ways = true
 		}
-		c.start = c.wait + crowding*s.traffic.mean*float64(c.Active)/c.weight + c.way
+		c.start = c.wait + s.aheadAtRouters(c) + crowding*s.traffic.mean*float64(c.Active)/c.weight + c.way
 		c.place = c.start + uncommon/c.Rate
 	}
 }
