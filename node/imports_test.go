@@ -28,6 +28,7 @@ var mayImport = map[string][]string{
 	"proxy/clients":    {},
 	"proxy/prompt":     {"prefixtree"},
 	"proxy/policy":     {"prefixtree"},
+	"proxy/queue":      {"proxy/clients", "proxy/policy"},
 
 	"proxy": {"prefixtree", "proxy/..."},
 
@@ -72,7 +73,7 @@ var mayImport = map[string][]string{
 	"chaos/history":  {},
 	"chaos/scenario": {"chaos/...", "node", "node/admin", "prefixtree"},
 	"chaos/replay":   {"chaos/report", "chaos/workload", "prefixtree", "proxy", "proxy/..."},
-	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "node/hot", "node/share", "proxy/engine", "proxy/policy", "proxy/prompt"},
+	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "node/hot", "node/share", "proxy/clients", "proxy/engine", "proxy/policy", "proxy/prompt", "proxy/queue"},
 
 	"chaos/fleetsim/family": {"chaos/engine", "chaos/fleetsim", "chaos/plot", "chaos/report", "chaos/workload", "proxy/policy"},
 	"chaos/fleetsim/herd":   {"chaos/fleetsim", "chaos/plot", "chaos/report", "chaos/workload"},
@@ -86,13 +87,14 @@ var mayImport = map[string][]string{
 
 	"cmd/commandline":   {},
 	"cmd/grapevine":     {"cmd/commandline", "node", "node/admin", "node/config", "node/machine", "node/notify", "raftstore"},
-	"cmd/grapevine-lab": {"cmd/commandline", "chaos/...", "node/config"},
+	"cmd/grapevine-lab": {"cmd/commandline", "chaos/...", "node/config", "proxy/clients"},
 }
 
 // outside lists the imports of pure packages from other modules.
 var outside = map[string][]string{
 	"prefixtree":   {"github.com/zeebo/xxh3"},
 	"proxy/policy": {"github.com/zeebo/xxh3"},
+	"proxy/queue":  {},
 	"proxy/prompt": {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
 	"proxy/engine": nil,
 
