@@ -15,6 +15,7 @@ import (
 	"grapevine/chaos/workload"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
+	"grapevine/proxy/queue"
 )
 
 // Ingress selects the node by which a request enters.
@@ -60,6 +61,12 @@ type Config struct {
 	// engines serve all.
 	Adapters int
 	Ingress  Ingress // "": Random
+	// Clients share the traffic; nil: all is one's. Queueing is what is played of them, each kind as a run
+	// of its own; nil: all with Clients, else QueueOff. The queue is on at every node or at none. Zero
+	// Queue and Policy.Gate: the defaults.
+	Clients  []Client
+	Queueing []Queueing
+	Queue    queue.Limits
 	// Warmup is excluded from the report. 0: the workload's (none for traces); negative: none.
 	Warmup    time.Duration
 	Telemetry Telemetry // "": NoTelemetry
@@ -154,6 +161,10 @@ func (c Config) completed() (Config, error) {
 		}
 	}
 	if err := c.fillSharing(); err != nil {
+		return c, err
+	}
+	c.Clients = slices.Clone(c.Clients)
+	if err := c.fillClients(); err != nil {
 		return c, err
 	}
 	sessions, _ := c.Workload.(*workload.Sessions)

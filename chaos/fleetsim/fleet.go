@@ -13,6 +13,7 @@ import (
 	"grapevine/node/share"
 	"grapevine/prefixtree"
 	"grapevine/proxy/policy"
+	"grapevine/proxy/queue"
 )
 
 // epoch is the routers' clock at the start, in ms, so that an unset time is long ago.
@@ -24,6 +25,7 @@ type node struct {
 	router *policy.Router
 	tree   *prefixtree.Tree // empty if the policy ignores cache contents
 	shared *share.Knowledge
+	queue  *waiting // nil: none
 }
 
 type blank struct{}
@@ -51,6 +53,10 @@ type flight struct {
 	rung      policy.Rung
 	backend   int
 	node      int
+
+	client int
+	waiter queue.Waiter
+	held   policy.Parked
 }
 
 type fleet struct {
@@ -73,6 +79,8 @@ type fleet struct {
 	ended     int
 	now       time.Duration
 	err       error
+	tick      time.Duration // when nodes with waiting requests look for open engines; never: none has any
+	peeked    policy.Decision
 
 	span       time.Duration
 	atWarm     []time.Duration
@@ -82,7 +90,7 @@ type fleet struct {
 }
 
 func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, error) {
-	f := &fleet{cfg: cfg, point: pt, span: span}
+	f := &fleet{cfg: cfg, point: pt, span: span, tick: never}
 	f.ingress = rand.New(rand.NewPCG(cfg.Options.Seed, 0x16e55))
 	var err error
 	if f.engines, err = newEngines(cfg.Engines); err != nil {
@@ -156,6 +164,11 @@ func (f *fleet) newNode(number int, c *chainer) (n node, err error) {
 	if n.router, err = policy.NewRouter(p, index); err != nil {
 		return n, err
 	}
+	if f.point.mode.queue {
+		if n.queue, err = newWaiting(f.cfg); err != nil {
+			return n, err
+		}
+	}
 	n.shared = share.New(n.tree, outbox, n.router, engineKeys(f.cfg.Backends))
 	return n, nil
 }
@@ -171,6 +184,9 @@ func (f *fleet) run(ctx context.Context) error {
 		arrival, more := f.feed.Peek()
 		id, due := f.engines.earliest()
 		switch {
+		case f.tick < due && (!more || f.tick < arrival) && (len(f.changes) == 0 || f.tick < f.changes[0].at):
+			f.pass(f.tick)
+			f.patrol()
 		case len(f.changes) > 0 && (due != never || more) && f.changes[0].before(due, arrival, more):
 			if err := f.change(); err != nil {
 				return err
@@ -224,6 +240,12 @@ func (f *fleet) arrive() {
 	}
 	var r *workload.Request
 	r, fl.hashes = f.feed.next(fl.hashes)
+	fl.client = f.clientOf(r.Session, r.Index)
+	if alone := f.point.mode.alone; alone > 0 && alone-1 != fl.client {
+		f.feed.Done(r, r.At)
+		f.free = append(f.free, fl)
+		return
+	}
 	f.started++
 	f.open++
 	if f.started == f.cfg.Options.Requests {
@@ -249,13 +271,23 @@ func (f *fleet) arrive() {
 	if f.cfg.Adapters > 0 {
 		f.adapt(fl)
 	}
-	now := clock(r.At)
 	f.deliver(fl.node, f.now)
 	f.reveal(fl, n.router)
-	if err := n.router.Pick(&fl.query, now, &fl.attempt); err != nil {
-		f.err = fmt.Errorf("fleetsim: request %d: %w", r.Index, err)
+	f.route(fl)
+}
+
+func (f *fleet) pick(fl *flight) {
+	if err := f.nodes[fl.node].router.Pick(&fl.query, clock(f.now), &fl.attempt); err != nil {
+		f.err = fmt.Errorf("fleetsim: request %d: %w", fl.request.Index, err)
 		return
 	}
+	f.dispatch(fl)
+}
+
+// dispatch sends a request to the engine that its attempt chose.
+func (f *fleet) dispatch(fl *flight) {
+	fl.held.Leave()
+	now := clock(f.now)
 	d := fl.attempt.Decision()
 	fl.predicted, fl.rung, fl.backend = d.PredictedTokens, d.Rung, int(d.Backend)
 	if blind[f.point.strategy] {
@@ -266,7 +298,7 @@ func (f *fleet) arrive() {
 		fl.attempt.Answers(now) // the engines' queues, which reveal gives, include it
 	}
 	f.acted(fl.node, f.now)
-	f.engines.submit(fl, r.At)
+	f.engines.submit(fl, f.now)
 }
 
 func (f *fleet) enter(r *workload.Request) int {
@@ -288,6 +320,7 @@ func (f *fleet) event(e engine.Event) {
 		if !fl.request.NonStreaming {
 			fl.attempt.FirstToken(clock(e.At))
 			f.acted(fl.node, f.now)
+			f.opened(fl.node, prefixtree.Backend(fl.backend))
 		}
 	case engine.Finished:
 		f.end(fl, e.At, policy.None)
@@ -304,6 +337,7 @@ func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
 		At: r.At, End: at, Session: r.Session, Turn: r.Turn, Backend: fl.backend,
 		PromptTokens: r.PromptTokens, CachedTokens: j.Cached, OutputTokens: r.OutputTokens, Predicted: fl.predicted,
 		TTFT: j.FirstToken - r.At, Queue: j.Admitted - r.At, Overhead: -1, Rung: fl.rung.String(), Failed: failed != policy.None,
+		Client: f.cfg.Clients[fl.client].Name,
 	}
 	o := policy.Outcome{PromptTokens: r.PromptTokens, CachedTokens: j.Cached, OutputTokens: r.OutputTokens, Failed: failed}
 	if s.Failed {
@@ -313,12 +347,31 @@ func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
 	f.rec.Add(s)
 	fl.attempt.End(o, clock(at))
 	f.acted(fl.node, f.now)
-	f.feed.Done(r, at)
+	if n := &f.nodes[fl.node]; n.queue != nil && !s.Failed {
+		n.queue.Learn(s.Client, r.OutputTokens)
+	}
+	f.opened(fl.node, prefixtree.Backend(fl.backend))
+	f.leave(fl, at)
+}
+
+// refuse ends a request for which the queue has no place or no time.
+func (f *fleet) refuse(fl *flight) {
+	r := fl.request
+	f.rec.Add(report.Sample{
+		At: r.At, End: f.now, Session: r.Session, Turn: r.Turn, Backend: -1, PromptTokens: -1, CachedTokens: -1, OutputTokens: -1,
+		Predicted: -1, TTFT: -1, Overhead: -1, Failed: true, Refused: true, Client: f.cfg.Clients[fl.client].Name,
+	})
+	f.leave(fl, f.now)
+}
+
+func (f *fleet) leave(fl *flight, at time.Duration) {
+	f.feed.Done(fl.request, at)
 	f.open--
 	f.ended++
 	if f.onProgress != nil && f.ended&0xff == 0 {
 		f.onProgress(f.ended, at)
 	}
+	fl.held.Leave()
 	fl.request = nil
 	f.free = append(f.free, fl)
 }

@@ -155,12 +155,17 @@ func (f *fleet) report() report.Report {
 			busy[i] = float64(f.atSpan[i]-f.atWarm[i]) / float64(d)
 		}
 	}
-	return f.rec.Report(report.Setting{
+	r := f.rec.Report(report.Setting{
 		Policy: f.point.policy, Workload: f.cfg.Workload.Name(), Nodes: len(f.nodes), Backends: f.cfg.Backends,
 		Seed: f.cfg.Options.Seed, Speed: speed, Warmup: f.cfg.Warmup,
 		WarmPrediction: max(f.cfg.Warmup, time.Duration(warmShare*float64(f.span))),
 		Busy:           busy,
 		Gossip:         f.exchange.report(),
 		Hot:            f.hot.report(),
+		Until:          f.span,
 	})
+	if r.Queueing = f.modeName(); r.Queueing == "" {
+		r.Goodput = 0
+	}
+	return r
 }

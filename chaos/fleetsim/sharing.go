@@ -87,6 +87,7 @@ type point struct {
 	nodes     int
 	share     Share
 	staleness time.Duration
+	mode      mode
 }
 
 // effective maps points that cannot differ to one.
@@ -132,8 +133,10 @@ func (c *Config) points() []point {
 		for _, nodes := range c.Nodes {
 			for _, share := range c.Share {
 				for _, staleness := range c.Staleness {
-					p.nodes, p.share, p.staleness = nodes, share, staleness
-					out = append(out, p)
+					for _, p.mode = range c.modes() {
+						p.nodes, p.share, p.staleness = nodes, share, staleness
+						out = append(out, p)
+					}
 				}
 			}
 		}

@@ -2,6 +2,7 @@ package report
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -30,6 +31,9 @@ type Sample struct {
 	Failed   bool
 	// Cut is a failure that no router could prevent; no error.
 	Cut bool
+	// Refused is a failure for want of a place or of time in a queue; no error.
+	Refused bool
+	Client  string // "": all requests are one client's
 }
 
 // Recorder keeps all samples for exact quantiles. Safe for concurrent use.
@@ -57,6 +61,8 @@ type Setting struct {
 	Busy   []float64
 	Gossip Gossip
 	Hot    *Hot
+	// Until is when arrivals end; goodput counts what is served before it.
+	Until time.Duration
 }
 
 const buckets = 60
@@ -83,6 +89,8 @@ func (r *Recorder) Report(set Setting) Report {
 	rep.latencies(measured)
 	rep.predictions(measured, set.WarmPrediction)
 	rep.series(all)
+	rep.Goodput = goodput(all, set)
+	rep.clients(measured, all, set)
 	return rep
 }
 
@@ -109,6 +117,8 @@ func (rep *Report) count(measured []Sample, set Setting) {
 		switch {
 		case s.Failed && s.Cut:
 			rep.Cut++
+		case s.Refused:
+			rep.Refused++
 		case s.Failed:
 			rep.Errors++
 		}
@@ -211,6 +221,44 @@ func (rep *Report) latencies(measured []Sample) {
 	}
 	rep.TTFT, rep.E2E = Summarise(ttft), Summarise(e2e)
 	rep.Queue, rep.RouterOverhead = Summarise(queue), Summarise(overhead)
+}
+
+// goodput returns the prompt and output tokens of requests that ended within the measured time, per second.
+func goodput(all []Sample, set Setting) float64 {
+	tokens := 0
+	for i := range all {
+		if s := &all[i]; s.counted() && s.End >= set.Warmup && s.End < set.Until {
+			tokens += s.PromptTokens + max(0, s.OutputTokens)
+		}
+	}
+	return ratio(float64(tokens), (set.Until - set.Warmup).Seconds())
+}
+
+func (rep *Report) clients(measured, all []Sample, set Setting) {
+	names := map[string]bool{}
+	for i := range measured {
+		names[measured[i].Client] = true
+	}
+	if names[""] {
+		return
+	}
+	of := func(list []Sample, name string) (own []Sample) {
+		for i := range list {
+			if list[i].Client == name {
+				own = append(own, list[i])
+			}
+		}
+		return own
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		part, own := Report{Rungs: map[string]int{}}, of(measured, name)
+		part.count(own, set)
+		part.latencies(own)
+		rep.Clients = append(rep.Clients, Client{
+			Name: name, Requests: len(own), Refused: part.Refused, HitRate: part.HitRate, TTFT: part.TTFT, Queue: part.Queue,
+			Goodput: goodput(of(all, name), set),
+		})
+	}
 }
 
 func (rep *Report) predictions(measured []Sample, warm time.Duration) {

@@ -49,6 +49,13 @@ type Report struct {
 	Hot         *Hot    `json:"hot,omitempty"`
 	// Cut counts requests that broke with their node: in Requests, not in Errors.
 	Cut int `json:"cut,omitempty"`
+	// Queueing is where requests wait: in engines (off) or at routers (on); alone: NAME are one client's.
+	Queueing string `json:"queueing,omitempty"`
+	// Refused counts requests for which a queue had no place or no time: in Requests, not in Errors.
+	Refused int `json:"refused,omitempty"`
+	// Goodput is prompt and output tokens/s of requests that ended before arrivals did; 0: not measured.
+	Goodput float64  `json:"goodput,omitempty"`
+	Clients []Client `json:"clients,omitempty"`
 	// Speed is the factor by which the workload was accelerated.
 	Speed            float64 `json:"speed,omitempty"`
 	WarmupS          float64 `json:"warmup_s"`
@@ -115,6 +122,17 @@ type Backend struct {
 	PromptTokens int64   `json:"prompt_tokens"`
 	CachedTokens int64   `json:"cached_tokens"`
 	Utilization  float64 `json:"utilization,omitempty"`
+}
+
+// Client is one client's part of a run.
+type Client struct {
+	Name     string    `json:"name"`
+	Requests int       `json:"requests"`
+	Refused  int       `json:"refused"`
+	HitRate  float64   `json:"hit_rate"`
+	TTFT     Quantiles `json:"ttft_ms"`
+	Queue    Quantiles `json:"queue_ms"` // until an engine begins with the prompt
+	Goodput  float64   `json:"goodput"`  // prompt and output tokens/s
 }
 
 // Bucket is a slice of the run by arrival.

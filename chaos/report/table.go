@@ -19,11 +19,13 @@ func always(*Report) bool { return true }
 
 var columns = []column{
 	{"policy", func(r *Report) string { return r.Policy }, always},
+	{"queue", func(r *Report) string { return r.Queueing }, func(r *Report) bool { return r.Queueing != "" }},
 	{"nodes", func(r *Report) string { return fmt.Sprint(r.Nodes) }, func(r *Report) bool { return r.Nodes > 1 }},
 	{"share", (*Report).share, shared},
 	{"staleness", (*Report).staleness, shared},
 	{"requests", func(r *Report) string { return fmt.Sprint(r.Requests) }, always},
 	{"errors", func(r *Report) string { return fmt.Sprint(r.Errors) }, func(r *Report) bool { return r.Errors > 0 }},
+	{"refused", func(r *Report) string { return fmt.Sprint(r.Refused) }, func(r *Report) bool { return r.Refused > 0 }},
 	{"cut", func(r *Report) string { return fmt.Sprint(r.Cut) }, func(r *Report) bool { return r.Cut > 0 }},
 	{"hit %", func(r *Report) string { return percent(r.HitRate) }, always},
 	{"follow-up hit %", func(r *Report) string { return percent(r.FollowupCached) }, hasFollowups},
@@ -85,6 +87,19 @@ func cells(runs []Report) [][]string {
 
 // WriteTable writes the runs as aligned text.
 func WriteTable(w io.Writer, runs ...Report) error { return WriteRows(w, cells(runs)) }
+
+// WriteClients writes each run's clients as aligned text.
+func WriteClients(w io.Writer, runs ...Report) error {
+	rows := [][]string{{"client", "policy", "queue", "nodes", "requests", "refused", "hit %", "first token p50", "p99", "queued p99", "tokens/s"}}
+	for i := range runs {
+		r := &runs[i]
+		for _, c := range r.Clients {
+			rows = append(rows, []string{c.Name, r.Policy, r.Queueing, fmt.Sprint(r.Nodes), fmt.Sprint(c.Requests), fmt.Sprint(c.Refused),
+				percent(c.HitRate), span(c.TTFT.P50), span(c.TTFT.P99), span(c.Queue.P99), fmt.Sprintf("%.0f", c.Goodput)})
+		}
+	}
+	return WriteRows(w, rows)
+}
 
 // WriteRows writes rows of equal length as aligned text; the first has the headings.
 func WriteRows(w io.Writer, rows [][]string) error {

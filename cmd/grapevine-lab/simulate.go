@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -16,6 +18,7 @@ import (
 	"grapevine/chaos/fleetsim/family"
 	"grapevine/chaos/report"
 	"grapevine/chaos/workload"
+	"grapevine/proxy/clients"
 )
 
 type simulateCmd struct {
@@ -34,6 +37,13 @@ type simulateCmd struct {
 	HotReps   int            `name:"hot-replicas" placeholder:"R" help:"Hold every hot prefix on this many engines instead of letting the fleet decide."`
 	Telemetry string         `name:"telemetry" enum:",vllm,sglang,none" default:"" placeholder:"KIND" help:"What engines report of their load, and routers read: that of vllm (every 5 s) or sglang (every second), or none, the default. In a family: as drawn."`
 	Adapters  int            `name:"adapters" placeholder:"N" help:"Give each session one of N LoRA adapters, the k-th with a probability in proportion to 1/k. --adapter-slots and --adapter-load are the engines', --telemetry tells routers of them."`
+	Clients   []string       `name:"clients" placeholder:"NAME:SHARE[:PRIORITY[:WEIGHT]]" help:"Divide the sessions among clients, such as search:1,crawler:10:batch, and show each one's requests: alone, without a queue at the routers, and with it."`
+	Queue     []string       `name:"queue" enum:"alone,off,on" placeholder:"WHICH" help:"What to play of the clients: each one alone, all without a queue (off), or with it (on). Default: all three with --clients, else off."`
+	QueueTTFT time.Duration  `name:"queue-ttft" default:"1s" placeholder:"DURATION" help:"With a queue: an engine is open while the prefill outstanding there takes less."`
+	QueueWait int            `name:"queue-waiting" default:"4" placeholder:"N" help:"With a queue: an engine is open while fewer requests wait for their first token there."`
+	InFlight  int            `name:"queue-in-flight" placeholder:"N" help:"With a queue: an engine is open while it has fewer requests. Default: no such bound."`
+	Places    int            `name:"queue-requests" default:"2048" placeholder:"N" help:"Requests that may wait at one router."`
+	Patience  time.Duration  `name:"queue-timeout" default:"30s" placeholder:"DURATION" help:"How long a request may wait at a router."`
 	Warmup    *time.Duration `name:"warmup" placeholder:"DURATION" help:"Leave requests that arrive before this time out of the report. Default: the generated workload's."`
 	Parallel  int            `name:"parallel" placeholder:"N" help:"Runs at the same time. Default: the number of processors."`
 	JSON      bool           `name:"json" help:"Print one JSON object."`
@@ -62,6 +72,15 @@ func (c *simulateCmd) Run(s *streams, line *kong.Context) error {
 		NoHot: c.Hot == "off", HotReplicas: c.HotReps,
 		Ingress: fleetsim.Ingress(c.Ingress), Parallel: c.Parallel, Loss: c.Loss, Adapters: c.Adapters, Telemetry: fleetsim.Telemetry(c.Telemetry),
 	}
+	if cfg.Clients, err = parseClients(c.Clients); err != nil {
+		return usageError{err}
+	}
+	for _, s := range c.Queue {
+		cfg.Queueing = append(cfg.Queueing, fleetsim.Queueing(s))
+	}
+	cfg.Queue = fleetsim.DefaultQueue
+	cfg.Queue.Requests, cfg.Queue.Wait = c.Places, c.Patience
+	cfg.Policy.Gate.TTFT, cfg.Policy.Gate.Waiting, cfg.Policy.Gate.InFlight = c.QueueTTFT, c.QueueWait, c.InFlight
 	for _, s := range c.Share {
 		cfg.Share = append(cfg.Share, fleetsim.Share(s))
 	}
@@ -97,7 +116,40 @@ func (c *simulateCmd) Run(s *streams, line *kong.Context) error {
 	if c.JSON {
 		return report.WriteJSON(s.out, runs...)
 	}
-	return report.WriteTable(s.out, runs...)
+	if err := report.WriteTable(s.out, runs...); err != nil || len(c.Clients) == 0 {
+		return err
+	}
+	fmt.Fprintln(s.out)
+	return report.WriteClients(s.out, runs...)
+}
+
+// parseClients reads NAME:SHARE[:PRIORITY[:WEIGHT]].
+func parseClients(list []string) (out []fleetsim.Client, err error) {
+	for _, text := range list {
+		bad := func(why string) error {
+			return fmt.Errorf("--clients %s: %s: want NAME:SHARE[:PRIORITY[:WEIGHT]], such as crawler:10:batch", text, why)
+		}
+		parts := strings.Split(text, ":")
+		if len(parts) < 2 || len(parts) > 4 || parts[0] == "" {
+			return nil, bad(fmt.Sprintf("%d parts", len(parts)))
+		}
+		c := fleetsim.Client{Name: parts[0], Priority: clients.Default}
+		if c.Share, err = strconv.ParseFloat(parts[1], 64); err != nil || !(c.Share > 0) {
+			return nil, bad(fmt.Sprintf("share %q is not a number above 0", parts[1]))
+		}
+		if len(parts) > 2 {
+			if c.Priority, err = clients.ParsePriority(parts[2]); err != nil {
+				return nil, bad(err.Error())
+			}
+		}
+		if len(parts) > 3 {
+			if c.Weight, err = strconv.ParseFloat(parts[3], 64); err != nil || !(c.Weight > 0) {
+				return nil, bad(fmt.Sprintf("weight %q is not a number above 0", parts[3]))
+			}
+		}
+		out = append(out, c)
+	}
+	return out, nil
 }
 
 func simulationError(err error) error {
