@@ -70,7 +70,7 @@ func skipMessage(br *bufio.Reader) error {
 	}
 }
 
-// Subtract "direct", client and backend alone; "httputil" is the standard library's proxy.
+// Subtract "direct", client and backend alone; "queue" has a queue in which nothing waits; "httputil" is the standard library's proxy.
 // cpu-us/op covers the whole process.
 func BenchmarkForward(b *testing.B) {
 	for _, size := range []int{1 << 10, 128 << 10} {
@@ -79,8 +79,11 @@ func BenchmarkForward(b *testing.B) {
 		answer := jsonReply(200, okBody)
 		req := []byte(request("POST", "/v1/chat/completions", body, "Authorization: Bearer sk-0123456789", "User-Agent: OpenAI/Python 2.8.0"))
 		for name, serve := range map[string]func(b *testing.B, backend string) string{
-			"direct":   func(_ *testing.B, backend string) string { return backend },
-			"proxy":    serveProxy,
+			"direct": func(_ *testing.B, backend string) string { return backend },
+			"proxy":  func(b *testing.B, backend string) string { return serveProxy(b, backend, policy.Gate{}) },
+			"queue": func(b *testing.B, backend string) string {
+				return serveProxy(b, backend, policy.Gate{InFlight: 1 << 20})
+			},
 			"httputil": serveHTTPUtil,
 		} {
 			b.Run(fmt.Sprintf("%s/body=%dKiB", name, size>>10), func(b *testing.B) {
@@ -92,17 +95,22 @@ func BenchmarkForward(b *testing.B) {
 	}
 }
 
-func serveProxy(b *testing.B, backend string) string {
+func serveProxy(b *testing.B, backend string, gate policy.Gate) string {
 	hasher, err := prefixtree.NewHasher([]byte("secret"), prefixtree.DefaultBlockBytes)
 	must(b, err)
 	tree, err := prefixtree.New(prefixtree.Config{Budget: 16 << 20})
 	must(b, err)
-	router, err := policy.NewRouter(policy.Config{BlockBytes: hasher.BlockBytes()}, tree)
+	router, err := policy.NewRouter(policy.Config{BlockBytes: hasher.BlockBytes(), Gate: gate}, tree)
 	must(b, err)
 	view, err := policy.NewView([]policy.Backend{{ID: 0, Generation: 1, Name: "b0"}}, nil)
 	must(b, err)
 	router.SetView(view)
+	var waiting Queue
+	if gate != (policy.Gate{}) {
+		waiting = Queue{Limits: roomy, Router: router}
+	}
 	p, err := New(Config{
+		Queue:    waiting,
 		Picker:   &routed{router: router, targets: map[prefixtree.Backend]Target{0: {Name: "b0", Addr: backend}}},
 		Hasher:   hasher,
 		Log:      zerolog.Nop(),
@@ -183,7 +191,7 @@ func BenchmarkStream(b *testing.B) {
 		}
 		return c.send(chunkEnd)
 	})
-	addr := serveProxy(b, backend.addr)
+	addr := serveProxy(b, backend.addr, policy.Gate{})
 	c, err := net.Dial("tcp", addr)
 	must(b, err)
 	defer c.Close()

@@ -70,8 +70,9 @@ type clientConn struct {
 	mu   sync.Mutex // guards the fields below
 	up   *upstreamConn
 	why  reason
-	pair bool // up waits for a prefill backend
-	late bool // reads fail because readBy has passed
+	stir chan<- struct{} // wakes the request while it waits in the queue; else nil
+	pair bool            // up waits for a prefill backend
+	late bool            // reads fail because readBy has passed
 }
 
 // Read implements net.Conn. Every bodyCredit bytes extend readBy.
@@ -302,6 +303,12 @@ func (c *clientConn) interrupt(why reason) {
 	c.why = why
 	if c.up != nil {
 		c.up.interrupt()
+	}
+	if c.stir != nil {
+		select {
+		case c.stir <- struct{}{}:
+		default: // it is awake
+		}
 	}
 }
 

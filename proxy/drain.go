@@ -52,6 +52,9 @@ func (p *Proxy) drain(ctx context.Context) error {
 	close(p.watchStop)
 	if done != nil {
 		<-done
+		if p.attended != nil {
+			<-p.attended
+		}
 		p.departures.close()
 	}
 	p.cancel()

@@ -12,6 +12,7 @@ import (
 	"grapevine/proxy/engine"
 	"grapevine/proxy/policy"
 	"grapevine/proxy/prompt"
+	"grapevine/proxy/queue"
 )
 
 // Bounds of the scratch that a pooled exchange keeps.
@@ -36,6 +37,7 @@ type exchange struct {
 	relay   relay
 	renamer renamer
 	follow  func(*prompt.Request) []byte // followBody
+	seat    seat                         // in the queue
 }
 
 type inquiry struct {
@@ -55,7 +57,9 @@ type inquiry struct {
 	strip  bool   // remove the usage that only the router asked for
 	usage  engine.Usage
 
-	members []string // of bodies that name sessions by rules
+	members  []string         // of bodies that name sessions by rules
+	priority clients.Priority // in the queue
+	answerBy time.Duration    // when the client wants its first token, since Proxy.epoch; 0: it does not say
 
 	sessionAt int  // see prompt.Request.SessionAt
 	adapters  bool // the body names more than one
@@ -150,6 +154,12 @@ func (e *exchange) pick() (Target, error) {
 	if err != nil {
 		return t, err
 	}
+	e.booked(t)
+	return t, nil
+}
+
+// booked notes that the policy has booked the request at t.
+func (e *exchange) booked(t Target) {
 	e.guard.open = true
 	e.rec.Attempts++
 	e.rec.Decision = e.guard.attempt.Decision()
@@ -157,7 +167,6 @@ func (e *exchange) pick() (Target, error) {
 	if e.named != nil {
 		e.proxy.responses.name(e.named, t.Name, e.tenant, &e.block)
 	}
-	return t, nil
 }
 
 func (e *exchange) end(f policy.Failure) {
@@ -181,6 +190,7 @@ func (e *exchange) close(g *guard, f policy.Failure, u engine.Usage) {
 	}
 	g.attempt.End(o, e.proxy.cfg.Picker.Now())
 	e.endStamped(g, u)
+	e.proxy.opened(g.attempt.Decision().Backend)
 }
 
 func outcome(status int) policy.Failure {
@@ -231,6 +241,7 @@ func (e *exchange) finish() {
 		e.close(&e.prefill, policy.ClientGone, engine.Unknown)
 	}
 	e.settle()
+	e.learnOutput()
 	if e.rec.Attempts > 0 || e.last.refused {
 		e.observe()
 	}
@@ -270,6 +281,7 @@ func (e *exchange) recycle() {
 	e.forgetPieces()
 	clear(e.tenant) // a credential
 	e.inquiry, e.relayed = inquiry{}, relayed{}
+	e.seat.waiter, e.seat.target = queue.Waiter{}, Target{}
 	e.head = requestHead{block: reuse(e.head.block), forwarded: reuse(e.head.forwarded), talk: reuse(e.head.talk)}
 	e.split.reset()
 	e.query = policy.Request{Header: e.query.Header, Exclude: e.query.Exclude[:0]}

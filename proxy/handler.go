@@ -94,6 +94,10 @@ func (e *exchange) serve() {
 		e.refuse(f)
 		return
 	}
+	if f, bad := e.readWishes(); bad {
+		e.deny(f)
+		return
+	}
 	if !e.mayUseModel() || !e.reserve() {
 		return
 	}
@@ -330,7 +334,12 @@ func (e *exchange) forward() {
 	}
 	began := e.rec.Start
 	for {
-		t, err := e.pick()
+		before := e.rec.Waited
+		t, settled, err := e.pickInTurn()
+		if settled {
+			return
+		}
+		began = began.Add(e.rec.Waited - before)
 		if errors.Is(err, policy.ErrNoRole) && e.pairAgain() {
 			t, err = e.pick()
 		}
@@ -368,6 +377,7 @@ func (e *exchange) refusePick(err error) {
 	switch {
 	case e.rec.Attempts > 0:
 		e.refuseExhausted() // every backend failed
+	case e.refuseWait(err):
 	case errors.Is(err, policy.ErrUnknownModel):
 		e.refuse(fault{fasthttp.StatusNotFound, "model_not_found", "no backend serves the model " + quoted(e.rec.Model)})
 	case errors.Is(err, policy.ErrHolderGone):

@@ -28,7 +28,9 @@ import (
 	"go.uber.org/goleak"
 
 	"grapevine/prefixtree"
+	"grapevine/proxy/clients"
 	"grapevine/proxy/policy"
+	"grapevine/proxy/queue"
 )
 
 func TestMain(m *testing.M) {
@@ -86,7 +88,9 @@ type rigConfig struct {
 	strategy string
 	models   map[string][]string // backend address -> models
 	stopped  prefixtree.Time
-	roles    string // a letter per backend: p prefill, d decode, b both; P and D: pairs
+	gate     policy.Gate
+	limits   queue.Limits // of a queue; zero: none
+	roles    string       // a letter per backend: p prefill, d decode, b both; P and D: pairs
 }
 
 func withTimeouts(f func(*Timeouts)) rigOption { return func(c *rigConfig) { f(&c.Timeouts) } }
@@ -96,6 +100,11 @@ func withConfig(f func(*Config)) rigOption { return func(c *rigConfig) { f(&c.Co
 func withStrategy(s string) rigOption { return func(c *rigConfig) { c.strategy = s } }
 
 func withRoles(letters string) rigOption { return func(c *rigConfig) { c.roles = letters } }
+
+// withQueue lets each backend hold so many requests.
+func withQueue(inFlight int, l queue.Limits) rigOption {
+	return func(c *rigConfig) { c.gate, c.limits = policy.Gate{InFlight: inFlight}, l }
+}
 
 func withModels(m map[string][]string) rigOption { return func(c *rigConfig) { c.models = m } }
 
@@ -125,7 +134,7 @@ func newRig(t testing.TB, backends []string, options ...rigOption) *rig {
 	must(t, err)
 	tree, err := prefixtree.New(prefixtree.Config{Budget: 4 << 20})
 	must(t, err)
-	r.router, err = policy.NewRouter(policy.Config{Strategy: cfg.strategy, BlockBytes: hasher.BlockBytes()}, tree)
+	r.router, err = policy.NewRouter(policy.Config{Strategy: cfg.strategy, BlockBytes: hasher.BlockBytes(), Gate: cfg.gate}, tree)
 	must(t, err)
 	picker := &routed{router: r.router, targets: make(map[prefixtree.Backend]Target), stopped: cfg.stopped}
 	var entries []policy.Backend
@@ -150,6 +159,9 @@ func newRig(t testing.TB, backends []string, options ...rigOption) *rig {
 	must(t, err)
 	r.router.SetView(view)
 	cfg.Picker, cfg.Hasher, cfg.Roles = picker, hasher, r.router.Roles
+	if cfg.limits.Requests > 0 {
+		cfg.Queue = Queue{Limits: cfg.limits, Router: r.router}
+	}
 	cfg.Observer = func(rec *Record) {
 		kept := *rec
 		kept.ID, kept.Model, kept.Path, kept.Method = bytes.Clone(rec.ID), bytes.Clone(rec.Model), bytes.Clone(rec.Path), bytes.Clone(rec.Method)
@@ -189,6 +201,11 @@ func (r *rig) settled() {
 	eventually(r.t, "no request in flight", func() bool {
 		if r.proxy.InFlight() != 0 {
 			return false
+		}
+		for _, p := range clients.Priorities() {
+			if requests, bytes := r.proxy.Queued(p); requests != 0 || bytes != 0 {
+				return false
+			}
 		}
 		for _, b := range r.router.View().Backends {
 			if tokens, active := r.router.Load(b.ID); tokens != 0 || active != 0 {

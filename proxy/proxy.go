@@ -105,6 +105,7 @@ type Config struct {
 	AllowEngineControl bool
 	ResponseHeaders    ResponseHeaders
 	Tenant             Tenant
+	Queue              Queue
 
 	MaxBody int // bytes; 413 above
 	// MaxBodyMemory is for all bodies together, in bytes; 503 above. At least BodyMemoryShare times
@@ -146,6 +147,7 @@ type Proxy struct {
 	bodies    bodyMemory
 	warned    warnings
 
+	waiting    *waitingRoom // nil: no queue
 	departures departures
 	broken     broken
 	responses  responseIDs
@@ -156,6 +158,7 @@ type Proxy struct {
 	lastKey   uint64                 // keys, unlike descriptors, are not reused
 	closed    bool
 	watchDone chan struct{} // closed when the watch ends; nil before the first Serve
+	attended  chan struct{} // closed when the waiting room is left alone; nil without one
 	watchStop chan struct{}
 	served    sync.WaitGroup
 	finished  chan struct{} // closed at the end of Shutdown
@@ -181,6 +184,10 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	if cfg.Clients != nil {
 		p.SetClients(cfg.Clients)
+	}
+	var err error
+	if p.waiting, err = newWaitingRoom(p, cfg.Queue); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	p.base, p.cancel = context.WithCancel(context.Background())
 	p.hurried, p.hurry = context.WithCancel(context.Background())
@@ -318,10 +325,12 @@ type Record struct {
 	Model    []byte // as the client asks for it
 	Target   []byte // as a rule has engines asked for it; nil: Model
 	Stream   bool
-	Unparsed bool   // refused, or routed by load
-	Client   string // "" if unknown, or without a list of clients
-	Limit    string // of the client, that refused the request: tokens or in_flight; else ""
-	Peer     []byte // the address of the client's connection or, in a PROXY header, the client's
+	Unparsed bool             // refused, or routed by load
+	Client   string           // "" if unknown, or without a list of clients
+	Limit    string           // of the client, that refused the request: tokens or in_flight; else ""
+	Refused  string           // by the queue: RefusedFull, RefusedTimeout or RefusedLate; else ""
+	Priority clients.Priority // in the queue
+	Peer     []byte           // the address of the client's connection or, in a PROXY header, the client's
 
 	Status   int            // StatusClientGone if the client left first
 	Failed   policy.Failure // of the last attempt
@@ -343,6 +352,7 @@ type Record struct {
 
 	Overhead time.Duration // the router's own time
 	Queue    time.Duration // until the last dispatch
+	Waited   time.Duration // in the router's queue; 0: did not wait
 	// TTFT lasts until a stream's first token, a relayed body's first byte, or a whole body's end.
 	TTFT  time.Duration
 	Total time.Duration

@@ -138,10 +138,12 @@ func (e *exchange) noteFirst(token bool) {
 		e.rec.TTFT = time.Since(e.rec.Start)
 		if !token {
 			e.guard.attempt.Answers(e.proxy.cfg.Picker.Now())
+			e.proxy.opened(e.rec.Decision.Backend)
 		}
 	}
 	if token {
 		e.guard.attempt.FirstToken(e.proxy.cfg.Picker.Now())
+		e.proxy.opened(e.rec.Decision.Backend)
 	}
 }
 

@@ -103,6 +103,13 @@ func (p *Proxy) open(ln net.Listener) error {
 		}
 		p.watchDone = make(chan struct{})
 		go p.watch(p.watchDone)
+		if p.waiting != nil {
+			p.attended = make(chan struct{})
+			go func() {
+				defer close(p.attended)
+				p.waiting.attend(p.watchStop)
+			}()
+		}
 	}
 	p.listeners[ln] = struct{}{}
 	p.served.Add(1)

@@ -31,6 +31,9 @@ var priorities = [...]string{"batch", "default", "interactive"}
 
 func (p Priority) String() string { return priorities[p] }
 
+// Priorities returns all priorities, lowest first.
+func Priorities() []Priority { return []Priority{Batch, Default, Interactive} }
+
 // ParsePriority reads a name.
 func ParsePriority(name string) (Priority, error) {
 	if i := slices.Index(priorities[:], name); i >= 0 {

@@ -243,6 +243,16 @@ func (t *table) poolOf(lane uint64) *pool {
 	return nil
 }
 
+// Backends appends the backends of a lane; none if the pool with these backends is gone.
+func (r *Router) Backends(dst []prefixtree.Backend, lane uint64) []prefixtree.Backend {
+	if p := r.table.Load().poolOf(lane); p != nil {
+		for i := range p.entries {
+			dst = append(dst, p.entries[i].id)
+		}
+	}
+	return dst
+}
+
 // laneOf is a hash of the pool's engines.
 func laneOf(entries []entry) uint64 {
 	h := uint64(math.MaxUint64)

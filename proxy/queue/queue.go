@@ -4,9 +4,11 @@
 package queue
 
 import (
+	"cmp"
 	"container/heap"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"grapevine/proxy/clients"
@@ -216,6 +218,12 @@ func (q *Queue) Push(w *Waiter, now time.Duration) (evicted []*Waiter, err error
 		q.Remove(v)
 		q.evicted = append(q.evicted, v)
 	}
+	q.place(w)
+	q.drain.busy(now)
+	return q.evicted, nil
+}
+
+func (q *Queue) place(w *Waiter) {
 	l := q.lanes[w.Lane]
 	if l == nil {
 		l = &lane{key: w.Lane}
@@ -226,8 +234,36 @@ func (q *Queue) Push(w *Waiter, now time.Duration) (evicted []*Waiter, err error
 	q.crowded(w.Priority, w.flow, w.flow.requests-1)
 	q.count(w, 1)
 	heap.Push(&q.due, w)
-	q.drain.busy(now)
-	return q.evicted, nil
+}
+
+// Move takes all requests out of a lane whose engines have changed, and puts each, in order of arrival,
+// into the lane that to returns, where it keeps its deadline. It returns those without a lane, which have
+// left the queue.
+func (q *Queue) Move(lane uint64, to func(*Waiter) (lane uint64, ok bool)) (left []*Waiter) {
+	l := q.lanes[lane]
+	if l == nil {
+		return nil
+	}
+	var all []*Waiter
+	for p := range l.bands {
+		for _, f := range l.bands[p].order {
+			for w := f.first; w != nil; w = w.next {
+				all = append(all, w)
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b *Waiter) int { return cmp.Compare(a.since, b.since) })
+	for _, w := range all {
+		q.Remove(w)
+		next, ok := to(w)
+		if !ok {
+			left = append(left, w)
+			continue
+		}
+		w.Lane, w.quiet = next, 0
+		q.place(w)
+	}
+	return left
 }
 
 func (q *Queue) count(w *Waiter, sign int) {

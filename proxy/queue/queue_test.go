@@ -473,3 +473,42 @@ func BenchmarkPushToFull(b *testing.B) {
 		})
 	}
 }
+
+func TestMove(t *testing.T) {
+	q, err := New(Limits{Requests: 10, Bytes: 1000, Wait: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := make([]*Waiter, 6)
+	for i := range list {
+		list[i] = &Waiter{Lane: 1, Client: string(rune('a' + i%2)), Weight: 1, Bytes: 1, Prefill: 1}
+		if _, err := q.Push(list[i], time.Duration(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var order []*Waiter
+	left := q.Move(1, func(w *Waiter) (uint64, bool) {
+		order = append(order, w)
+		return 2, w != list[3]
+	})
+	for i, w := range order {
+		if w != list[i] {
+			t.Errorf("request %d was not moved in order of arrival", i)
+		}
+	}
+	if len(left) != 1 || left[0] != list[3] || q.Remove(list[3]) {
+		t.Errorf("%d requests have no lane, want the fourth one, out of the queue", len(left))
+	}
+	if q.Waiting(1) || !q.Waiting(2) || q.Len() != 5 {
+		t.Errorf("%d requests wait, in lane 1: %v, in lane 2: %v", q.Len(), q.Waiting(1), q.Waiting(2))
+	}
+	if due, _ := q.Due(); due != time.Minute {
+		t.Errorf("the first deadline moved to %v", due)
+	}
+	for _, w := range order {
+		q.Remove(w)
+	}
+	if requests, bytes := q.Usage(clients.Batch); requests != 0 || bytes != 0 || len(q.lanes) != 0 {
+		t.Errorf("%d requests, %d bytes and %d lanes are left", requests, bytes, len(q.lanes))
+	}
+}
