@@ -7,6 +7,7 @@ import (
 	"grapevine/node/backends"
 	"grapevine/node/metrics"
 	"grapevine/node/streams"
+	"grapevine/proxy/clients"
 	"grapevine/raftstore"
 )
 
@@ -33,6 +34,13 @@ func (n *Node) collectRequests(s metrics.Scrape) {
 	s.Gauge("requests_in_flight", "Requests being served.")(float64(n.proxy.InFlight()))
 	s.Gauge("connections", "Open client connections.")(float64(n.proxy.Connections()))
 	s.Gauge("body_memory_bytes", "Bytes that request bodies hold, of max_body_memory.")(float64(bodyBytes))
+	waiting := s.Gauge("queue_requests", "Requests that wait in the router's queue.", "priority")
+	bytes := s.Gauge("queue_bytes", "Bytes of the bodies of requests that wait in the router's queue, of queue_bytes.", "priority")
+	for _, p := range clients.Priorities() {
+		requests, size := n.proxy.Queued(p)
+		waiting(float64(requests), p.String())
+		bytes(float64(size), p.String())
+	}
 	s.Counter("access_log_dropped_total", "Lines of access_log that were lost because the file was slow, or failed.")(float64(n.access.Dropped()))
 	s.Counter("bodies_refused_total", "Requests answered 503 because max_body_memory was in use.")(float64(bodiesRefused))
 }

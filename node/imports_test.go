@@ -46,7 +46,7 @@ var mayImport = map[string][]string{
 	"node/machine":   {},
 	"node/admin":     {"gossip", "gossip/member", "node/config", "node/history", "proxy/policy", "raftstore"},
 	"node/config":    {"gossip/discovery", "gossip/member", "node/accesslog", "node/machine", "prefixtree", "proxy", "proxy/clients", "proxy/engine/events", "proxy/policy", "raftstore"},
-	"node/metrics":   {"proxy", "proxy/policy", "proxy/prompt", "raftstore"},
+	"node/metrics":   {"proxy", "proxy/clients", "proxy/policy", "proxy/prompt", "raftstore"},
 	"node":           {"prefixtree", "gossip", "gossip/discovery", "gossip/member", "node/accesslog", "node/accounts", "node/admin", "node/backends", "node/config", "node/dashboard", "node/health", "node/history", "node/hot", "node/machine", "node/metrics", "node/share", "node/sources", "node/streams", "raftstore", "proxy", "proxy/..."},
 
 	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/engine/events", "proxy/policy", "raftstore"},

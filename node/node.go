@@ -194,6 +194,7 @@ func (n *Node) buildRouting() error {
 		Strategy: n.cfg.Strategy, BlockBytes: n.cfg.BlockBytes,
 		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: mathrand.Uint64(), SlowStart: orNone(n.cfg.SlowStart), Truth: n.streams,
 		Zone: n.cfg.Zone, ZoneCost: n.cfg.ZoneCost,
+		Gate:   policy.Gate{TTFT: n.cfg.QueueTTFT, Waiting: n.cfg.QueueWaiting, InFlight: n.cfg.QueueInFlight},
 		Failed: func(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Time) { n.health.Failed(b) },
 		Forgot: func(b prefixtree.Backend) { n.health.Forgot(b) },
 	}, n.tree)

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"crypto/tls"
 	"errors"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
+	"grapevine/proxy/queue"
 )
 
 // The parts implement their consumers' interfaces.
@@ -65,6 +67,12 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Con
 		return proxy.Config{}, err
 	}
 	book, _, _ := n.clients.state() // locks: a reload calls this beside followClients
+	var waiting proxy.Queue
+	if n.cfg.QueueRequests > 0 {
+		waiting = proxy.Queue{Router: n.router, Limits: queue.Limits{
+			Requests: n.cfg.QueueRequests, Bytes: int64(cmp.Or(n.cfg.QueueBytes, n.limits.BodyMemory/2)), Wait: n.cfg.QueueTimeout,
+		}}
+	}
 	return proxy.Config{
 		Picker:   &picker{n},
 		Hasher:   n.hasher,
@@ -81,6 +89,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Con
 		PromptTokens: n.router.PromptTokens,
 
 		PassPaths: cfg.PassPaths, AllowEngineControl: cfg.AllowEngineControl, ResponseHeaders: headers, Tenant: tenant,
+		Queue: waiting,
 
 		MaxBody:       int(n.limits.MaxBody),
 		MaxBodyMemory: int(n.limits.BodyMemory),

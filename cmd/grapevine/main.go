@@ -70,6 +70,7 @@ var groups = []kong.Group{
 	{Key: "routing", Title: "Routing:"},
 	{Key: "fleet", Title: "Fleet:"},
 	{Key: "limits", Title: "Limits:"},
+	{Key: "queue", Title: "Queue:"},
 	{Key: "timeouts", Title: "Timeouts:"},
 	{Key: "watching", Title: "Watching:"},
 }

@@ -162,6 +162,12 @@ func (l *Log) Observe(r *proxy.Record) {
 		}
 	}
 	e.Int64("overhead_us", r.Overhead.Microseconds()).Float64("queue_ms", ms(r.Queue))
+	if r.Waited > 0 {
+		e.Float64("waited_ms", ms(r.Waited)).Stringer("priority", r.Priority)
+	}
+	if r.Refused != "" {
+		e.Str("refused", r.Refused)
+	}
 	if r.TTFT > 0 {
 		e.Float64("ttft_ms", ms(r.TTFT))
 	}

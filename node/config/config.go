@@ -82,6 +82,13 @@ type Config struct {
 	MaxIdle        int   `yaml:"max_idle" reload:"yes" name:"max-idle" env:"GRAPEVINE_MAX_IDLE" default:"512" placeholder:"N" group:"limits" help:"Idle connections kept to one engine."`
 	MaxAttempts    int   `yaml:"max_attempts" reload:"yes" name:"max-attempts" env:"GRAPEVINE_MAX_ATTEMPTS" default:"3" placeholder:"N" group:"limits" help:"Engines tried for one request before its first byte."`
 
+	QueueRequests int           `yaml:"queue_requests" name:"queue-requests" env:"GRAPEVINE_QUEUE_REQUESTS" default:"0" placeholder:"N" group:"queue" help:"Requests that may wait at the router while all engines are full, in a fair order; beyond them 429. 0: no queue, requests wait inside engines. Equal on every node."`
+	QueueBytes    Bytes         `yaml:"queue_bytes" name:"queue-bytes" env:"GRAPEVINE_QUEUE_BYTES" default:"0" placeholder:"BYTES" group:"queue" help:"Bytes of the bodies of waiting requests; beyond them 429. 0: half of max_body_memory."`
+	QueueTimeout  time.Duration `yaml:"queue_timeout" name:"queue-timeout" env:"GRAPEVINE_QUEUE_TIMEOUT" default:"30s" placeholder:"DURATION" group:"queue" help:"Longest wait of a request in the queue; then 429."`
+	QueueTTFT     time.Duration `yaml:"queue_ttft" name:"queue-ttft" env:"GRAPEVINE_QUEUE_TTFT" default:"1s" placeholder:"DURATION" group:"queue" help:"An engine is full while its outstanding prefill takes this long. 0: no such bound."`
+	QueueWaiting  int           `yaml:"queue_waiting" name:"queue-waiting" env:"GRAPEVINE_QUEUE_WAITING" default:"4" placeholder:"N" group:"queue" help:"An engine is full while so many requests wait there for their first token. 0: no such bound."`
+	QueueInFlight int           `yaml:"queue_in_flight" name:"queue-in-flight" env:"GRAPEVINE_QUEUE_IN_FLIGHT" default:"0" placeholder:"N" group:"queue" help:"An engine is full while it has so many requests of the whole fleet. 0: no such bound."`
+
 	ReadTimeout            time.Duration `yaml:"read_timeout" name:"read-timeout" env:"GRAPEVINE_READ_TIMEOUT" default:"30s" placeholder:"DURATION" group:"timeouts" help:"Longest wait for the head and the first 256 KiB of a body, and for each further 256 KiB."`
 	KeepAlive              time.Duration `yaml:"keep_alive" name:"keep-alive" env:"GRAPEVINE_KEEP_ALIVE" default:"6m" placeholder:"DURATION" group:"timeouts" help:"Life of an idle client connection. Keep it above the balancer's limit (NLB: 350 s)."`
 	ConnectTimeout         time.Duration `yaml:"connect_timeout" reload:"yes" name:"connect-timeout" env:"GRAPEVINE_CONNECT_TIMEOUT" default:"2s" placeholder:"DURATION" group:"timeouts" help:"Longest wait for a connection to an engine, TLS included."`

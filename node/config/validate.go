@@ -39,6 +39,7 @@ func (c *Config) Validate(file string, lines map[string]int) error {
 	c.checkAgreement(bad)
 	c.checkFleet(bad)
 	c.checkAmounts(bad)
+	c.checkQueue(bad)
 	if _, err := ParseLevel(c.LogLevel); err != nil {
 		bad("log_level", "want debug, info, warn or error", "%q is no level", c.LogLevel)
 	}
@@ -169,6 +170,21 @@ func (c *Config) checkAmounts(bad complain) {
 	bad.when(c.MaxHeader > 0 && c.MaxHeader < proxy.DefaultMaxHeader, "max_header", "16KiB is the default", "%s is below 16KiB, which agents' headers need", c.MaxHeader)
 	bad.when(c.MaxBodyMemory < 0 || c.MaxBodyMemory > 0 && c.MaxBodyMemory/proxy.BodyMemoryShare < c.MaxBody, "max_body_memory", "raise it or lower max_body, or write 0 for a quarter of the memory", "%s is below %d times max_body, %s", c.MaxBodyMemory, proxy.BodyMemoryShare, c.MaxBody)
 	bad.when(c.MaxBody > maxBodyLimit, "max_body", "1GiB is the most", "%s is too large: a body is held in memory", c.MaxBody)
+}
+
+// maxQueue bounds queue_requests: each waits on a connection of its own.
+const maxQueue = 1 << 20
+
+func (c *Config) checkQueue(bad complain) {
+	bad.when(c.QueueRequests < 0 || c.QueueRequests > maxQueue, "queue_requests", "write 2048, or 0 for no queue", "%d is not between 0 and %d", c.QueueRequests, maxQueue)
+	bad.when(c.QueueBytes < 0 || c.QueueBytes > 0 && c.QueueBytes < c.MaxBody, "queue_bytes", "write max_body or more, or 0 for half of max_body_memory", "%s is below max_body, %s: the largest requests could never wait", c.QueueBytes, c.MaxBody)
+	bad.when(c.MaxBodyMemory > 0 && c.QueueBytes > c.MaxBodyMemory, "queue_bytes", "lower it or raise max_body_memory", "%s is above max_body_memory, %s, which holds these bodies", c.QueueBytes, c.MaxBodyMemory)
+	bad.when(c.QueueTimeout <= 0, "queue_timeout", "write a duration such as 30s", "%v is too short", c.QueueTimeout)
+	bad.when(c.QueueTTFT < 0, "queue_ttft", "write a duration such as 1s, or 0 for no bound", "%v is negative", c.QueueTTFT)
+	bad.when(c.QueueWaiting < 0, "queue_waiting", "write 4, or 0 for no bound", "%d is negative", c.QueueWaiting)
+	bad.when(c.QueueInFlight < 0, "queue_in_flight", "write the requests that an engine runs at once, or 0 for no bound", "%d is negative", c.QueueInFlight)
+	bad.when(c.QueueRequests > 0 && c.QueueTTFT == 0 && c.QueueWaiting == 0 && c.QueueInFlight == 0, "queue_requests", "set queue_ttft, queue_waiting or queue_in_flight, or write queue_requests: 0",
+		"no engine would ever be full, because none of the three bounds is set")
 }
 
 // minProbeInterval keeps probes from loading the engines.

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"grapevine/proxy"
+	"grapevine/proxy/clients"
 	"grapevine/proxy/policy"
 	"grapevine/proxy/prompt"
 	"grapevine/raftstore"
@@ -39,6 +40,8 @@ type Metrics struct {
 	resent    prometheus.Counter
 	cancels   struct{ before, after prometheus.Counter }
 	overhead  prometheus.Observer
+	waits     []prometheus.Observer                     // by clients.Priority
+	refused   map[string][]prometheus.Counter           // by reason and clients.Priority; immutable
 	error     struct{ over, under prometheus.Observer } // of predictions
 
 	labelsMu sync.Mutex                              // serialises AddModels, AddBackends and AddRules
@@ -119,6 +122,16 @@ func (m *Metrics) requestSeries(reg prometheus.Registerer) {
 	prediction := histograms("prediction_error_tokens",
 		"Predicted minus reported cached prompt tokens: over (the engine had fewer) or under.", predictionBuckets, "side")
 	m.error.over, m.error.under = prediction.WithLabelValues("over"), prediction.WithLabelValues("under")
+
+	waits := histograms("queue_wait_seconds", "How long requests waited in the router's queue, by priority; those that did not wait are not counted.", ttftBuckets, "priority")
+	refused := counters("queue_refused_total", "Requests answered 429 by the queue: full (no place), timeout (no engine opened), deadline (their turn would come too late).", "priority", "reason")
+	m.refused = make(map[string][]prometheus.Counter)
+	for _, p := range clients.Priorities() {
+		m.waits = append(m.waits, waits.WithLabelValues(p.String()))
+		for _, reason := range []string{proxy.RefusedFull, proxy.RefusedTimeout, proxy.RefusedLate} {
+			m.refused[reason] = append(m.refused[reason], refused.WithLabelValues(p.String(), reason))
+		}
+	}
 
 	duration := histograms("request_duration_seconds", "From the arrival of a request to the end of its answer.", durationBuckets, "kind")
 	unparsed := counters("unparsed_total",
@@ -208,6 +221,12 @@ func (m *Metrics) Observe(r *proxy.Record) {
 	}
 	if r.Resent > 0 {
 		m.resent.Add(float64(r.Resent))
+	}
+	if r.Waited > 0 {
+		m.waits[r.Priority].Observe(r.Waited.Seconds())
+	}
+	if r.Refused != "" {
+		m.refused[r.Refused][r.Priority].Inc()
 	}
 	if r.Failed == policy.ClientGone {
 		if r.TTFT > 0 {

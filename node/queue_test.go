@@ -1,0 +1,91 @@
+package node
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"grapevine/node/config"
+)
+
+// A node with queue_requests lets requests wait, refuses what has no place, and shows both.
+func TestQueueAtNode(t *testing.T) {
+	begun, answer := make(chan bool, 8), make(chan bool, 8)
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v1/chat/completions" {
+			http.NotFound(w, r)
+			return
+		}
+		begun <- true
+		<-answer
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"hi\"}}]}\n\ndata: [DONE]\n\n")
+	}))
+	defer engine.Close()
+	cfg := testConfig(engine.URL)
+	cfg.QueueRequests, cfg.QueueWaiting = 1, 1
+	n := startNode(t, cfg)
+	statuses := make(chan int, 3)
+	send := func() {
+		body := strings.Replace(chatBody("m", "hello"), "{", `{"stream":true,`, 1)
+		resp, err := http.Post("http://"+n.Addr()+"/v1/chat/completions", "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Error(err)
+			statuses <- 0
+			return
+		}
+		defer resp.Body.Close()
+		_, _ = io.Copy(io.Discard, resp.Body)
+		statuses <- resp.StatusCode
+	}
+	go send()
+	<-begun
+	go send()
+	eventually(t, "one request waits", func() bool { return scrape(t, n)[`grapevine_queue_requests{priority="interactive"}`] == 1 })
+	if size := scrape(t, n)[`grapevine_queue_bytes{priority="interactive"}`]; size <= 0 {
+		t.Errorf("%v bytes wait", size)
+	}
+	send()
+	if status := <-statuses; status != http.StatusTooManyRequests {
+		t.Errorf("status %d without a place, want 429", status)
+	}
+	answer <- true
+	answer <- true
+	for range 2 {
+		if status := <-statuses; status != http.StatusOK {
+			t.Errorf("status %d, want 200", status)
+		}
+	}
+	eventually(t, "the wait is counted", func() bool {
+		m := scrape(t, n)
+		return m[`grapevine_queue_wait_seconds_count{priority="interactive"}`] == 1 && m[`grapevine_queue_refused_total{priority="interactive",reason="full"}`] == 1 &&
+			m[`grapevine_queue_requests{priority="interactive"}`] == 0
+	})
+}
+
+func TestQueueSettings(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*config.Config)
+		ok     bool
+	}{
+		"on":            {func(c *config.Config) { c.QueueRequests = 8 }, true},
+		"no bound":      {func(c *config.Config) { c.QueueRequests, c.QueueTTFT, c.QueueWaiting = 8, 0, 0 }, false},
+		"bodies":        {func(c *config.Config) { c.QueueBytes = c.MaxBody - 1 }, false},
+		"body memory":   {func(c *config.Config) { c.MaxBodyMemory, c.QueueBytes = 4*c.MaxBody, 5*c.MaxBody }, false},
+		"no time":       {func(c *config.Config) { c.QueueTimeout = 0 }, false},
+		"negative":      {func(c *config.Config) { c.QueueInFlight = -1 }, false},
+		"negative TTFT": {func(c *config.Config) { c.QueueTTFT = -1 }, false},
+	} {
+		cfg := config.Default()
+		c.change(&cfg)
+		n, err := New(cfg)
+		if (err == nil) != c.ok {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil && n.cfg.QueueRequests != 8 {
+			t.Errorf("%s: %d requests", name, n.cfg.QueueRequests)
+		}
+	}
+}
