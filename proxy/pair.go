@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -27,6 +28,7 @@ const (
 type pair struct {
 	up   *upstreamConn // nil: none runs
 	done chan struct{} // closed once the goroutine that reads the answer has ended
+	lost atomic.Bool   // failed, and done is about to be closed
 
 	// Written by that goroutine, which ends the policy's attempt if nothing failed.
 	failed policy.Failure
@@ -110,6 +112,7 @@ func (e *exchange) readPair(began time.Time) {
 			p.failed = policy.Transfer
 		}
 		if p.failed != policy.None {
+			p.lost.Store(true)
 			e.conn.interrupt(unpaired)
 		}
 	}()
@@ -152,7 +155,7 @@ func (e *exchange) endPair(failed bool) {
 		return
 	}
 	e.conn.settlePair()
-	canceled := !p.endsWithin(0) && (failed || !p.endsWithin(pairGrace))
+	canceled := !p.lost.Load() && !p.endsWithin(0) && (failed || !p.endsWithin(pairGrace))
 	p.up.interrupt()
 	<-p.done
 	p.up.raw.Close()
