@@ -451,7 +451,7 @@ func TestCacheEvents(t *testing.T) {
 		{"three routers", "auto", 3, func(*engine.ServerConfig) {}, 0.05, 0.9},
 		{"SGLang", "auto", 3, func(c *engine.ServerConfig) { c.MetricsStyle = engine.StyleSGLang }, 0.05, 0.85},
 		{"5 % lost", "auto", 3, func(c *engine.ServerConfig) { c.EventsLoss = 5 }, 0.05, 0.85},
-		{"20 % lost", "auto", 3, func(c *engine.ServerConfig) { c.EventsLoss = 20 }, 0.08, 0.75},
+		{"20 % lost", "auto", 3, func(c *engine.ServerConfig) { c.EventsLoss = 20 }, 0.12, 0.6},
 		{"20 % lost, no replay", "auto", 3, func(c *engine.ServerConfig) { c.EventsLoss, c.EventsReplay = 20, "" }, 1, 0},
 		{"restarts", "auto", 3, func(c *engine.ServerConfig) { c.EventsRestart = 1500 }, 0.08, 0.8},
 	} {
