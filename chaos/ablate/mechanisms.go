@@ -33,6 +33,7 @@ var mechanisms = []variant{
 		{stage, " + e.slot.peerTokens.Load()", ""},
 		{stage, "own+e.slot.peerActive.Load(), own", "own, own"},
 	}},
+	{"drained-reports", "what an engine has computed since other nodes' reports leaves its queue", []edit{{unseen, "c.Queued-c.Rate*float64", "c.Queued-0*c.Rate*float64"}}},
 	{"pouring", "a request that no cache helps is drawn to an engine that it and others' unseen ones fill, not to the best", []edit{
 		{unseen, "poured := requests", "poured := 0 * requests"},
 	}},
