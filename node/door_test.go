@@ -476,7 +476,7 @@ func TestDoorHeaders(t *testing.T) {
 			bad(form + ": 1")
 		}
 	}
-	// Nobody but the router names the client's address, the engine's key and the length, and nominating them removes them only from the client's part.
+	// Only the router names the client's address, the engine's key and the length, and nominating them removes them only from the client's part.
 	for _, name := range []string{"Authorization", "X-Api-Key", "Host", "Content-Length", "X-Forwarded-For", "X-Request-Id", "Connection", "close, keep-alive"} {
 		served("Connection: " + name)
 	}

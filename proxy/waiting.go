@@ -149,7 +149,7 @@ func (e *exchange) pickInTurn() (t Target, settled bool, err error) {
 	defer func() { e.query.MayWait = false }()
 	parked := false
 	for tries := 0; !parked; tries++ {
-		if tries > 0 || w.count.Load() == 0 { // nobody to be fair to
+		if tries > 0 || w.count.Load() == 0 { // no other request waits
 			e.query.MayWait = tries < maxRaces
 			if t, err = e.pick(); !errors.Is(err, policy.ErrFull) {
 				return t, false, err

@@ -158,7 +158,7 @@ func look(ctx context.Context, o *options, f *fleet.Fleet, n int) error {
 	return nil
 }
 
-// clientsText lists clients whose keys nobody has, and one for requests without a key.
+// clientsText lists clients with keys that no request carries, and one for requests without a key.
 func clientsText() string {
 	hash := func(c string) string { return strings.Repeat(c, 64) }
 	return "anonymous: chat\nclients:\n" +

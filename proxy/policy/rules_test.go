@@ -216,7 +216,7 @@ func TestShares(t *testing.T) {
 		t.Error("a client without sessions is drawn otherwise than a session of its name")
 	}
 	if none := drawn(b, func(int) *Request { return &Request{} }); count(&none[2]) != clients {
-		t.Error("requests that name nobody are in a share")
+		t.Error("requests without session, client and address are in a share")
 	}
 }
 

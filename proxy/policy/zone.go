@@ -51,7 +51,7 @@ func (t *table) zoneOf(b prefixtree.Backend) int32 {
 	return t.zones[t.view.byID[b]]
 }
 
-// way returns the price of the way to a candidate: of another zone, not of one that is not known.
+// way returns the price of the way to a candidate in another zone; 0 in the same one, and where one of both is unknown.
 func (s *Scene) way(c *Candidate) float64 {
 	if c.zone == s.zone || c.zone == anyZone || s.zone == anyZone {
 		return 0
