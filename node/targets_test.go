@@ -336,3 +336,24 @@ func TestTargetsAreChecked(t *testing.T) {
 		t.Errorf("%s %v", out.String(), err)
 	}
 }
+
+// A rule that only chooses a strategy leaves the model, and so the hashes, as they are without a rule.
+func TestRulesWithoutTargetsKeepTheModel(t *testing.T) {
+	t.Parallel()
+	list, _ := labelledEngines(t, quick, nil)
+	nodes := startRuled(t, false, list, nil)
+	n := nodes[0]
+	eventually(t, "the engine's models", func() bool { return len(n.router.View().Models()) == 1 })
+	applyRules(t, nodes, "rules:\n  - {header: X-Session-Id, strategy: random}\n")
+	body := `{"model":"qwen","max_tokens":3,"messages":[{"role":"user","content":"` + strings.Repeat("hello ", 500) + `"}]}`
+	if status, _, text := send(t, n, "/v1/chat/completions", "by the rule", body); status != http.StatusOK || !strings.Contains(text, `"qwen"`) {
+		t.Fatalf("%d %s", status, text)
+	}
+	r, err := n.Explain("/v1/chat/completions", func(string) []byte { return nil }, []byte(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.MatchedBlocks == 0 {
+		t.Error("without the rule, the prompt that was sent under it is not known")
+	}
+}

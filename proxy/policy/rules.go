@@ -161,7 +161,12 @@ type Route struct {
 }
 
 // Target is what engines are asked for instead of the request's model; nil: that model.
-func (r *Route) Target() []byte { return r.to }
+func (r *Route) Target() []byte {
+	if !r.Aliases() {
+		return nil
+	}
+	return r.to
+}
 
 // Aliases reports whether engines are asked for another model than the request's.
 func (r *Route) Aliases() bool { return len(r.to) > 0 }
