@@ -131,7 +131,7 @@ func TestConversationStays(t *testing.T) {
 	eventually(t, "every count is back at zero", func() bool {
 		series := scrape(t, n)
 		for name, v := range series {
-			if strings.HasPrefix(name, "grapevine_backend_active_requests") && v != 0 || strings.HasPrefix(name, "grapevine_backend_prefill_tokens") && v != 0 {
+			if strings.HasPrefix(name, "grapevine_backend_active_requests") && v != 0 || strings.HasPrefix(name, "grapevine_backend_prefill_tokens{") && v != 0 {
 				return false
 			}
 		}

@@ -76,7 +76,7 @@ func TestCertificateTimes(t *testing.T) {
 		}
 		value := 0.0
 		for _, f := range families {
-			if f.GetName() == "grapevine_tls_certificate_expiry_seconds" {
+			if f.GetName() == "grapevine_tls_certificate_expiry_timestamp_seconds" {
 				value = f.GetMetric()[0].GetGauge().GetValue()
 			}
 		}

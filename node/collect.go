@@ -45,28 +45,45 @@ func (n *Node) collectRequests(s metrics.Scrape) {
 	s.Counter("bodies_refused_total", "Requests answered 503 because max_body_memory was in use.")(float64(bodiesRefused))
 }
 
+// collectEngines shows the series of the engines that this node probes: of each engine, up to three nodes do. If every node showed all
+// engines, a hundred nodes with two thousand engines would have millions of series.
 func (n *Node) collectEngines(s metrics.Scrape) {
 	active := s.Gauge("backend_active_requests", "Requests of this node at the backend.", "backend")
 	prefill := s.Gauge("backend_prefill_tokens", "Estimated prompt tokens of this node's requests that the backend has still to compute.", "backend")
 	avoided := s.Gauge("backend_avoided", "1 while this node avoids the backend: requests or probes failed, other nodes report it, or it answered 429.", "backend")
 	horizon := s.Gauge("backend_horizon_seconds", "Learned age at which the engine has probably evicted an unused prefix. Not additive.", "backend")
-	rate := s.Gauge("backend_prefill_rate", "Learned prompt tokens per second. Not additive.", "backend")
-	models := s.Gauge("backend_models", "Known models of the backend; 0: it may serve any.", "backend")
+	rate := s.Gauge("backend_prefill_tokens_per_second", "Learned prompt tokens per second. Not additive.", "backend")
+	models := s.Gauge("backend_models", "Known models of the backend; 0: it may serve any. Not additive.", "backend")
 	exact := s.Gauge("backend_cache_exact", "1 while this node follows the engine's cache events and none are lost. Not additive.", "backend")
-	at := now()
+	agreed := s.Gauge("backend_state", "1 for the state that the fleet agrees on: active, draining or down. Not additive.", "backend", "state")
+	at, avoids := now(), 0
 	for _, u := range n.backends.Roster().List {
+		_, avoid := n.router.Avoided(u.ID, at)
+		if avoid {
+			avoids++
+		}
+		if !n.health.Probes(u) {
+			continue
+		}
 		tokens, requests := n.router.Load(u.ID)
-		_, avoids := n.router.Avoided(u.ID, at)
 		names, _, _ := n.backends.Models(u)
 		active(float64(requests), u.Name)
 		prefill(float64(tokens), u.Name)
-		avoided(metrics.Bool(avoids), u.Name)
+		avoided(metrics.Bool(avoid), u.Name)
 		horizon(n.tree.Horizon(u.ID).Seconds(), u.Name)
 		rate(n.router.Rate(u.ID), u.Name)
 		models(float64(len(names)), u.Name)
 		exact(metrics.Bool(n.streams.Status(u).Known == streams.Exact), u.Name)
+		for _, state := range agreedStates {
+			agreed(metrics.Bool(u.State == state), u.Name, state.String())
+		}
+		n.metrics.CollectBackend(s, u.Name)
 	}
+	n.metrics.CollectOtherBackends(s)
+	s.Gauge("backends_avoided", "Backends that this node avoids.")(float64(avoids))
 }
+
+var agreedStates = []raftstore.BackendState{raftstore.Active, raftstore.Draining, raftstore.Down}
 
 // followed are the caches of the engines whose cache events this node follows, by name.
 func (n *Node) followed() map[string]streams.Status {
@@ -93,11 +110,11 @@ func collectFollowed(s metrics.Scrape, caches map[string]streams.Status) {
 	}
 }
 
-// loads are the latest reports of all engines that report their load, by name.
+// loads are the latest reports of the engines that report their load and that this node probes, by name.
 func (n *Node) loads() map[string]backends.Load {
 	all := make(map[string]backends.Load)
 	for _, e := range n.backends.Roster().List {
-		if l, _ := n.backends.Load(e); !l.At.IsZero() {
+		if l, _ := n.backends.Load(e); !l.At.IsZero() && n.health.Probes(e) {
 			all[e.Name] = l
 		}
 	}
@@ -130,7 +147,7 @@ func (n *Node) collectAgreement(s metrics.Scrape) {
 		count[u.State]++
 	}
 	engines := s.Gauge("backends", "Backends by their agreed state. Not additive.", "state")
-	for _, state := range []raftstore.BackendState{raftstore.Active, raftstore.Draining, raftstore.Down} {
+	for _, state := range agreedStates {
 		engines(float64(count[state]), state.String())
 	}
 	var st admin.RaftStatus
@@ -146,7 +163,7 @@ func (n *Node) collectAgreement(s metrics.Scrape) {
 	s.Gauge("state_version", "Version of the agreed state that this node routes by; 0: its own list. Not additive.")(float64(r.Version))
 	s.Gauge("raft_leads", "1 on the leader; the sum over a fleet is 1.")(metrics.Bool(st.Role == "leader"))
 	s.Gauge("raft_has_leader", "1 while this node knows a leader; without one the fleet takes no changes and keeps routing. Not additive.")(metrics.Bool(st.Leader != ""))
-	s.Gauge("raft_behind", "Log entries that this node has and does not know to be committed.")(max(float64(st.LastIndex)-float64(st.Committed), 0))
+	s.Gauge("raft_behind_entries", "Log entries that this node has and does not know to be committed.")(max(float64(st.LastIndex)-float64(st.Committed), 0))
 	s.Gauge("raft_voters", "Voters of the Raft group as this node knows it. Not additive.")(float64(voters))
 	s.Counter("raft_writes_total", "Writes of the Raft log to this node's disk.")(float64(st.Writes.Count))
 	s.Counter("raft_write_failures_total", "Writes of the Raft log that failed or were too slow: the node does not vote until its disk works again.")(float64(st.Writes.Failed))

@@ -435,7 +435,7 @@ func TestFleetIsExported(t *testing.T) {
 	series := scrape(t, nodes[1])
 	for name, want := range map[string]float64{
 		`grapevine_members{state="alive"}`: 2, `grapevine_members{state="failed"}`: 0, `grapevine_peer_connected{peer="one"}`: 1,
-		`grapevine_gossip_seeds{outcome="joined"}`: 1, `grapevine_warm_fraction`: 1, `grapevine_gossip_malformed_total`: 0,
+		`grapevine_gossip_seeds{outcome="joined"}`: 1, `grapevine_warm_ratio`: 1, `grapevine_gossip_malformed_total`: 0,
 		`grapevine_gossip_violations_total`: 0, `grapevine_gossip_held_back_total`: 0, `grapevine_gossip_slow_streams_total`: 0,
 		`grapevine_gossip_dropped_records_total{kind="unknown"}`: 0, `grapevine_gossip_dropped_records_total{kind="late"}`: 0,
 	} {
@@ -549,5 +549,32 @@ func TestDrainKeepsTheLoadKnown(t *testing.T) {
 	}
 	eventually(t, "it has left", func() bool {
 		return stateOf(one, "two") == "left" && activeAt(t, one) == 0 && one.knowledge.nodes.Load() == 1
+	})
+}
+
+// Of a fleet of more than three nodes, three show the series of an engine.
+func TestMetricsOfProbedBackends(t *testing.T) {
+	leakCheck(t)
+	nodes := startFleet(t, 3, "http://127.0.0.3:1", "http://127.0.0.3:2", "http://127.0.0.3:3")
+	for _, name := range []string{"four", "five"} {
+		nodes = append(nodes, startNode(t, fleetConfig(name, []string{nodes[0].GossipAddr()}, "http://127.0.0.3:1", "http://127.0.0.3:2", "http://127.0.0.3:3")))
+	}
+	awaitFleet(t, nodes...)
+	eventually(t, "three nodes show each engine", func() bool {
+		shown := make(map[string]int)
+		for _, n := range nodes {
+			for name := range scrape(t, n) {
+				if strings.Contains(name, `{backend="127.0.0.3:`) {
+					shown[name]++
+				}
+			}
+		}
+		for name, count := range shown {
+			if count != 3 {
+				t.Logf("%s: %d nodes", name, count)
+				return false
+			}
+		}
+		return len(shown) > 3*20
 	})
 }

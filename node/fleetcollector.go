@@ -101,7 +101,7 @@ func (f *fleetFigures) collect(s metrics.Scrape) {
 	snapshots(float64(st.SnapshotsTaken), "taken")
 	s.Gauge("gossip_journal_bytes", "Bytes of own batches kept for peers that reconnect.")(float64(st.JournalBytes))
 	s.Gauge("gossip_pending_records", "Own records waiting to be sent.")(float64(out.Pending))
-	s.Gauge("warm_fraction", "Share of the peers' knowledge at this node's start that it has received. Not additive.")(f.warm)
+	s.Gauge("warm_ratio", "Share of the peers' knowledge at this node's start that it has received. Not additive.")(f.warm)
 	s.Gauge("gossip_incomplete_peers", "Peers whose news lacks a part here until a snapshot brings it.")(float64(incomplete(f.peers)))
 	s.Gauge("staleness_seconds", "Age of peers' actions when this node learns of them, as the policy uses it. Not additive.")(f.staleness.Seconds())
 	s.Counter("blind_decisions_total", "Decisions without recent reports although the fleet has other nodes.")(float64(f.blind))

@@ -36,8 +36,8 @@ func everyRecord() []*proxy.Record {
 			Overhead: 30 * time.Microsecond, TTFT: 90 * time.Millisecond, Total: time.Second,
 		},
 		{
-			Kind: prompt.Messages, Status: 200, Attempts: 1, Backend: "127.0.0.1:1", Decision: decision(policy.Load, 0),
-			PromptTokens: 100, CachedTokens: -1, OutputTokens: 3, TTFT: time.Millisecond, Total: time.Second, Unparsed: true,
+			Kind: prompt.Messages, Stream: true, Status: 200, Attempts: 1, Backend: "127.0.0.1:1", Decision: decision(policy.Load, 0),
+			PromptTokens: 100, CachedTokens: -1, OutputTokens: 3, TTFT: 300 * time.Millisecond, Total: 500 * time.Millisecond, Unparsed: true,
 		},
 		{
 			Kind: prompt.Chat, Status: proxy.StatusClientGone, Attempts: 1, Backend: "127.0.0.1:1", Decision: decision(policy.Hash, 0),
@@ -106,23 +106,28 @@ func TestMetricsCount(t *testing.T) {
 	}
 	for series, want := range map[string]float64{
 		// No engine listed model m.
-		`grapevine_tokens_total{model="other",type="cached"}`:                    74,
-		`grapevine_tokens_total{model="other",type="output"}`:                    11,
-		`grapevine_tokens_total{model="other",type="prompt"}`:                    250,
-		`grapevine_cancels_total{stage="after"}`:                                 1,
-		`grapevine_cancels_total{stage="before"}`:                                1,
-		`grapevine_retries_total`:                                                1,
-		`grapevine_resent_total`:                                                 1,
-		`grapevine_unparsed_total{kind="messages"}`:                              1,
-		`grapevine_requests_total{code="499",kind="chat"}`:                       1,
-		`grapevine_requests_total{code="503",kind="other"}`:                      1,
-		`grapevine_decisions_total{rung="hash",strategy="prefix"}`:               2,
-		`grapevine_backend_requests_total{backend="127.0.0.1:1",outcome="none"}`: 2,
-		`grapevine_time_to_first_token_seconds_count{rung="cache"}`:              1,
-		`grapevine_prediction_error_tokens_count{side="over"}`:                   1,
-		`grapevine_prediction_error_tokens_sum{side="over"}`:                     16,
-		`grapevine_prediction_error_tokens_count{side="under"}`:                  1,
-		`grapevine_backend_active_requests{backend="127.0.0.1:1"}`:               0,
+		`grapevine_tokens_total{model="other",type="cached"}`:                  74,
+		`grapevine_tokens_total{model="other",type="output"}`:                  11,
+		`grapevine_tokens_total{model="other",type="prompt"}`:                  250,
+		`grapevine_cancels_total{stage="after"}`:                               1,
+		`grapevine_cancels_total{stage="before"}`:                              1,
+		`grapevine_retries_total`:                                              1,
+		`grapevine_resent_total`:                                               1,
+		`grapevine_unparsed_total{kind="messages"}`:                            1,
+		`grapevine_requests_total{code="499",kind="chat"}`:                     1,
+		`grapevine_requests_total{code="503",kind="other"}`:                    1,
+		`grapevine_decisions_total{rung="hash",strategy="prefix"}`:             2,
+		`grapevine_backend_requests_total{backend="127.0.0.1:1",outcome="ok"}`: 2,
+		`grapevine_rung_time_to_first_token_seconds_count{rung="cache"}`:       1,
+		`grapevine_time_to_first_token_seconds_count{model="other"}`:           3,
+		`grapevine_request_duration_seconds_count{model="other"}`:              4,
+		`grapevine_time_per_output_token_seconds_count{model="other"}`:         1,
+		`grapevine_time_per_output_token_seconds_sum{model="other"}`:           0.1,
+		`grapevine_queue_wait_seconds_count{model="other",priority="batch"}`:   0,
+		`grapevine_prediction_error_tokens_count{side="over"}`:                 1,
+		`grapevine_prediction_error_tokens_sum{side="over"}`:                   16,
+		`grapevine_prediction_error_tokens_count{side="under"}`:                1,
+		`grapevine_backend_active_requests{backend="127.0.0.1:1"}`:             0,
 		`grapevine_ready`: 0,
 	} {
 		if got, ok := scrape(t, n)[series]; !ok || got != want {
@@ -189,6 +194,63 @@ func TestMetricsBounded(t *testing.T) {
 	}
 	if got := countSeries(t, n, "grapevine_requests_total"); got > 80 {
 		t.Errorf("%d request series", got)
+	}
+}
+
+// Rates and alerts begin with a value: 0.
+func TestMetricsBeforeTheFirstRequest(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.1:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.metrics.AddModels([]string{"m"})
+	series := scrape(t, n)
+	for _, name := range []string{
+		`grapevine_requests_total{code="200",kind="chat"}`, `grapevine_requests_total{code="503",kind="chat"}`,
+		`grapevine_backend_requests_total{backend="127.0.0.1:1",outcome="connect"}`,
+		`grapevine_backend_time_to_first_token_seconds_count{backend="127.0.0.1:1"}`,
+		`grapevine_time_to_first_token_seconds_count{model="m"}`, `grapevine_time_to_first_token_seconds_count{model="other"}`,
+		`grapevine_queue_wait_seconds_count{model="m",priority="interactive"}`, `grapevine_tokens_total{model="m",type="cached"}`,
+	} {
+		if v, ok := series[name]; !ok || v != 0 {
+			t.Errorf("%s: %v (%v), want 0", name, v, ok)
+		}
+	}
+	n.metrics.Observe(&proxy.Record{Kind: prompt.Embeddings, Status: 200})
+	if _, ok := scrape(t, n)[`grapevine_requests_total{code="502",kind="embeddings"}`]; !ok {
+		t.Error("the first request of a kind does not create the series of its failures")
+	}
+}
+
+// The times of a backend begin when it gets the request, those of the model when the request arrives.
+func TestMetricsOfBackends(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.1:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &proxy.Record{
+		Kind: prompt.Chat, Stream: true, Status: 200, Backend: "127.0.0.1:1", Decision: &policy.Decision{Strategy: policy.Prefix},
+		Queue: time.Second, TTFT: 3 * time.Second, Total: 5 * time.Second, OutputTokens: 5,
+	}
+	n.metrics.Observe(r)
+	r.Failed = policy.Timeout
+	n.metrics.Observe(r)
+	series := scrape(t, n)
+	for name, want := range map[string]float64{
+		`grapevine_time_to_first_token_seconds_sum{model="other"}`:                      6,
+		`grapevine_backend_time_to_first_token_seconds_sum{backend="127.0.0.1:1"}`:      2,
+		`grapevine_backend_request_duration_seconds_sum{backend="127.0.0.1:1"}`:         4,
+		`grapevine_backend_time_per_output_token_seconds_sum{backend="127.0.0.1:1"}`:    0.5,
+		`grapevine_backend_requests_total{backend="127.0.0.1:1",outcome="timeout"}`:     1,
+		`grapevine_backend_state{backend="127.0.0.1:1",state="active"}`:                 1,
+		`grapevine_backend_state{backend="127.0.0.1:1",state="down"}`:                   0,
+		`grapevine_backends_avoided`:                                                    0,
+		`grapevine_backend_time_per_output_token_seconds_count{backend="other"}`:        0,
+		`grapevine_backend_requests_total{backend="127.0.0.1:1",outcome="client-gone"}`: 0,
+	} {
+		if got, ok := series[name]; !ok || got != want {
+			t.Errorf("%s: %v (%v), want %v", name, got, ok, want)
+		}
 	}
 }
 

@@ -60,7 +60,7 @@ func TestQueueAtNode(t *testing.T) {
 	}
 	eventually(t, "the wait is counted", func() bool {
 		m := scrape(t, n)
-		return m[`grapevine_queue_wait_seconds_count{priority="interactive"}`] == 1 && m[`grapevine_queue_refused_total{priority="interactive",reason="full"}`] == 1 &&
+		return m[`grapevine_queue_wait_seconds_count{model="other",priority="interactive"}`] == 1 && m[`grapevine_queue_refused_total{priority="interactive",reason="full"}`] == 1 &&
 			m[`grapevine_queue_requests{priority="interactive"}`] == 0
 	})
 }

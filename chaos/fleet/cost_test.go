@@ -211,8 +211,8 @@ func memoryOf(ctx context.Context, t *testing.T, n *fleet.Node) memory {
 		t.Fatal(err)
 	}
 	return memory{
-		resident: get("grapevine_process_resident_memory_bytes"), heap: get("grapevine_go_memstats_heap_inuse_bytes"),
-		goroutines: get("grapevine_go_goroutines"), files: get("grapevine_process_open_fds"),
+		resident: get("process_resident_memory_bytes"), heap: get("go_memstats_heap_inuse_bytes"),
+		goroutines: get("go_goroutines"), files: get("process_open_fds"),
 		kept: float64(status.Tree.Bytes) + float64(applied(ctx, t, n).JournalBytes),
 	}
 }

@@ -77,10 +77,10 @@ var measures = [...]struct {
 	what, metric        string
 	slack, growth, unit float64
 }{
-	goroutines: {"goroutines", "grapevine_go_goroutines", 40, 20, 1},
-	files:      {"descriptors", "grapevine_process_open_fds", 40, 20, 1},
-	heap:       {"MiB live heap", "grapevine_go_memstats_next_gc_bytes", 16 << 20, 4 << 20, 1 << 20},
-	resident:   {"MiB resident", "grapevine_process_resident_memory_bytes", 48 << 20, 16 << 20, 1 << 20},
+	goroutines: {"goroutines", "go_goroutines", 40, 20, 1},
+	files:      {"descriptors", "process_open_fds", 40, 20, 1},
+	heap:       {"MiB live heap", "go_memstats_next_gc_bytes", 16 << 20, 4 << 20, 1 << 20},
+	resident:   {"MiB resident", "process_resident_memory_bytes", 48 << 20, 16 << 20, 1 << 20},
 }
 
 func (e *evidence) growth(f *finding) (note string) {

@@ -12,6 +12,14 @@ func (b *Board) assign(e *watched) {
 	e.mine = slices.Contains(e.reporters, b.cfg.Self)
 }
 
+// Mine reports whether this node is one of the engine's reporters; also before the board knows the engine, since it then knows no peers.
+func (b *Board) Mine(key uint32) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	e := b.engines[key]
+	return e == nil || e.mine
+}
+
 // Assigned returns the first nodes, at most so many, in the rendezvous order of an engine: nodes agree, and a new node moves only its
 // share.
 func Assigned(key uint32, nodes []string, most int) []string {

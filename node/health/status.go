@@ -12,10 +12,17 @@ func (c *Checker) Verdict(e *backends.Engine) (Verdict, bool) {
 	return c.board.Verdict(e.Key, time.Now())
 }
 
+// Probes reports whether this node is one of those that probe the engine.
+func (c *Checker) Probes(e *backends.Engine) bool { return c.board.Mine(e.Key) }
+
+// Collect adds the series of the engines that this node probes.
 func (c *Checker) Collect(s metrics.Scrape) {
 	failing := s.Gauge("backend_failing", "1 while this node's own probes or requests find the backend failing.", "backend")
 	avoided := s.Gauge("backend_reported", "1 while this node avoids the backend because of probes or of peers' reports.", "backend")
 	for _, e := range c.cfg.Backends.Roster().List {
+		if !c.Probes(e) {
+			continue
+		}
 		v, _ := c.Verdict(e)
 		failing(metrics.Bool(v.Failing), e.Name)
 		avoided(metrics.Bool(v.Avoid), e.Name)

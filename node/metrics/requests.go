@@ -23,8 +23,8 @@ import (
 const prefix = "grapevine_"
 
 // Metrics is one node's registry. Series are looked up once, because a lookup costs more than
-// routing a request. A client's model becomes a label only if an engine listed it. Safe for
-// concurrent use.
+// routing a request, and exist before their first event, because a rate needs a value to begin with.
+// A client's model becomes a label only if an engine listed it. Safe for concurrent use.
 type Metrics struct {
 	Registry     *prometheus.Registry
 	Certificates *prometheus.GaugeVec // expiry in Unix seconds, by setting
@@ -35,37 +35,50 @@ type Metrics struct {
 	kinds     [prompt.Pooling + 1]kindSeries  // by prompt.Kind
 	decisions map[string][]prometheus.Counter // by strategy and rung; immutable
 	split     []prometheus.Counter            // by policy.Failure
-	ttft      []prometheus.Observer           // by rung
+	byRung    []prometheus.Observer           // first-token times, by rung
 	retries   prometheus.Counter
 	resent    prometheus.Counter
 	cancels   struct{ before, after prometheus.Counter }
 	overhead  prometheus.Observer
-	waits     []prometheus.Observer                     // by clients.Priority
 	refused   map[string][]prometheus.Counter           // by reason and clients.Priority; immutable
 	error     struct{ over, under prometheus.Observer } // of predictions
 
 	labelsMu sync.Mutex                              // serialises AddModels, AddBackends and AddRules
-	models   atomic.Pointer[map[string]*modelTokens] // replaced, never written
-	other    *modelTokens
+	models   atomic.Pointer[map[string]*modelSeries] // replaced, never written
+	other    *modelSeries
+	byModel  modelVectors
 
 	ruled *prometheus.CounterVec                  // rule, target
 	rules atomic.Pointer[map[string]*ruleTargets] // by name; replaced, never written
 
-	outcomes *prometheus.CounterVec                          // backend, outcome
-	backends atomic.Pointer[map[string][]prometheus.Counter] // by name and failure; replaced, never written
+	backends     atomic.Pointer[map[string]*backendSeries] // by name; replaced, never written
+	otherBackend *backendSeries
 }
 
 type kindSeries struct {
+	used     sync.Once
 	codes    [600]atomic.Pointer[prometheus.Counter] // by status, created when first seen
-	duration prometheus.Observer
 	unparsed prometheus.Counter
 }
 
-type modelTokens struct{ prompt, cached, output prometheus.Counter }
+// usualCodes are counted from the first request of a kind on, so that the first failure is a change.
+var usualCodes = []int{200, 400, 429, proxy.StatusClientGone, 500, 502, 503, 504}
+
+// modelVectors make the series of a model.
+type modelVectors struct {
+	ttft, duration, perToken, waits *prometheus.HistogramVec // model; waits also priority
+}
+
+type modelSeries struct {
+	prompt, cached, output   prometheus.Counter
+	ttft, duration, perToken prometheus.Observer
+	waits                    []prometheus.Observer // by clients.Priority
+}
 
 type ruleTargets struct{ pool, fallback prometheus.Counter }
 
-const otherModel = "other"
+// other is the label of what has no series of its own.
+const other = "other"
 
 // maxModelLabels: adapters come and go by the thousand.
 const maxModelLabels = 200
@@ -76,25 +89,29 @@ var (
 	durationBuckets   = []float64{.05, .1, .25, .5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640}
 	overheadBuckets   = []float64{10e-6, 20e-6, 40e-6, 80e-6, 160e-6, 320e-6, 640e-6, 1.28e-3, 2.56e-3, 5e-3, 10e-3, 50e-3}
 	predictionBuckets = []float64{0, 32, 128, 512, 2048, 8192, 32768, 131072}
+	waitBuckets       = []float64{.01, .05, .2, .8, 3.2, 12.8, 60}
+	perTokenBuckets   = []float64{.002, .005, .01, .015, .02, .03, .05, .08, .15, .5}
 )
 
 // New calls collect at each scrape.
 func New(version string, collect func(Scrape)) *Metrics {
 	m := &Metrics{Registry: prometheus.NewRegistry()}
-	m.Registry.MustRegister(collector(collect))
+	m.Registry.MustRegister(collector(collect),
+		// Without the prefix: the boards and alerts for all Go programs expect these names.
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	reg := prometheus.WrapRegistererWithPrefix(prefix, m.Registry)
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.requestSeries(reg)
 	gauges := func(name, help string, labels ...string) *prometheus.GaugeVec {
 		return promauto.With(reg).NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
 	}
-	m.Certificates = gauges("tls_certificate_expiry_seconds",
+	m.Certificates = gauges("tls_certificate_expiry_timestamp_seconds",
 		"Unix time at which the certificate of a setting expires; no series without one. Not additive.", "setting")
 	gauges("build_info", "1, labelled with the version of the router and of Go.", "version", "goversion").
 		WithLabelValues(version, runtime.Version()).Set(1)
-	m.other = m.newModel(otherModel)
-	m.models.Store(&map[string]*modelTokens{})
-	m.backends.Store(&map[string][]prometheus.Counter{})
+	m.other = m.newModel(other)
+	m.models.Store(&map[string]*modelSeries{})
+	m.otherBackend = newBackend(other)
+	m.backends.Store(&map[string]*backendSeries{})
 	m.rules.Store(&map[string]*ruleTargets{})
 	return m
 }
@@ -108,10 +125,9 @@ func (m *Metrics) requestSeries(reg prometheus.Registerer) {
 	}
 	m.requests = counters("requests_total", "Finished requests, by kind of endpoint and status sent (499: the client left first).", "kind", "code")
 	m.tokens = counters("tokens_total", "Tokens as the engines count them: prompt, cached (of the prompt), output.", "model", "type")
-	m.outcomes = counters("backend_requests_total", "Requests by the backend tried last and the outcome there.", "backend", "outcome")
-	split := counters("split_requests_total", "Requests whose prompt another backend computed for a decode backend, by what failed (none: nothing); then one backend computed all.", "outcome")
+	split := counters("split_requests_total", "Requests whose prompt another backend computed for a decode backend: ok, or what failed; then one backend computed all.", "outcome")
 	for f := range policy.Failure(policy.Failures) {
-		m.split = append(m.split, split.WithLabelValues(f.String()))
+		m.split = append(m.split, split.WithLabelValues(outcome(f)))
 	}
 	m.ruled = counters("rule_requests_total", "Routed requests that followed a rule (its name, or # and its place in the list), to its pool or to its fallback.", "rule", "target")
 	m.retries = counters("retries_total", "Further backends tried because one failed before the client received a byte.").WithLabelValues()
@@ -123,29 +139,34 @@ func (m *Metrics) requestSeries(reg prometheus.Registerer) {
 		"Predicted minus reported cached prompt tokens: over (the engine had fewer) or under.", predictionBuckets, "side")
 	m.error.over, m.error.under = prediction.WithLabelValues("over"), prediction.WithLabelValues("under")
 
-	waits := histograms("queue_wait_seconds", "How long requests waited in the router's queue, by priority; those that did not wait are not counted.", ttftBuckets, "priority")
 	refused := counters("queue_refused_total", "Requests answered 429 by the queue: full (no place), timeout (no engine opened), deadline (their turn would come too late).", "priority", "reason")
 	m.refused = make(map[string][]prometheus.Counter)
 	for _, p := range clients.Priorities() {
-		m.waits = append(m.waits, waits.WithLabelValues(p.String()))
 		for _, reason := range []string{proxy.RefusedFull, proxy.RefusedTimeout, proxy.RefusedLate} {
 			m.refused[reason] = append(m.refused[reason], refused.WithLabelValues(p.String(), reason))
 		}
 	}
 
-	duration := histograms("request_duration_seconds", "From the arrival of a request to the end of its answer.", durationBuckets, "kind")
 	unparsed := counters("unparsed_total",
 		"Requests whose body the router did not understand: refused, or routed by load if allow_engine_control is set.", "kind")
 	for k := range prompt.Kind(len(m.kinds)) {
-		m.kinds[k].duration, m.kinds[k].unparsed = duration.WithLabelValues(k.String()), unparsed.WithLabelValues(k.String())
+		m.kinds[k].unparsed = unparsed.WithLabelValues(k.String())
 	}
-	ttft := histograms("time_to_first_token_seconds",
-		"From the arrival of a request to the first token of its stream, or to the head of an answer that is not streamed.", ttftBuckets, "rung")
+	m.request(prompt.Chat, http.StatusOK)
+	m.byModel = modelVectors{
+		ttft: histograms("time_to_first_token_seconds",
+			"From the arrival of a request to the first token of its stream, or to the head of an answer that is not streamed.", ttftBuckets, "model"),
+		duration: histograms("request_duration_seconds", "From the arrival of a routed request to the end of its answer.", durationBuckets, "model"),
+		perToken: histograms("time_per_output_token_seconds", "Mean time between the output tokens of a stream, behind the first.", perTokenBuckets, "model"),
+		waits: histograms("queue_wait_seconds",
+			"How long requests waited in the router's queue; those that did not wait are not counted.", waitBuckets, "model", "priority"),
+	}
+	byRung := histograms("rung_time_to_first_token_seconds", "time_to_first_token_seconds by the rung of the ladder that decided.", ttftBuckets, "rung")
 	decisions := counters("decisions_total", "Routed requests, by strategy and by the rung of the ladder that decided.", "strategy", "rung")
 	m.decisions = make(map[string][]prometheus.Counter)
 	for r := range len(policy.Stats{}.Rungs) {
 		rung := policy.Rung(r).String()
-		m.ttft = append(m.ttft, ttft.WithLabelValues(rung))
+		m.byRung = append(m.byRung, byRung.WithLabelValues(rung))
 		for _, strategy := range policy.Strategies() {
 			m.decisions[strategy] = append(m.decisions[strategy], decisions.WithLabelValues(strategy, rung))
 		}
@@ -156,7 +177,7 @@ func (m *Metrics) requestSeries(reg prometheus.Registerer) {
 const maxBackendLabels = 2 * raftstore.MaxBackends
 
 func (m *Metrics) AddBackends(names []string) {
-	addLabels(m, &m.backends, names, maxBackendLabels, m.newBackend)
+	addLabels(m, &m.backends, names, maxBackendLabels, newBackend)
 }
 
 // maxRuleLabels: rules that no longer hold keep their series.
@@ -177,7 +198,7 @@ func (m *Metrics) ModelLabel(model string) string {
 	if _, ok := (*m.models.Load())[model]; ok {
 		return model
 	}
-	return otherModel
+	return other
 }
 
 func addLabels[V any](m *Metrics, series *atomic.Pointer[map[string]V], names []string, limit int, create func(name string) V) {
@@ -195,24 +216,23 @@ func addLabels[V any](m *Metrics, series *atomic.Pointer[map[string]V], names []
 	}
 }
 
-func (m *Metrics) newBackend(name string) (series []prometheus.Counter) {
-	for f := range policy.Failure(policy.Failures) {
-		series = append(series, m.outcomes.WithLabelValues(name, f.String()))
-	}
-	return series
-}
-
-func (m *Metrics) newModel(name string) *modelTokens {
-	return &modelTokens{
+func (m *Metrics) newModel(name string) *modelSeries {
+	t := &modelSeries{
 		prompt: m.tokens.WithLabelValues(name, "prompt"), cached: m.tokens.WithLabelValues(name, "cached"),
 		output: m.tokens.WithLabelValues(name, "output"),
+		ttft:   m.byModel.ttft.WithLabelValues(name), duration: m.byModel.duration.WithLabelValues(name),
+		perToken: m.byModel.perToken.WithLabelValues(name),
 	}
+	for _, p := range clients.Priorities() {
+		t.waits = append(t.waits, m.byModel.waits.WithLabelValues(name, p.String()))
+	}
+	return t
 }
 
 // Observe counts a finished request; r is valid during the call only.
 func (m *Metrics) Observe(r *proxy.Record) {
 	m.request(r.Kind, r.Status).Inc()
-	m.kinds[r.Kind].duration.Observe(r.Total.Seconds())
+	of := m.model(r)
 	if r.Unparsed {
 		m.kinds[r.Kind].unparsed.Inc()
 	}
@@ -223,7 +243,7 @@ func (m *Metrics) Observe(r *proxy.Record) {
 		m.resent.Add(float64(r.Resent))
 	}
 	if r.Waited > 0 {
-		m.waits[r.Priority].Observe(r.Waited.Seconds())
+		of.waits[r.Priority].Observe(r.Waited.Seconds())
 	}
 	if r.Refused != "" {
 		m.refused[r.Refused][r.Priority].Inc()
@@ -243,14 +263,16 @@ func (m *Metrics) Observe(r *proxy.Record) {
 	if d.Rule != "" {
 		m.countRule(d)
 	}
-	if series := (*m.backends.Load())[r.Backend]; series != nil {
-		series[r.Failed].Inc()
-	} else {
-		m.outcomes.WithLabelValues("other", r.Failed.String()).Inc()
-	}
 	m.overhead.Observe(r.Overhead.Seconds())
-	if r.TTFT > 0 {
-		m.ttft[d.Rung].Observe(r.TTFT.Seconds())
+	times := timesOf(r)
+	if times.ttft > 0 {
+		m.byRung[d.Rung].Observe(times.ttft)
+	}
+	of.observe(times)
+	if at := (*m.backends.Load())[r.Backend]; at != nil {
+		at.observe(r, times)
+	} else {
+		m.otherBackend.observe(r, times)
 	}
 	if r.Prefill.Backend != "" {
 		m.split[r.Prefill.Failed].Inc()
@@ -258,7 +280,7 @@ func (m *Metrics) Observe(r *proxy.Record) {
 			d = r.Prefill.Decision // the cached tokens are those of the prefill backend
 		}
 	}
-	m.countTokens(r, d)
+	m.countTokens(r, d, of)
 }
 
 func (m *Metrics) countRule(d *policy.Decision) {
@@ -276,24 +298,37 @@ func (m *Metrics) request(k prompt.Kind, status int) prometheus.Counter {
 	if status < 0 || status >= len(m.kinds[k].codes) {
 		status = 0 // no status: other
 	}
-	known := &m.kinds[k].codes[status]
-	if c := known.Load(); c != nil {
+	if c := m.kinds[k].codes[status].Load(); c != nil {
 		return *c
 	}
-	c := m.requests.WithLabelValues(k.String(), codeLabel(status)) // concurrent callers get the same counter
-	known.Store(&c)
+	m.kinds[k].used.Do(func() {
+		for _, usual := range usualCodes {
+			m.newCode(k, usual)
+		}
+	})
+	return m.newCode(k, status)
+}
+
+// newCode may be called again: the vector returns the same counter.
+func (m *Metrics) newCode(k prompt.Kind, status int) prometheus.Counter {
+	c := m.requests.WithLabelValues(k.String(), codeLabel(status))
+	m.kinds[k].codes[status].Store(&c)
 	return c
 }
 
-func (m *Metrics) countTokens(r *proxy.Record, d *policy.Decision) {
-	model := r.Model
+// model returns the series of the model that engines were asked for.
+func (m *Metrics) model(r *proxy.Record) *modelSeries {
+	name := r.Model
 	if len(r.Target) > 0 {
-		model = r.Target
+		name = r.Target
 	}
-	t := (*m.models.Load())[string(model)]
-	if t == nil {
-		t = m.other
+	if t := (*m.models.Load())[string(name)]; t != nil {
+		return t
 	}
+	return m.other
+}
+
+func (m *Metrics) countTokens(r *proxy.Record, d *policy.Decision, t *modelSeries) {
 	if r.PromptTokens > 0 {
 		t.prompt.Add(float64(r.PromptTokens))
 	}

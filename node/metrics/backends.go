@@ -1,0 +1,111 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"grapevine/proxy"
+	"grapevine/proxy/policy"
+)
+
+// Few buckets: a fleet has thousands of engines.
+var (
+	backendTTFTBuckets     = []float64{.1, .4, 1.6, 6.4, 25.6}
+	backendDurationBuckets = []float64{1, 5, 20, 80, 320}
+	backendTokenBuckets    = []float64{.01, .02, .05, .15, .5}
+)
+
+// backendSeries are counted at every node and registered at none: CollectBackend shows them.
+type backendSeries struct {
+	outcomes                 [policy.Failures]prometheus.Counter
+	ttft, duration, perToken prometheus.Histogram
+}
+
+func newBackend(name string) *backendSeries {
+	histogram := func(metric, help string, buckets []float64) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: prefix + metric, Help: help, Buckets: buckets, ConstLabels: prometheus.Labels{"backend": name},
+		})
+	}
+	b := &backendSeries{
+		ttft: histogram("backend_time_to_first_token_seconds",
+			"From the dispatch of a request to the backend to the first token of its stream, or to the head of an answer that is not streamed.", backendTTFTBuckets),
+		duration: histogram("backend_request_duration_seconds", "From the dispatch of a request to the backend to the end of its answer.", backendDurationBuckets),
+		perToken: histogram("backend_time_per_output_token_seconds",
+			"Mean time between the output tokens of a stream from the backend, behind the first.", backendTokenBuckets),
+	}
+	for f := range b.outcomes {
+		b.outcomes[f] = prometheus.NewCounter(prometheus.CounterOpts{
+			Name: prefix + "backend_requests_total", Help: "Requests by the backend tried last and the outcome there.",
+			ConstLabels: prometheus.Labels{"backend": name, "outcome": outcome(policy.Failure(f))},
+		})
+	}
+	return b
+}
+
+// outcome names a result for whom "none" would mean that there was no request.
+func outcome(f policy.Failure) string {
+	if f == policy.None {
+		return "ok"
+	}
+	return f.String()
+}
+
+// CollectBackend adds what this node's requests found at a backend that AddBackends named.
+func (m *Metrics) CollectBackend(s Scrape, name string) {
+	if b := (*m.backends.Load())[name]; b != nil {
+		b.collect(s)
+	}
+}
+
+// CollectOtherBackends adds the requests at backends beyond the bound of AddBackends.
+func (m *Metrics) CollectOtherBackends(s Scrape) { m.otherBackend.collect(s) }
+
+func (b *backendSeries) collect(s Scrape) {
+	for _, c := range b.outcomes {
+		s <- c
+	}
+	s <- b.ttft
+	s <- b.duration
+	s <- b.perToken
+}
+
+// times are those of a request in seconds; 0: unknown.
+type times struct {
+	ttft, duration float64
+	perToken       float64
+	queue          float64 // until the last dispatch
+}
+
+func timesOf(r *proxy.Record) times {
+	t := times{ttft: r.TTFT.Seconds(), duration: r.Total.Seconds(), queue: r.Queue.Seconds()}
+	if r.Stream && r.TTFT > 0 && r.OutputTokens > 1 && r.Failed == policy.None {
+		t.perToken = max(r.Total-r.TTFT, time.Nanosecond).Seconds() / float64(r.OutputTokens-1)
+	}
+	return t
+}
+
+func (t *modelSeries) observe(at times) {
+	t.duration.Observe(at.duration)
+	if at.ttft > 0 {
+		t.ttft.Observe(at.ttft)
+	}
+	if at.perToken > 0 {
+		t.perToken.Observe(at.perToken)
+	}
+}
+
+func (b *backendSeries) observe(r *proxy.Record, at times) {
+	b.outcomes[r.Failed].Inc()
+	if r.Failed != policy.None {
+		return // the times of failures are those of timeouts and refusals
+	}
+	b.duration.Observe(at.duration - at.queue)
+	if at.ttft > 0 {
+		b.ttft.Observe(at.ttft - at.queue)
+	}
+	if at.perToken > 0 {
+		b.perToken.Observe(at.perToken)
+	}
+}
