@@ -22,7 +22,7 @@ const maxScrapes = 8
 func (n *Node) adminServer() *admin.Server {
 	return &admin.Server{
 		Service: n, Ready: n.ready.get,
-		Metrics:   promhttp.HandlerFor(n.metrics.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}),
+		Metrics:   promhttp.HandlerFor(n.metrics.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, EnableOpenMetrics: true}),
 		Dashboard: dashboard.Handler(), TokenFile: n.cfg.AdminTokenFile, MaxBody: n.cfg.MaxBody, Pprof: n.cfg.Pprof,
 	}
 }

@@ -254,6 +254,37 @@ func TestMetricsOfBackends(t *testing.T) {
 	}
 }
 
+// Collectors that ask for OpenMetrics get the trace of a slow request with its time.
+func TestMetricsExemplars(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.1:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := everyRecord()[0]
+	n.metrics.Observe(r)
+	r.Trace = proxy.Trace{ID: [16]byte{0xab, 15: 0xcd}, Parent: [8]byte{1}, Sampled: true}
+	n.metrics.Observe(r)
+	ask := func(accept string) string {
+		w, q := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/metrics", nil)
+		q.Header.Set("Accept", accept)
+		n.adminServer().Handler().ServeHTTP(w, q)
+		return w.Body.String()
+	}
+	const exemplar = ` # {trace_id="ab0000000000000000000000000000cd"} 0.09 `
+	text := ask("application/openmetrics-text;version=1.0.0")
+	for _, series := range []string{
+		`grapevine_time_to_first_token_seconds_bucket{model="other",le="0.1"} 2`,
+		`grapevine_backend_time_to_first_token_seconds_bucket{backend="127.0.0.1:1",le="0.1"} 2`,
+	} {
+		if !strings.Contains(text, series+exemplar) {
+			t.Errorf("no exemplar of %s", series)
+		}
+	}
+	if text := ask("text/plain"); strings.Contains(text, "trace_id") || !strings.Contains(text, `_bucket{model="other",le="0.1"} 2`) {
+		t.Error("the plain format has exemplars, or lacks the histogram")
+	}
+}
+
 func TestMetricsKeepListedModels(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.1:1"))
 	if err != nil {

@@ -147,6 +147,9 @@ func (e *exchange) startRecord() {
 		Peer:         e.conn.forwarded,
 		RequestBytes: len(e.body),
 	}
+	if len(e.head.trace) > 0 {
+		e.rec.Trace = parseTrace(e.head.trace)
+	}
 }
 
 func (e *exchange) pick() (Target, error) {

@@ -67,6 +67,7 @@ type requestHead struct {
 	agent       []byte
 	talk        []byte // scratch
 	forwarded   []byte // scratch: X-Forwarded-For values, joined
+	trace       []byte // traceparent
 	websocket   bool
 	encoded     bool // the body is compressed
 	lengths     int  // Content-Length lines
@@ -169,6 +170,8 @@ func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 			h.id = value
 		}
 		return false
+	case "traceparent":
+		h.trace = value
 	case "x-forwarded-for":
 		if len(h.forwarded) > 0 {
 			h.forwarded = append(h.forwarded, ", "...)

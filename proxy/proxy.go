@@ -331,6 +331,7 @@ type Record struct {
 	Refused  string           // by the queue: RefusedFull, RefusedTimeout or RefusedLate; else ""
 	Priority clients.Priority // in the queue
 	Peer     []byte           // the address of the client's connection or, in a PROXY header, the client's
+	Trace    Trace            // by the client's traceparent
 
 	Status   int            // StatusClientGone if the client left first
 	Failed   policy.Failure // of the last attempt

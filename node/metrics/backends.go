@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"encoding/hex"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -75,37 +76,50 @@ func (b *backendSeries) collect(s Scrape) {
 type times struct {
 	ttft, duration float64
 	perToken       float64
-	queue          float64 // until the last dispatch
+	queue          float64           // until the last dispatch
+	trace          prometheus.Labels // nil if the client records none
 }
 
 func timesOf(r *proxy.Record) times {
 	t := times{ttft: r.TTFT.Seconds(), duration: r.Total.Seconds(), queue: r.Queue.Seconds()}
+	if r.Trace.Sampled {
+		t.trace = prometheus.Labels{"trace_id": hex.EncodeToString(r.Trace.ID[:])}
+	}
 	if r.Stream && r.TTFT > 0 && r.OutputTokens > 1 && r.Failed == policy.None {
 		t.perToken = max(r.Total-r.TTFT, time.Nanosecond).Seconds() / float64(r.OutputTokens-1)
 	}
 	return t
 }
 
-func (t *modelSeries) observe(at times) {
-	t.duration.Observe(at.duration)
+// observe adds a value with its trace as the exemplar.
+func (at *times) observe(h prometheus.Observer, seconds float64) {
+	if at.trace == nil {
+		h.Observe(seconds)
+		return
+	}
+	h.(prometheus.ExemplarObserver).ObserveWithExemplar(seconds, at.trace)
+}
+
+func (t *modelSeries) observe(at *times) {
+	at.observe(t.duration, at.duration)
 	if at.ttft > 0 {
-		t.ttft.Observe(at.ttft)
+		at.observe(t.ttft, at.ttft)
 	}
 	if at.perToken > 0 {
-		t.perToken.Observe(at.perToken)
+		at.observe(t.perToken, at.perToken)
 	}
 }
 
-func (b *backendSeries) observe(r *proxy.Record, at times) {
+func (b *backendSeries) observe(r *proxy.Record, at *times) {
 	b.outcomes[r.Failed].Inc()
 	if r.Failed != policy.None {
 		return // the times of failures are those of timeouts and refusals
 	}
-	b.duration.Observe(at.duration - at.queue)
+	at.observe(b.duration, at.duration-at.queue)
 	if at.ttft > 0 {
-		b.ttft.Observe(at.ttft - at.queue)
+		at.observe(b.ttft, at.ttft-at.queue)
 	}
 	if at.perToken > 0 {
-		b.perToken.Observe(at.perToken)
+		at.observe(b.perToken, at.perToken)
 	}
 }

@@ -268,11 +268,11 @@ func (m *Metrics) Observe(r *proxy.Record) {
 	if times.ttft > 0 {
 		m.byRung[d.Rung].Observe(times.ttft)
 	}
-	of.observe(times)
+	of.observe(&times)
 	if at := (*m.backends.Load())[r.Backend]; at != nil {
-		at.observe(r, times)
+		at.observe(r, &times)
 	} else {
-		m.otherBackend.observe(r, times)
+		m.otherBackend.observe(r, &times)
 	}
 	if r.Prefill.Backend != "" {
 		m.split[r.Prefill.Failed].Inc()
