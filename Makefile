@@ -1,5 +1,5 @@
-# Every target works on a fresh machine with Go and make. The seven that need more
-# (test-clients, test-engines, test-deploy, test-ui, bench-proxy, live-race, chaos) install it by name and say so.
+# Every target works on a fresh machine with Go and make. The eight that need more
+# (test-clients, test-engines, test-deploy, test-ui, test-alerts, bench-proxy, live-race, chaos) install it by name and say so.
 
 GO       ?= go
 BIN      := bin/grapevine
@@ -21,7 +21,7 @@ GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-chaos build-newer install test test-newer race fuzz bench bench-proxy live-race test-clients test-engines test-deploy test-ui live lint sim herd traces mechanisms demo figures check chaos chaos-short chaos-planted chaos-virtual
+.PHONY: help build build-chaos build-newer install test test-newer race fuzz bench bench-proxy live-race test-clients test-engines test-deploy test-ui test-alerts live lint sim herd traces mechanisms demo figures check chaos chaos-short chaos-planted chaos-virtual
 
 help: ## list the targets
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -99,6 +99,10 @@ test-ui: build ## the dashboard in Chromium, three routers with 2, 64 and 2,000 
 		test "$$missing" = " " || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
 	@cd chaos/browser && npm install --silent --no-audit --no-fund --no-package-lock
 	$(GO) run ./chaos/browser $(if $(filter short,$(UI)),-engines 2$(comma)64 -paint 5s) $(if $(SHOTS),-shots $(abspath $(SHOTS)))
+
+test-alerts: ## the alert rules, the scrape example and the rules' unit tests, by promtool (installs prometheus with apt if missing)
+	@command -v promtool >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus; }
+	cd deploy/prometheus && promtool check config prometheus.yml && promtool test rules grapevine.rules_test.yml
 
 # The partition has a network of its own; root is not needed where users may have namespaces.
 live: build ## eight real routers: spread, cost, kill, agreement, engines that die, hot prefixes, clients' limits, partition, loss, memory; 45 minutes (LIVE=short: 4 minutes, wider limits)

@@ -109,7 +109,7 @@ func (f *fleetFigures) collect(s metrics.Scrape) {
 
 func (f *fleetFigures) collectPeers(s metrics.Scrape) {
 	connected := s.Gauge("peer_connected", "1 while this node receives the peer's news.", "peer")
-	lag := s.Gauge("peer_lag_seconds", "Age of the peer's news when it arrives here, or the peer's silence if that is longer.", "peer")
+	lag := s.Gauge("peer_lag_seconds", "Age of the peer's news when it arrives here, or the peer's silence if that is longer. Not additive.", "peer")
 	offset := s.Gauge("peer_clock_offset_seconds", "How far this node's clock is ahead of the peer's; the node corrects differences above half a second. Not additive.", "peer")
 	received := s.Counter("peer_received_bytes_total", "Bytes received from the peer, before encryption.", "peer")
 	sent := s.Counter("peer_sent_bytes_total", "Bytes sent to the peer, before encryption.", "peer")
