@@ -285,6 +285,26 @@ func TestMetricsExemplars(t *testing.T) {
 	}
 }
 
+// The names of backends and models are free.
+func TestMetricsOfNamesakes(t *testing.T) {
+	cfg := testConfig("http://127.0.0.1:1")
+	cfg.Backends[0].Name = "other"
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.metrics.AddModels([]string{"other"})
+	r := everyRecord()[0]
+	r.Backend, r.Model = "other", []byte("other")
+	n.metrics.Observe(r)
+	series := scrape(t, n)
+	for _, name := range []string{`grapevine_backend_requests_total{backend="other",outcome="ok"}`, `grapevine_time_to_first_token_seconds_count{model="other"}`} {
+		if series[name] != 1 {
+			t.Errorf("%s: %v, want 1", name, series[name])
+		}
+	}
+}
+
 func TestMetricsKeepListedModels(t *testing.T) {
 	n, err := New(testConfig("http://127.0.0.1:1"))
 	if err != nil {

@@ -45,7 +45,7 @@ func newBackend(name string) *backendSeries {
 	return b
 }
 
-// outcome names a result for whom "none" would mean that there was no request.
+// outcome is the label of a failure. None is ok, since "none" reads as if there had been no request.
 func outcome(f policy.Failure) string {
 	if f == policy.None {
 		return "ok"
@@ -74,14 +74,14 @@ func (b *backendSeries) collect(s Scrape) {
 
 // times are those of a request in seconds; 0: unknown.
 type times struct {
-	ttft, duration float64
+	ttft, duration float64 // since the request arrived
+	dispatch       float64 // of the last attempt, since then
 	perToken       float64
-	queue          float64           // until the last dispatch
-	trace          prometheus.Labels // nil if the client records none
+	trace          prometheus.Labels // the exemplar; nil if the client does not sample the trace
 }
 
 func timesOf(r *proxy.Record) times {
-	t := times{ttft: r.TTFT.Seconds(), duration: r.Total.Seconds(), queue: r.Queue.Seconds()}
+	t := times{ttft: r.TTFT.Seconds(), duration: r.Total.Seconds(), dispatch: r.Queue.Seconds()}
 	if r.Trace.Sampled {
 		t.trace = prometheus.Labels{"trace_id": hex.EncodeToString(r.Trace.ID[:])}
 	}
@@ -110,14 +110,14 @@ func (t *modelSeries) observe(at *times) {
 	}
 }
 
-func (b *backendSeries) observe(r *proxy.Record, at *times) {
-	b.outcomes[r.Failed].Inc()
-	if r.Failed != policy.None {
+func (b *backendSeries) observe(failed policy.Failure, at *times) {
+	b.outcomes[failed].Inc()
+	if failed != policy.None {
 		return // the times of failures are those of timeouts and refusals
 	}
-	at.observe(b.duration, at.duration-at.queue)
+	at.observe(b.duration, max(at.duration-at.dispatch, 0))
 	if at.ttft > 0 {
-		at.observe(b.ttft, at.ttft-at.queue)
+		at.observe(b.ttft, max(at.ttft-at.dispatch, 0))
 	}
 	if at.perToken > 0 {
 		at.observe(b.perToken, at.perToken)

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/http"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -176,7 +177,9 @@ func (m *Metrics) requestSeries(reg prometheus.Registerer) {
 // maxBackendLabels: removed backends keep their series.
 const maxBackendLabels = 2 * raftstore.MaxBackends
 
+// AddBackends makes the series of backends. One named other shares those of the rest.
 func (m *Metrics) AddBackends(names []string) {
+	names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == other })
 	addLabels(m, &m.backends, names, maxBackendLabels, newBackend)
 }
 
@@ -264,15 +267,15 @@ func (m *Metrics) Observe(r *proxy.Record) {
 		m.countRule(d)
 	}
 	m.overhead.Observe(r.Overhead.Seconds())
-	times := timesOf(r)
-	if times.ttft > 0 {
-		m.byRung[d.Rung].Observe(times.ttft)
+	took := timesOf(r)
+	if took.ttft > 0 {
+		m.byRung[d.Rung].Observe(took.ttft)
 	}
-	of.observe(&times)
+	of.observe(&took)
 	if at := (*m.backends.Load())[r.Backend]; at != nil {
-		at.observe(r, &times)
+		at.observe(r.Failed, &took)
 	} else {
-		m.otherBackend.observe(r, &times)
+		m.otherBackend.observe(r.Failed, &took)
 	}
 	if r.Prefill.Backend != "" {
 		m.split[r.Prefill.Failed].Inc()
