@@ -85,7 +85,9 @@ var mayImport = map[string][]string{
 
 	"chaos/browser": {"chaos/..."},
 
-	"cmd/commandline":   {},
+	"cmd/commandline":        {},
+	"cmd/commandline/manual": {},
+
 	"cmd/grapevine":     {"cmd/commandline", "node", "node/admin", "node/config", "node/machine", "node/notify", "raftstore"},
 	"cmd/grapevine-lab": {"cmd/commandline", "chaos/...", "node/config", "proxy/clients"},
 }

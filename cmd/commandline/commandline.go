@@ -46,20 +46,7 @@ func (p Program) Run(commands any, args []string, vars kong.Vars, bind ...any) (
 			panic(v)
 		}
 	}()
-	parser, err := kong.New(commands,
-		kong.Name(p.Name),
-		kong.Description(p.Description),
-		kong.Writers(p.Out, p.Err),
-		kong.Exit(func(code int) { panic(left{code}) }),
-		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
-		kong.ExplicitGroups(p.Groups),
-		kong.ValueFormatter(helpOf),
-		vars,
-		kong.Bind(bind...),
-	)
-	if err != nil {
-		panic(p.Name + ": command line: " + err.Error()) // a defect of the struct
-	}
+	parser := p.parser(commands, kong.Exit(func(code int) { panic(left{code}) }), vars, kong.Bind(bind...))
 	ctx, err := parser.Parse(args)
 	if err != nil {
 		err, command := explainUsage(err, args)
@@ -73,6 +60,24 @@ func (p Program) Run(commands any, args []string, vars kong.Vars, bind ...any) (
 	}
 	return 0
 }
+
+func (p Program) parser(commands any, more ...kong.Option) *kong.Kong {
+	parser, err := kong.New(commands, append([]kong.Option{
+		kong.Name(p.Name),
+		kong.Description(p.Description),
+		kong.Writers(p.Out, p.Err),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
+		kong.ExplicitGroups(p.Groups),
+		kong.ValueFormatter(helpOf),
+	}, more...)...)
+	if err != nil {
+		panic(p.Name + ": command line: " + err.Error()) // a defect of the struct
+	}
+	return parser
+}
+
+// Model returns the commands, flags and arguments that Run accepts.
+func (p Program) Model(commands any) *kong.Application { return p.parser(commands).Model }
 
 // explainUsage returns a parse error, with subcommands if none was named, and the command whose
 // help applies.

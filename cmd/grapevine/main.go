@@ -57,11 +57,15 @@ func run(args []string, s *streams) int {
 	if slices.Equal(args, []string{"--version"}) {
 		args = []string{"version"}
 	}
+	return program(s).Run(&cli{}, args, nil, s)
+}
+
+func program(s *streams) commandline.Program {
 	return commandline.Program{
 		Name:        "grapevine",
 		Description: "A router for LLM inference: each request goes where its prompt is already cached, unless that engine is too busy for it to pay.",
 		Groups:      groups, Out: s.out, Err: s.err,
-	}.Run(&cli{}, args, nil, s)
+	}
 }
 
 var groups = []kong.Group{
