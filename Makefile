@@ -21,7 +21,7 @@ GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-chaos build-newer install test test-newer race fuzz bench bench-proxy live-race test-clients test-engines test-deploy test-ui test-alerts live lint sim herd traces mechanisms demo figures check chaos chaos-short chaos-planted chaos-virtual
+.PHONY: help build build-chaos build-newer install release test test-newer race fuzz bench bench-proxy live-race test-clients test-engines test-deploy test-ui test-alerts live lint sim herd traces mechanisms demo figures check chaos chaos-short chaos-planted chaos-virtual
 
 help: ## list the targets
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -43,6 +43,10 @@ install: build ## the router, its unit and its user into DESTDIR (docs/operate.m
 	install -D -m 0644 deploy/systemd/grapevine.socket $(DESTDIR)/usr/lib/systemd/system/grapevine.socket
 	install -D -m 0644 deploy/systemd/grapevine.sysusers $(DESTDIR)/usr/lib/sysusers.d/grapevine.conf
 	install -D -m 0644 docs/operate.md $(DESTDIR)/usr/share/doc/grapevine/operate.md
+
+# With GRAPEVINE_RELEASE_KEY, the file of a private key of OpenSSH, the checksums are signed.
+release: ## tarballs, deb, rpm, container image, bill of materials, checksums and signature of VERSION into out/release; the same bytes each time (2 minutes)
+	$(GO) run ./deploy/release -version '$(VERSION)' -out out/release
 
 # The race detector needs cgo, and so a C compiler. Where there is none the
 # tests still run, and say that they ran without it.

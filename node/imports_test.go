@@ -85,6 +85,8 @@ var mayImport = map[string][]string{
 
 	"chaos/browser": {"chaos/..."},
 
+	"deploy/release": {},
+
 	"cmd/commandline":        {},
 	"cmd/commandline/manual": {},
 

@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -58,5 +59,32 @@ func TestExampleFleet(t *testing.T) {
 		if got := finish(t, cmd, ""); got.code != 0 || got.out != "configuration is valid: 4 backends, strategy prefix\n" {
 			t.Errorf("%s: %+v", host, got)
 		}
+	}
+}
+
+// The package's configuration is valid as it is, and each line that it offers in a comment names a setting.
+func TestPackagedConfiguration(t *testing.T) {
+	const file = "../../deploy/package/grapevine.yaml"
+	if got := grapevine(t, "", "serve", "--check-config", "--config", file); got.code != 0 || got.out != "configuration is valid: 0 backends, strategy prefix\n" {
+		t.Errorf("%+v", got)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	offered := 0
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimPrefix(line, "#")
+		key, _, ok := strings.Cut(line, ":")
+		if !ok || strings.HasPrefix(line, " ") {
+			continue // prose, or an entry of a list
+		}
+		offered++
+		if !slices.ContainsFunc(config.Settings(), func(s config.Setting) bool { return s.Key == key }) {
+			t.Errorf("%q is no setting", key)
+		}
+	}
+	if offered < 8 {
+		t.Errorf("%d settings found", offered)
 	}
 }

@@ -65,7 +65,8 @@ func (p Page) Roff(source, date string) []byte {
 	return b.Bytes()
 }
 
-var escapes = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n", " ")
+// escapes also let a line break inside URL[,name=N][,weight=W] and a|b.
+var escapes = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n", " ", "][", `]\:[`, "|", `|\:`)
 
 // escaped is text as roff prints it; a line of it is no request.
 func escaped(text string) string {
