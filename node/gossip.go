@@ -33,7 +33,7 @@ func (n *Node) gossipConfig() (gossip.Config, error) {
 	}
 	self := member.Info{
 		Name: n.name, Data: n.Addr(), Admin: n.AdminAddr(), Version: c.Version, Cluster: c.Cluster,
-		KeyID: n.hasher.KeyID(), BlockBytes: uint32(n.hasher.BlockBytes()),
+		KeyID: n.hasher.KeyID(), BlockBytes: uint32(n.hasher.BlockBytes()), NoEvents: n.streams.Idle(),
 	}
 	return gossip.Config{
 		Member: member.Config{
@@ -110,13 +110,22 @@ func (n *Node) startGossip(ctx context.Context) error {
 // reporterSilence is several gossip pings. Health reports of peers silent for longer do not count.
 const reporterSilence = 3 * time.Second
 
-func (n *Node) heardNodes() (names []string) {
+func (n *Node) heardNodes() []string {
+	return n.heard(func(*member.Info) bool { return true })
+}
+
+// followingNodes are the peers that follow engines' cache events.
+func (n *Node) followingNodes() []string {
+	return n.heard(func(peer *member.Info) bool { return !peer.NoEvents })
+}
+
+func (n *Node) heard(ok func(*member.Info) bool) (names []string) {
 	g := n.gossip.Load()
 	if g == nil {
 		return nil
 	}
 	for _, p := range g.Peers() {
-		if p.State == member.StateAlive && p.Connected && time.Since(p.LastHeard) < reporterSilence {
+		if p.State == member.StateAlive && p.Connected && time.Since(p.LastHeard) < reporterSilence && ok(&p.Info) {
 			names = append(names, p.Name)
 		}
 	}

@@ -121,7 +121,7 @@ func (n *Node) streamsConfig(secret []byte) streams.Config {
 		}
 	}
 	if n.cfg.InFleet() {
-		c.Peers = n.heardNodes
+		c.Peers = n.followingNodes
 	}
 	return c
 }

@@ -2,11 +2,13 @@ package node
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"grapevine/node/admin"
+	"grapevine/node/config"
 	"grapevine/prefixtree"
 )
 
@@ -27,6 +29,22 @@ func TestGossipConfig(t *testing.T) {
 	}
 	if s := m.Self; s.Name != "one" || s.Cluster != "other" || s.Version != "v1" || s.KeyID != n.hasher.KeyID() || s.BlockBytes != 512 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// A node without cache events is heard, but is no follower of any engine.
+func TestNodeWithoutEventsDoesNotFollow(t *testing.T) {
+	t.Parallel()
+	nodes := startFleet(t, 2)
+	cfg := fleetConfig("without", []string{nodes[0].GossipAddr()})
+	cfg.Events = config.EventsOff
+	without := startNode(t, cfg)
+	eventually(t, "three nodes that hear each other", func() bool { return len(nodes[0].heardNodes()) == 2 && len(without.heardNodes()) == 2 })
+	if peers := nodes[0].followingNodes(); !slices.Equal(peers, []string{nodes[1].Name()}) {
+		t.Errorf("%s takes %v for followers, want %s alone", nodes[0].Name(), peers, nodes[1].Name())
+	}
+	if peers := without.followingNodes(); len(peers) != 2 {
+		t.Errorf("the node without events takes %v for followers, want the two others", peers)
 	}
 }
 

@@ -141,13 +141,13 @@ class Fleet:
 
     def __init__(self, name, binary, engines, directory, *settings):
         self.name, self.engines, self.nodes, self.sides = name, engines, [], []
-        self._node = lambda name, gossip, first: Node(name, binary, engines, gossip, first, directory, *settings)
+        self._node = lambda name, gossip, first, *more: Node(name, binary, engines, gossip, first, directory, *settings, *more)
 
-    def add(self, n):
-        """Starts n more routers and returns when they are ready."""
+    def add(self, n, *more):
+        """Starts n more routers, with more flags, and returns when they are ready."""
         new = []
         for gossip in free_ports(n):
-            new.append(self._node(f"{self.name}-{len(self.nodes)}", gossip, self.nodes[0].gossip if self.nodes else gossip))
+            new.append(self._node(f"{self.name}-{len(self.nodes)}", gossip, self.nodes[0].gossip if self.nodes else gossip, *more))
             self.nodes.append(new[-1])
             new[-1].start()
         for node in new:

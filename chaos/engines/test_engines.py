@@ -382,7 +382,7 @@ def back(backend, generation):
 def test_evictions_are_known_everywhere():
     """Measures the time from an engine's event of an eviction until no router expects the prompt there; of three routers, one follows no events."""
     fleet = fleets[0]
-    fleet.add(1)
+    fleet.add(1, "--events", "off")
     fleet.follow()
     late = [time_to_forget(fleet) for _ in range(EVICTIONS)]
     print(f"from eviction to avoidance at {len(fleet.nodes)} routers: at most {max(late):.2f} s of {len(late)}", flush=True)

@@ -17,7 +17,7 @@ func fullMeta() meta {
 		Info: Info{
 			Name: "node-1.rack_2", Incarnation: 1_760_000_000_000, Addr: "10.0.0.7:7946", Data: "10.0.0.7:8080", Admin: "[fd00::7]:8081",
 			Version: "v1.2.3", ProtocolMin: 1, ProtocolMax: 3, Cluster: "east", KeyID: 0x1f2e3d4c, BlockBytes: 512,
-			RaftID: "0f1e2d3c-raft_1", RaftVoter: true,
+			RaftID: "0f1e2d3c-raft_1", RaftVoter: true, NoEvents: true,
 		},
 		Leaving: true,
 		Keys:    []Fingerprint{{1}, {2}},

@@ -38,6 +38,7 @@ type Info struct {
 	BlockBytes  uint32 `json:"b"`
 	RaftID      string `json:"r,omitempty"`
 	RaftVoter   bool   `json:"w,omitempty"`
+	NoEvents    bool   `json:"e,omitempty"` // follows no engine's cache events
 }
 
 func (i *Info) validate() error {

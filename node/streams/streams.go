@@ -53,7 +53,7 @@ const (
 
 type Config struct {
 	Self  string
-	Peers func() []string // the other live nodes; nil: none
+	Peers func() []string // the other live nodes that follow any streams; nil: none
 	Off   bool            // follow only engines with an address
 	// Addresses are those that the operator gave, or config.EventsOff, by the name of the backend.
 	Addresses  map[string]string
