@@ -128,7 +128,11 @@ class Node(Router):
         """The tokens of a chat that it expects in an engine's cache."""
         body = json.dumps({"model": MODEL, "messages": messages}).encode()
         with urllib.request.urlopen(self.admin + "/explain", body, timeout=10) as r:
-            return next(c["held_tokens"] for c in json.load(r)["candidates"] if c["backend"] == engine)
+            receipt = json.load(r)
+        held = [c["held_tokens"] for c in receipt["candidates"] if c["backend"] == engine]
+        if not held:
+            raise AssertionError(f"{self.name} would not use {engine}: {receipt}; {self.backends()[engine]}")
+        return held[0]
 
     def requests(self):
         """What it logged of each finished request, by the request's id."""

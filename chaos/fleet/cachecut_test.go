@@ -149,6 +149,16 @@ func TestCacheEventsAreCut(t *testing.T) {
 	}
 	w.run(2, 8, 80)
 	cut := w.report("cut")
+	w.await("routers that notice the silence of the streams", func() bool {
+		for _, n := range w.routers {
+			for _, b := range n.BackendList().Backends {
+				if b.Cache.Known == "exact" {
+					return false
+				}
+			}
+		}
+		return true
+	})
 	for _, r := range w.relays {
 		r.heal()
 	}

@@ -20,7 +20,7 @@ type Status struct {
 	Why       string   // why not exact
 	Followers []string // nodes that follow the engine; empty: none
 	Following bool     // this node is one of them; otherwise the rest is 0
-	// Totals since this node began to follow the engine, except Blocks and Points.
+	// Totals since this node began to follow the engine, except Blocks, Points and Early.
 	ledger.Stats
 	Batches, Missing, Resets, Refused int64
 }

@@ -39,6 +39,9 @@ const (
 	settled = prefixtree.Time(1000) // ms
 	// calls is how often a follower lists what is gone, until it is settled.
 	calls = 1 + int(settled)/int(turn/time.Millisecond)
+	// A stream is silent if no batch has come for silentTurns after silentAnswers that say that the engine stored blocks. Engines publish
+	// at the end of the step in which they compute.
+	silentAnswers, silentTurns = 3, 4
 	// mostBlocks bounds the KV blocks of all followed engines, 60 to 90 bytes each, and mostOfOne those of one.
 	mostBlocks = 1 << 22
 	mostOfOne  = 1 << 20
@@ -110,6 +113,10 @@ type following struct {
 	cause  atomic.Pointer[string]
 	stop   context.CancelFunc
 	log    zerolog.Logger
+
+	// Of Streams.Run's goroutine.
+	heard int64 // batches at the last look
+	turns int   // since silentAnswers came behind the last batch
 }
 
 // New starts nothing.
@@ -140,7 +147,31 @@ func (s *Streams) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+			s.listen()
 		case <-s.wake:
+		}
+	}
+}
+
+// listen finds silent streams: their connection stands, but the events of requests that have ended do not come.
+func (s *Streams) listen() {
+	t := s.table.Load()
+	if t == nil {
+		return
+	}
+	for _, st := range *t {
+		if st == nil || st.own == nil {
+			continue
+		}
+		f := st.own
+		heard, early := f.stream.Counters.Batches.Load(), f.ledger.Stats().Early
+		switch {
+		case heard != f.heard || early < silentAnswers || events.State(f.state.Load()) == events.Down:
+			f.heard, f.turns = heard, 0
+		case f.turns < silentTurns:
+			f.turns++
+		default:
+			f.stream.Silent(fmt.Sprintf("silent: %d requests have ended, and no event of them has come", early))
 		}
 	}
 }

@@ -298,6 +298,47 @@ func testFollowing(t *testing.T, peers ...string) {
 	}
 }
 
+// Requests that the engine computed, and no events of them: the cache is predicted until an event comes.
+func TestSilentStream(t *testing.T) {
+	f := newFake(t)
+	s := newFleet(t, f, nil)
+	f.subscribed()
+	live := func() {
+		t.Helper()
+		eventually(t, "live stream", func() bool {
+			f.publish(removedEvent(99))
+			return s.status().Known == Exact
+		})
+	}
+	live()
+	b := s.engine().ID
+	stamp, _, _ := s.Stamp(nil, b, testPrompt(1, 8), true)
+	f.publish(storedEvent(string(stamp), 1, 2, 3, 4, 5, 6, 7, 8)) // names the block size
+	eventually(t, "stored blocks", func() bool { return s.status().Blocks == 8 })
+	computed := func(seed uint64, cached int) {
+		_, id, _ := s.Stamp(nil, b, testPrompt(seed, 8), true)
+		s.Ended(b, id, engine.Usage{PromptTokens: 8*16 + 3, CachedTokens: cached, OutputTokens: 1})
+	}
+	for seed := range uint64(20) {
+		computed(seed+2, 8*16) // such requests store nothing
+	}
+	if n := s.status().Early; n != 0 {
+		t.Fatalf("%d requests owe events, though the engine had all their blocks", n)
+	}
+	for seed := range uint64(silentAnswers) {
+		computed(seed+40, 0)
+	}
+	eventually(t, "notice of the silence", func() bool {
+		st := s.status()
+		return st.Known == Predicted && strings.Contains(st.Why, "silent")
+	})
+	if h := s.Held(b, testPrompt(1, 8), 8); h.Known {
+		t.Errorf("%+v is known by a silent stream", h)
+	}
+	f.subscribed() // again
+	live()
+}
+
 func TestFollowers(t *testing.T) {
 	for _, c := range []struct{ engines, nodes, want int }{
 		{1, 1, mostFollowers}, // more than there are: all nodes

@@ -83,6 +83,9 @@ type Stream struct {
 	last    uint64    // digest of the batch before it
 	missing uint64    // batches missing since the last reset
 	failed  time.Time // when a replay last left a gap
+	silent  bool      // no batch has come since Silent
+
+	end atomic.Pointer[context.CancelCauseFunc] // of the connection
 }
 
 var digestSeed = maphash.MakeSeed()
@@ -93,7 +96,13 @@ func (s *Stream) Run(ctx context.Context) {
 	s.report(Down, "not yet connected")
 	for wait := minWait; ctx.Err() == nil; wait = min(2*wait, maxWait) {
 		began := time.Now()
-		err := s.session(ctx)
+		connection, end := context.WithCancelCause(ctx)
+		s.end.Store(&end)
+		err := s.session(connection)
+		if connection.Err() != nil {
+			err, s.silent = context.Cause(connection), true
+		}
+		end(nil)
 		if ctx.Err() != nil {
 			break
 		}
@@ -112,6 +121,14 @@ func (s *Stream) Run(ctx context.Context) {
 	s.report(Down, "closed")
 }
 
+// Silent says that batches do not come which the engine must have published. The stream connects again, where a replay brings them; until
+// any comes it is Down, for that reason. Safe for concurrent use; without effect before Run.
+func (s *Stream) Silent(why string) {
+	if end := s.end.Load(); end != nil {
+		(*end)(errors.New(why))
+	}
+}
+
 // session holds one connection. The error is never nil.
 func (s *Stream) session(ctx context.Context) error {
 	pub, err := dial(ctx, s.Source.Endpoint, socketSub)
@@ -128,7 +145,8 @@ func (s *Stream) session(ctx context.Context) error {
 	s.Counters.Connects.Add(1)
 	// Batches published meanwhile wait in the connection.
 	verified := s.resume(ctx)
-	if verified {
+	settled := verified && !s.silent
+	if settled {
 		s.settle("connected")
 	}
 	first, latest := true, uint64(0) // latest sequence number of this connection
@@ -147,11 +165,10 @@ func (s *Stream) session(ctx context.Context) error {
 		if err := s.live(ctx, seq, payload, first, latest, verified); err != nil {
 			return err
 		}
-		if !verified {
-			verified = true
+		if !settled {
 			s.settle("connected")
 		}
-		latest = seq
+		verified, settled, latest = true, true, seq
 	}
 }
 
@@ -312,6 +329,7 @@ func (s *Stream) take(seq uint64, payload []byte, jump bool) bool {
 		s.Counters.Gaps.Add(1)
 		s.lose(seq-s.next, fmt.Sprintf("batches %d to %d are lost", s.next, seq-1))
 	}
+	s.silent = false
 	s.known, s.next, s.last = true, seq+1, maphash.Bytes(digestSeed, payload)
 	events, ignored, err := s.decoder.Decode(payload)
 	if err != nil {

@@ -306,6 +306,23 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
+// A silent stream connects again: a replay that has more makes it live at once, otherwise the next batch does.
+func TestSilent(t *testing.T) {
+	p := newPublisher(t, true)
+	s, r := p.follow(3)
+	p.sendMarks(4, 5, func(int) bool { return true })
+	s.Silent("silence")
+	r.want(t, upTo(5), 0, "live")
+	s.Silent("silence")
+	r.want(t, upTo(5), 0, "down")
+	p.await(3)
+	p.send(false) // a batch without events
+	r.want(t, upTo(5), 0, "live")
+	if got := strings.Join(r.states, " "); got != "down live down live down live" {
+		t.Errorf("states %s", got)
+	}
+}
+
 func TestReconnectWithoutReplay(t *testing.T) {
 	p := newPublisher(t, false)
 	_, r := p.follow(10)

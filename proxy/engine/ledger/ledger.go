@@ -61,7 +61,7 @@ type Ledger struct {
 	stats   Stats
 }
 
-// Stats are totals since New, except Blocks and Points.
+// Stats are totals since New, except Blocks, Points and Early.
 type Stats struct {
 	Blocks, Points int
 	Linked         uint64 // requests whose prompts were placed in a chain of blocks
@@ -72,6 +72,7 @@ type Stats struct {
 	Contradicted   uint64 // answers whose count of cached tokens is another
 	Corrected      uint64 // chains that the engine did not find although no event removed them: lost events
 	Unmatched      uint64 // removals of unknown blocks
+	Early          int    // answers since the last batch that came before any event of their request, although it stored blocks
 }
 
 var _ events.Sink = (*Ledger)(nil)
@@ -138,6 +139,7 @@ func (l *Ledger) Stats() Stats {
 func (l *Ledger) Batch(batch []events.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.stats.Early = 0
 	for i := range batch {
 		switch e := &batch[i]; {
 		case e.Kind == events.Cleared:

@@ -39,6 +39,7 @@ const (
 	maxTrails  = 1 << 10 // an engine runs some hundred requests at a time
 	maxPlaces  = 1 << 16 // of all trails; 24 bytes each
 	maxOrphans = 1 << 12 // blocks of a trail
+	largeBlock = 1 << 8  // tokens; assumed before the engine names its size
 )
 
 // trails is a ring of requests.
@@ -110,7 +111,17 @@ func (l *Ledger) Ended(id uint64, prompt, cached, output int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t := l.trails.byID[id]
-	if t == nil || l.size == 0 {
+	if t == nil {
+		return
+	}
+	size := l.size
+	if size == 0 {
+		size = largeBlock
+	}
+	if t.from < 0 && len(t.orphans) == 0 && cached >= 0 && cached+2*size <= prompt {
+		l.stats.Early++
+	}
+	if l.size == 0 {
 		return
 	}
 	t.prompt, t.cached, t.output = max(prompt, 0), cached, output
