@@ -387,7 +387,7 @@ func (s *Streams) Stamp(dst []byte, b prefixtree.Backend, q *policy.Request, inB
 		return dst, 0, events.NoCarrier
 	}
 	end := q.Marks[len(q.Marks)-1]
-	stamp := ledger.Stamp{ID: rand.Uint64() >> 16, End: end.Hash, Bytes: end.Bytes}
+	stamp := ledger.Stamp{ID: rand.Uint64() >> 16, End: end.Hash, Bytes: end.Bytes, Inner: ledger.InnerMarks(q.Marks)}
 	if n := len(q.Hashes); n > 0 {
 		stamp.Block = q.Hashes[n-1]
 	}

@@ -162,25 +162,35 @@ func TestGone(t *testing.T) {
 
 func TestStamps(t *testing.T) {
 	ours, theirs := NewStamps([]byte("secret")), NewStamps([]byte("another"))
-	want := Stamp{ID: 1<<48 - 2, End: 1<<64 - 3, Block: 5, Bytes: 1 << 31}
-	text := ours.Append(nil, want)
-	if got, ok := ours.Parse(text); !ok || got != want || len(text) != StampLen {
-		t.Errorf("%q of %d bytes reads as %+v, %v; want %+v of %d bytes", text, len(text), got, ok, want, StampLen)
-	}
-	if _, ok := theirs.Parse(text); ok {
-		t.Errorf("%q passes the check of another fleet", text)
-	}
-	for i := range text {
-		for _, c := range []byte{'A', 'b', '.', '-', 0, 0xff} {
-			forged := append([]byte(nil), text...)
-			if forged[i] == c {
-				continue
+	marks := []prefixtree.Mark{{Hash: 11, Bytes: 100}, {Hash: 12, Bytes: 200}, {Hash: 1<<64 - 1, Bytes: 300}, {Hash: 14, Bytes: 400}, {Hash: 15, Bytes: 500}}
+	for n := range marks {
+		want := Stamp{ID: 1<<48 - 2, End: 1<<64 - 3, Block: 5, Bytes: 1 << 31, Inner: InnerMarks(marks[:n+1])}
+		text := ours.Append(nil, want)
+		if got, ok := ours.Parse(text); !ok || got != want || len(text) > MaxStamp {
+			t.Errorf("%q of %d bytes reads as %+v, %v; want %+v of at most %d bytes", text, len(text), got, ok, want, MaxStamp)
+		}
+		if _, ok := theirs.Parse(text); ok {
+			t.Errorf("%q passes the check of another fleet", text)
+		}
+		for i := range text {
+			for _, c := range []byte{'A', 'b', '.', '-', '\n', 0, 0xff} {
+				forged := append([]byte(nil), text...)
+				if forged[i] == c {
+					continue
+				}
+				forged[i] = c
+				if got, ok := ours.Parse(forged); ok {
+					t.Errorf("forged %q reads as %+v", forged, got)
+				}
 			}
-			forged[i] = c
-			if got, ok := ours.Parse(forged); ok {
-				t.Errorf("forged %q reads as %+v", forged, got)
+			if got, ok := ours.Parse(text[:i]); ok {
+				t.Errorf("the beginning %q of a stamp reads as %+v", text[:i], got)
 			}
 		}
+	}
+	want := [mostInner]prefixtree.Mark{marks[0], marks[2], marks[3]}
+	if got := InnerMarks(marks); got != want {
+		t.Errorf("inner marks %v, want the first and the last two: %v", got, want)
 	}
 }
 

@@ -21,6 +21,7 @@ const (
 	// seesAnswers: the share of answers that came back as whole blocks of the next prompt, above which the next one is expected to.
 	seesAnswers  = 0.5
 	answersSteps = 0.2
+	perByteSteps = 0.2
 )
 
 // Prompt is what the router knows of a prompt's text.
@@ -55,6 +56,7 @@ type Ledger struct {
 	state   events.State
 	lower   bool    // a tier below the GPU was named
 	answers float64 // see seesAnswers
+	perByte float64 // tokens of a byte of prompt
 	touched []*trail
 	knots   []knot  // scratch
 	fresh   []point // scratch

@@ -70,18 +70,26 @@ func (l *Ledger) Placed(h prefixtree.Hash, span int, at prefixtree.Time) {
 
 // follow adds the anchors of another node's request to its trail. It returns false if they are not known yet.
 func (l *Ledger) follow(t *trail) (found bool) {
-	end := t.places[len(t.places)-1]
-	t.places = t.places[:0]
-	bytes := end.bytes / l.cfg.BlockBytes * l.cfg.BlockBytes
+	marks := len(t.places)
+	bytes := t.places[marks-1].bytes / l.cfg.BlockBytes * l.cfg.BlockBytes
 	l.placed.run(t.block, func(a anchor) {
 		found = true
 		if bytes > 0 {
-			t.places = append(t.places, place{a.hash, bytes, true})
+			t.places = append(t.places, place{hash: a.hash, bytes: bytes, text: true})
 		}
 		bytes -= a.span * l.cfg.BlockBytes
 	})
-	slices.Reverse(t.places)
-	l.trails.places += len(t.places)
-	t.places = append(t.places, end)
+	l.trails.places += len(t.places) - marks
+	slices.SortStableFunc(t.places, func(x, y place) int { // a mark at the end of a block comes behind it
+		switch {
+		case x.bytes != y.bytes:
+			return x.bytes - y.bytes
+		case x.text && !y.text:
+			return -1
+		case y.text && !x.text:
+			return 1
+		}
+		return 0
+	})
 	return found
 }

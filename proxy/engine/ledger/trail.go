@@ -33,6 +33,7 @@ type place struct {
 	hash  prefixtree.Hash
 	bytes int
 	text  bool
+	gap   bool // a mark behind messages whose marks are not known
 }
 
 const (
@@ -90,7 +91,7 @@ func (l *Ledger) Sent(id uint64, q *Prompt) {
 			t.places = append(t.places, place{hash: marks[0].Hash, bytes: marks[0].Bytes})
 			marks = marks[1:]
 		}
-		t.places = append(t.places, place{h, (i + 1) * q.BlockBytes, true})
+		t.places = append(t.places, place{hash: h, bytes: (i + 1) * q.BlockBytes, text: true})
 	}
 	for _, m := range marks {
 		t.places = append(t.places, place{hash: m.Hash, bytes: m.Bytes})
@@ -125,6 +126,13 @@ func (l *Ledger) Ended(id uint64, prompt, cached, output int) {
 		return
 	}
 	t.prompt, t.cached, t.output = max(prompt, 0), cached, output
+	if bytes := t.places[len(t.places)-1].bytes; prompt > 0 && bytes > 0 {
+		seen := float64(prompt) / float64(bytes)
+		if l.perByte == 0 {
+			l.perByte = seen
+		}
+		l.perByte += perByteSteps * (seen - l.perByte)
+	}
 	l.adopt(t)
 	if t.from < 0 {
 		if cached >= 0 && cached+l.size <= prompt {
@@ -155,7 +163,14 @@ func (l *Ledger) trailOf(session []byte) *trail {
 	if t := l.trails.byID[s.ID]; t != nil {
 		return t
 	}
-	t := newTrail(s.ID, 1)
+	t := newTrail(s.ID, mostInner+1)
+	above := 0
+	for i, m := range s.Inner {
+		if m.Hash != 0 && m.Bytes > above && m.Bytes < s.Bytes {
+			t.places = append(t.places, place{hash: m.Hash, bytes: m.Bytes, gap: i == 1 && s.Inner[mostInner-1].Hash != 0})
+			above = m.Bytes
+		}
+	}
 	t.places = append(t.places, place{hash: s.End, bytes: s.Bytes})
 	l.trails.add(t)
 	if t.block = s.Block; !l.follow(t) && t.block != 0 {
@@ -255,7 +270,7 @@ func (l *Ledger) hit(t *trail, parent blockID) {
 		if p.is(isExact) && t.from < min(left, p.depth()) {
 			l.correct(id, t.from)
 		}
-	case left >= p.depth() && t.from <= l.mostBefore(t, at) && !l.underWay(parent):
+	case left >= p.depth() && t.from <= l.mostBefore(t, at, p) && !l.underWay(parent):
 		// The texts part behind p, and this is where. More would be text that is not linked.
 		p.block, p.engine = parent, l.blocks.at(parent).hash
 		p.want = p.want&^wantMask | uint32(t.from) | isExact
@@ -265,9 +280,16 @@ func (l *Ledger) hit(t *trail, parent blockID) {
 
 const fewestBytes = 2 // of text per token, in any language
 
-// mostBefore returns how many blocks of a prompt the places up to one, and the text behind it, fill at most. It counts from the
-// exact place above: the depth of the place itself is interpolated, or perhaps wrong.
-func (l *Ledger) mostBefore(t *trail, at int) int {
+// mostBefore returns how many blocks of a prompt the places up to one, whose point is p, and the text behind it fill at most, if the text
+// is no longer known there. It counts from the exact place above: the depth of the place itself is interpolated, or perhaps wrong.
+func (l *Ledger) mostBefore(t *trail, at int, p *point) int {
+	next := t.places[at+1].bytes
+	if next-t.places[at].bytes > l.cfg.BlockBytes { // a prompt of another node, which may share more text than the places that are known
+		if p.is(isExact) {
+			return p.depth()
+		}
+		return p.depth() + 1 + int(l.perByte*float64(l.cfg.BlockBytes))/l.size
+	}
 	depth, bytes := 0, 0
 	for i := at - 1; i >= 0; i-- {
 		if p := l.points.find(t.places[i].hash); p != nil && p.is(isExact) {
@@ -275,7 +297,7 @@ func (l *Ledger) mostBefore(t *trail, at int) int {
 			break
 		}
 	}
-	return depth + 1 + (t.places[at+1].bytes-bytes)/fewestBytes/l.size
+	return depth + 1 + (next-bytes)/fewestBytes/l.size
 }
 
 // underWay reports whether a block is the last one so far of a prompt that the engine computes in chunks: the next chunk may be
@@ -293,8 +315,12 @@ func (l *Ledger) underWay(id blockID) (waits bool) {
 	return waits
 }
 
+// nextMark returns the index of the next mark in the text; 0 if it is not known.
 func (t *trail) nextMark(i int) int {
 	for i++; t.places[i].text; i++ {
+	}
+	if t.places[i].gap {
+		return 0
 	}
 	return i
 }
@@ -394,7 +420,10 @@ func (l *Ledger) tie(t *trail, end float64) {
 	for i, pl := range t.places[:last] {
 		depth := 0.0
 		if !pl.text {
-			depth, answered = answered, 0
+			if !pl.gap {
+				depth = answered
+			}
+			answered = 0
 		}
 		if p := l.points.find(pl.hash); i > 0 && i == t.back {
 			depth = float64(t.from) + 0.5
