@@ -449,7 +449,7 @@ func TestCacheEvents(t *testing.T) {
 		{"prediction", "off", 3, func(*engine.ServerConfig) {}, 1, 0},
 		{"one router", "auto", 1, func(*engine.ServerConfig) {}, 0.05, 0.95},
 		{"three routers", "auto", 3, func(*engine.ServerConfig) {}, 0.05, 0.9},
-		{"SGLang", "auto", 3, func(c *engine.ServerConfig) { c.MetricsStyle = engine.StyleSGLang }, 0.05, 0.85},
+		{"SGLang", "auto", 3, func(c *engine.ServerConfig) { c.MetricsStyle = engine.StyleSGLang }, 0.05, 0.9},
 		{"5 % lost", "auto", 3, func(c *engine.ServerConfig) { c.EventsLoss = 5 }, 0.05, 0.85},
 		{"20 % lost", "auto", 3, func(c *engine.ServerConfig) { c.EventsLoss = 20 }, 0.12, 0.6},
 		{"20 % lost, no replay", "auto", 3, func(c *engine.ServerConfig) { c.EventsLoss, c.EventsReplay = 20, "" }, 1, 0},

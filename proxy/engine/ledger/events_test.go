@@ -131,6 +131,42 @@ func TestBranchFarFromItsInterpolation(t *testing.T) {
 	wantHeld(t, l, conversation(9, 10), Held{Known: true, Tokens: 45 * 16})
 }
 
+// foreign is the stamp of another node's request.
+func (l *Ledger) foreign(id uint64, q *Prompt) []byte {
+	return l.cfg.Stamps.Append(nil, Stamp{ID: id, End: q.Marks[len(q.Marks)-1].Hash, Bytes: q.bytes(), Inner: InnerMarks(q.Marks)})
+}
+
+// Of another node's prompts the stamps tell where messages end, and the next one shows it exactly.
+func TestBranchOfOtherNodes(t *testing.T) {
+	l := newLedger(t, 1000)
+	l.Batch([]events.Event{stored(l.foreign(1, conversation(7, 1000)), 0, blocksFrom(1, 60)...)})
+	wantHeld(t, l, conversation(9, 10), Held{Known: true, Tokens: 40 * 16})
+	l.Batch([]events.Event{stored(l.foreign(2, conversation(8, 10)), 41, 146)})
+	wantHeld(t, l, conversation(9, 10), Held{Known: true, Tokens: 41 * 16})
+}
+
+// SGLang stores an answer at once. Once that is seen, what comes behind a whole prompt of another node is its answer, what comes behind a
+// part of it the next chunk.
+func TestAnswersThatComeTogether(t *testing.T) {
+	l := newLedger(t, 1000)
+	l.Batch([]events.Event{stored(l.sendQuestion(1, conversation(7, 1000)), 0, blocksFrom(1, 60)...)})
+	l.Batch([]events.Event{stored(l.sendQuestion(1, conversation(7, 1000)), 60, 61, 62, 63)})
+	l.Ended(1, 60*16+4, 0, 60)
+	for _, c := range []struct {
+		id          uint64
+		first, then int // blocks of two events
+		want        int // of the prompt
+	}{
+		{2, 15, 3, 15},
+		{3, 8, 7, 15},
+	} {
+		q, from := conversation(c.id*10, 750), c.id*1000
+		l.Batch([]events.Event{stored(l.foreign(c.id, q), 40, blocksFrom(from, from+uint64(c.first)-1)...)})
+		l.Batch([]events.Event{stored(l.foreign(c.id, q), from+uint64(c.first)-1, blocksFrom(from+500, from+499+uint64(c.then))...)})
+		wantHeld(t, l, q, Held{Known: true, Tokens: (40 + c.want) * 16})
+	}
+}
+
 // A prompt that begins behind the first chunk of another one, before its second chunk is there, does not part from it there.
 func TestNoBranchInAPromptUnderWay(t *testing.T) {
 	l := newLedger(t, 1000)

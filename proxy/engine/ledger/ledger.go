@@ -21,7 +21,9 @@ const (
 	// seesAnswers: the share of answers that came back as whole blocks of the next prompt, above which the next one is expected to.
 	seesAnswers  = 0.5
 	answersSteps = 0.2
-	perByteSteps = 0.2
+
+	perByteSteps   = 0.2
+	prefilledShare = 0.75 // of an estimate, which differs with the text
 )
 
 // Prompt is what the router knows of a prompt's text.
@@ -57,10 +59,12 @@ type Ledger struct {
 	lower   bool    // a tier below the GPU was named
 	answers float64 // see seesAnswers
 	perByte float64 // tokens of a byte of prompt
-	touched []*trail
-	knots   []knot  // scratch
-	fresh   []point // scratch
-	stats   Stats
+	// together: the engine stores all blocks of an answer at its end.
+	together bool
+	touched  []*trail
+	knots    []knot  // scratch
+	fresh    []point // scratch
+	stats    Stats
 }
 
 // Stats are totals since New, except Blocks, Points and Early.
@@ -253,7 +257,7 @@ func (l *Ledger) grow(t *trail, parent blockID, hashes []uint64) {
 		parent = id
 	}
 	if t != nil {
-		t.grown(parent, l.blocks.at(parent).depth(), len(hashes))
+		l.grown(t, parent, len(hashes))
 		l.touch(t)
 	}
 }

@@ -186,13 +186,31 @@ func (l *Ledger) touch(t *trail) {
 	}
 }
 
-// grown notes blocks that the request stored. A prompt's blocks come many at a time, an answer's one by one.
-func (t *trail) grown(tail blockID, depth, n int) {
-	t.answered = t.answered || n == 1 && t.end > 0
+// grown notes n blocks that the request stored down to tail: of its prompt, perhaps in chunks, or then of its answer. vLLM stores an
+// answer's blocks one by one; SGLang at the end of the answer, all at once.
+func (l *Ledger) grown(t *trail, tail blockID, n int) {
+	if t.end > 0 && (n == 1 || l.together && l.prefilled(t)) {
+		t.answered = true
+	}
 	if !t.answered {
-		t.end = depth
+		t.end = l.blocks.at(tail).depth()
 	}
 	t.tail = tail
+}
+
+// prefilled estimates whether all of a prompt is stored, from what its text behind the deepest known place is worth. Another chunk would
+// bring more than what is left to the estimate's error.
+func (l *Ledger) prefilled(t *trail) bool {
+	depth, bytes := 0, 0
+	last := len(t.places) - 1
+	for i := last - 1; i >= 0; i-- {
+		if p := l.points.find(t.places[i].hash); p != nil && !p.is(isTorn) {
+			depth, bytes = p.depth(), t.places[i].bytes
+			break
+		}
+	}
+	rest := l.perByte * float64(t.places[last].bytes-bytes) / float64(l.size)
+	return rest > 0 && float64(t.end-depth) >= prefilledShare*rest
 }
 
 func (t *trail) orphan(e *events.Event) {
@@ -342,6 +360,7 @@ func (l *Ledger) link(t *trail) {
 	t.linked = t.end
 	end, flags := float64(t.end)+0.5, uint32(isEnd)
 	if t.prompt > 0 {
+		l.together = l.together || t.end > t.prompt/l.size
 		end = float64(t.prompt) / float64(l.size)
 		flags |= isExact
 		if t.prompt%l.size == 0 {
