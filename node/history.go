@@ -8,6 +8,7 @@ import (
 
 	"grapevine/gossip/member"
 	"grapevine/node/admin"
+	"grapevine/node/doctor"
 	"grapevine/node/history"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
@@ -23,6 +24,7 @@ func (n *Node) keepHistory(ctx context.Context) {
 		select {
 		case at := <-tick.C:
 			n.history.Tick(at, n.proxy.InFlight(), n.waiting())
+			n.doctor.Tick(at)
 			hitRate, random := n.history.HitRates()
 			n.baseline.Keep(history.Horizon(n.meanHorizon(), hitRate, random), at)
 		case <-ctx.Done():
@@ -130,6 +132,13 @@ func (n *Node) engineSummary() (s admin.EngineSummary) {
 		}
 	}
 	return s
+}
+
+// Doctor returns the diagnosis of this node's requests.
+func (n *Node) Doctor() *doctor.Report {
+	r := n.doctor.Report(time.Now())
+	r.Node = n.name
+	return r
 }
 
 // Receipts returns those of the last requests, newest first; with candidates, if an id is given.

@@ -24,6 +24,7 @@ import (
 	"grapevine/node/admin"
 	"grapevine/node/backends"
 	"grapevine/node/config"
+	"grapevine/node/doctor"
 	"grapevine/node/health"
 	"grapevine/node/history"
 	"grapevine/node/hot"
@@ -62,6 +63,7 @@ type Node struct {
 	history  *history.History
 	receipts history.Receipts // of the last requests
 	baseline *history.Baseline
+	doctor   *doctor.Doctor
 	cert     atomic.Pointer[tls.Certificate] // of the data port; nil without TLS
 
 	running  atomic.Pointer[config.Config] // cfg plus what Reload applied; immutable
@@ -190,6 +192,7 @@ func (n *Node) buildRouting() error {
 	}
 	n.streams = streams.New(n.streamsConfig(secret))
 	numbers := backends.NewRegistry(n.cfg.MaxNumbers(), n.release, time.Now)
+	n.doctor = doctor.New(n.cfg.DoctorSamples)
 	n.router, err = policy.NewRouter(policy.Config{
 		Strategy: n.cfg.Strategy, BlockBytes: n.cfg.BlockBytes,
 		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: mathrand.Uint64(), SlowStart: orNone(n.cfg.SlowStart), Truth: n.streams,

@@ -13,6 +13,7 @@ import (
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
+	"grapevine/proxy/prompt"
 	"grapevine/proxy/queue"
 )
 
@@ -82,6 +83,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Con
 		Meter:    n.meter,
 		Roles:    n.router.Roles,
 		Rules:    n.router,
+		Sketch:   n.sketch(),
 		Observer: n.observe,
 		Log:      n.log.With().Str("component", "proxy").Logger(),
 		NodeName: n.name,
@@ -126,14 +128,25 @@ func (n *Node) streamsConfig(secret []byte) streams.Config {
 	return c
 }
 
+// sketch returns nil if the doctor samples nothing.
+func (n *Node) sketch() func() *prompt.Sketch {
+	if n.cfg.DoctorSamples == 0 {
+		return nil
+	}
+	return n.doctor.Sketch
+}
+
 func (n *Node) observe(r *proxy.Record) {
 	n.metrics.Observe(r)
 	n.accounts.Observe(r)
-	rate := 0.0
-	if d := history.Deciding(r); d != nil {
-		rate = n.router.Rate(d.Backend)
+	rate, by := 0.0, history.Deciding(r)
+	if by != nil {
+		rate = n.router.Rate(by.Backend)
 	}
 	n.counts.Observe(r, rate)
+	if r.Sketch != nil {
+		n.doctor.Observe(r, by, rate, time.Now())
+	}
 	n.receipts.Observe(r)
 	n.access.Observe(r)
 }

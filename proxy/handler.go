@@ -255,6 +255,7 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	if err != nil {
 		return fault{fasthttp.StatusBadRequest, "invalid_json", "the request body cannot be read: " + strings.TrimPrefix(err.Error(), "prompt: ")}, !e.proxy.TakesUnreadable()
 	}
+	e.sketch(kind, parser, &r)
 	e.strip, e.sessionAt, e.adapters = r.UsageAdded, r.SessionAt, r.LoRAs
 	e.pieces = e.splice(e.pieces[:0], r.Edits)
 	if r.Splits {
@@ -264,6 +265,16 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 		e.named = e.inserted[r.ResponseID:][:prompt.ResponseIDLen]
 	}
 	return e.findHolder(r.Previous)
+}
+
+// sketch is called while the parser has the body. A prompt that an engine stores in part is not sketched.
+func (e *exchange) sketch(kind prompt.Kind, parser *prompt.Parser, r *prompt.Request) {
+	if e.proxy.cfg.Sketch == nil || len(r.Previous) > 0 || needOf(kind) != policy.Whole {
+		return
+	}
+	if e.rec.Sketch = e.proxy.cfg.Sketch(); e.rec.Sketch != nil {
+		parser.Sketch(e.rec.Sketch)
+	}
 }
 
 // name says who a request is for. A session already in q wins over the body's.

@@ -93,6 +93,9 @@ type Config struct {
 	// Roles, if not nil, reports whether backends have roles; only then are bodies read for what two
 	// backends can share. It must not block.
 	Roles func() bool
+	// Sketch, if not nil, returns a sketch for each prompt of which Record.Sketch shall have one, and nil for the others. It must not
+	// block.
+	Sketch func() *prompt.Sketch
 	// Observer receives, concurrently, the Record of every request to be forwarded.
 	Observer func(*Record)
 	Log      zerolog.Logger
@@ -346,6 +349,7 @@ type Record struct {
 	RequestBytes  int   // as received
 	ResponseBytes int64 // as sent
 	PromptBytes   int
+	Sketch        *prompt.Sketch // of the prompt, if Config.Sketch wanted one; the observer may keep it
 	// MatchedTokens is how much of the prompt the backend was believed to hold, estimated.
 	MatchedTokens int
 	// Tokens by the engine's count; -1 if unknown.

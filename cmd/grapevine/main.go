@@ -26,6 +26,7 @@ const (
 type cli struct {
 	Serve    serveCmd    `cmd:"" help:"Run a router."`
 	Explain  explainCmd  `cmd:"" help:"Show where a running router would send a request, and why."`
+	Doctor   doctorCmd   `cmd:"" help:"Show where the prompts of an application diverge too early, and what a mended prompt would save."`
 	Backends backendsCmd `cmd:"" help:"List, add, drain and remove the engines of a fleet."`
 	Rules    rulesCmd    `cmd:"" help:"Show and replace the routing rules of a fleet."`
 	Clients  clientsCmd  `cmd:"" help:"List the clients that may use a router, and make keys for them."`

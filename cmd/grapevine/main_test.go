@@ -77,7 +77,7 @@ func finish(t *testing.T, cmd *exec.Cmd, stdin string) result {
 }
 
 func TestHelpGolden(t *testing.T) {
-	for _, command := range []string{"", "serve", "explain", "backends", "nodes", "status", "version",
+	for _, command := range []string{"", "serve", "explain", "doctor", "backends", "nodes", "status", "version",
 		"keys", "keys generate", "keys list", "keys install", "keys use", "keys remove",
 		"backends list", "backends add", "backends drain", "backends resume", "backends remove", "backends label", "rules", "rules show", "rules add", "rules remove", "rules check", "rules apply", "clients", "clients list", "clients new", "clients check",
 		"raft", "raft status", "raft transfer", "raft inspect", "raft recover", "prefixes", "prefixes hot"} {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"grapevine/node/admin"
+	"grapevine/node/doctor"
 	"grapevine/raftstore"
 )
 
@@ -91,6 +92,13 @@ func TestTablesGolden(t *testing.T) {
 	prefixes := &admin.PrefixList{Prefixes: []admin.PrefixStatus{{Anchor: "00ff00ff00ff00ff", Tokens: 8192, Replicas: 5, AgeS: 300, ChangedS: 20, ExpiresS: 45,
 		Backends: []string{"gpu-3:8000", "gpu-1:8000", "gpu-7:8000", "gpu-2:8000", "gpu-9:8000"}, Share: 0.18, Work: 1.3, Other: 0.4,
 		Why: "18 % of the requests; keeps 1.30 backends busy, all else 0.40 of each"}}}
+	sick := &doctor.Report{Node: "one", Per: "hour", Sampling: true, Reporting: 2, Applications: []doctor.Diagnosis{
+		{Application: doctor.Application{Client: "search", Rule: "chat", Model: "llama"}, Verdict: doctor.Mend, Why: "31 % of the prompt tokens are computed again although the engines had their text",
+			Samples: 48, SeenS: 1750, Requests: 3620, PromptTokens: 12.1e6, CachedTokens: 480_000, Findings: []doctor.Finding{
+				{Field: "system", Kind: doctor.Insertion, Offset: 24, DifferBytes: 190, AgainBytes: 15_830, Share: 0.97, SavedTokens: 3.75e6, SavedPrefillS: 375.2, Remedy: "move what changes there to the end"},
+				{Field: "tools", Kind: doctor.Order, DifferBytes: 4100, AgainBytes: 9000, Share: 0.1, SavedTokens: 90_000, SavedPrefillS: 9, Remedy: "send the tools in a fixed order"}}},
+		{Application: doctor.Application{Model: "batch"}, Verdict: doctor.Skip, Why: "prompts share nothing", Samples: 9, Requests: 40, PromptTokens: 1.2e9},
+	}}
 	callers := &admin.ClientList{File: "/etc/grapevine/clients.yaml", Node: "gv1", UptimeS: 11100, Error: "clients.yaml:3: clients[1].name: is missing", Clients: []admin.ClientStatus{
 		{Name: "search", Keys: 2, Models: []string{"llama*"}, Paths: []string{"/v1/chat/completions"}, Priority: "interactive", Weight: 4, TokensPerMinute: 2_000_000, InFlight: 400, TokensUsed: 1_234_567, Requests: 17, Here: admin.ClientAccount{
 			Requests: 21_345, Failed: 3, Refused: 17, PromptTokens: 81_000_000, CachedTokens: 70_123_456, OutputTokens: 5_432_100, PrefillS: 1087.6, DecodeS: 2540.1, SavedS: 7012.3, Cost: 2.519,
@@ -109,6 +117,9 @@ func TestTablesGolden(t *testing.T) {
 		"raft":          func(w io.Writer) error { return printRaft(w, raft) },
 		"raft-waiting":  func(w io.Writer) error { return printRaft(w, waiting) },
 		"prefixes":      func(w io.Writer) error { return printPrefixes(w, prefixes) },
+		"doctor":        func(w io.Writer) error { return printDoctor(w, sick) },
+		"doctor-none":   func(w io.Writer) error { return printDoctor(w, &doctor.Report{Sampling: true}) },
+		"doctor-off":    func(w io.Writer) error { return printDoctor(w, &doctor.Report{}) },
 		"raft-json":     func(w io.Writer) error { return printJSON(w, raft) },
 		"status":        func(w io.Writer) error { return printStatus(w, status) },
 		"status-alone":  func(w io.Writer) error { return printStatus(w, &alone) },

@@ -94,8 +94,8 @@ func looks(r *http.Request) bool {
 	switch query := r.URL.Query(); {
 	case strings.HasPrefix(r.URL.Path, "/debug/"):
 		return false // reveals flags, costs time
-	case r.URL.Path == "/explain", r.URL.Path == "/receipts":
-		return false // reveals whether a prompt was sent, or who sent which requests
+	case r.URL.Path == "/explain", r.URL.Path == "/receipts", r.URL.Path == "/doctor":
+		return false // reveals whether a prompt was sent, or who sent which requests; the doctor compares prompts, up to 0.1 s
 	case r.URL.Path == "/keys", query.Has("consistent"), query.Has("facts"):
 		return false // asks every node, writes every voter's log, or scans all facts
 	}

@@ -12,6 +12,8 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+
+	"grapevine/node/doctor"
 )
 
 // Client calls a running router's admin API. Safe for concurrent use.
@@ -119,6 +121,11 @@ func (c *Client) Raft(ctx context.Context) (*RaftStatus, error) {
 // TransferLeadership makes a voter (name or raft id) the leader; "" is the most advanced one.
 func (c *Client) TransferLeadership(ctx context.Context, to string) (*RaftStatus, error) {
 	return send[RaftStatus](ctx, c, http.MethodPost, "/raft/transfer", transferRequest{To: to})
+}
+
+// Doctor returns the diagnosis of the prompts.
+func (c *Client) Doctor(ctx context.Context) (*doctor.Report, error) {
+	return get[doctor.Report](ctx, c, "/doctor")
 }
 
 func (c *Client) Prefixes(ctx context.Context) (*PrefixList, error) {

@@ -79,6 +79,7 @@ func (s *Server) Routes() map[string]http.Handler {
 		"DELETE /backends":          only(reply(s.removeBackends), "name", "force"),
 		"PATCH /backends/{name...}": only(replyTo(s.updateBackend), "force"),
 
+		"GET /doctor":         only(show(s.Service.Doctor)),
 		"GET /clients":        only(show(s.Service.Clients)),
 		"GET /rules":          only(show(s.Service.Rules)),
 		"PUT /rules":          only(replyTo(s.putRules), "dry_run"),

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"grapevine/gossip/member"
+	"grapevine/node/doctor"
 	"grapevine/raftstore"
 )
 
@@ -19,6 +20,7 @@ type Service interface {
 	GossipStatus(facts bool) *GossipStatus // nil without a fleet; facts: scan all facts
 	History(coarse bool, since time.Time) *History
 	Receipts(id string) *ReceiptList // of one id, unless it is empty
+	Doctor() *doctor.Report
 	Clients() *ClientList
 	Rules() *RuleSet
 	AgreedRules() (raftstore.Rules, error)

@@ -109,5 +109,7 @@ type Config struct {
 
 	GPUHourPrice float64 `yaml:"gpu_hour_price" reload:"yes" name:"gpu-hour-price" env:"GRAPEVINE_GPU_HOUR_PRICE" default:"0" placeholder:"PRICE" group:"watching" help:"Price of an hour of one engine, all its GPUs together, for the cost of each client. 0: no costs."`
 
+	DoctorSamples int `yaml:"doctor_samples" name:"doctor-samples" env:"GRAPEVINE_DOCTOR_SAMPLES" default:"16" placeholder:"N" group:"watching" help:"Requests a second at most whose prompts the doctor compares, by hashes and lengths, without text. 0: none."`
+
 	Pprof bool `yaml:"pprof" name:"pprof" env:"GRAPEVINE_PPROF" default:"false" group:"watching" help:"Serve /debug/pprof on the admin API."`
 }

@@ -47,6 +47,7 @@ func (c *Config) Validate(file string, lines map[string]int) error {
 		bad("access_log", err.Error(), "%q cannot be used", c.AccessLog)
 	}
 	bad.when(!Finite(c.GPUHourPrice) || c.GPUHourPrice < 0, "gpu_hour_price", "write a price such as 2.5, or 0 for no costs", "%v is not a number from 0 up", c.GPUHourPrice)
+	bad.when(c.DoctorSamples < 0 || c.DoctorSamples > maxDoctorSamples, "doctor_samples", fmt.Sprintf("write 0 (none) to %d", maxDoctorSamples), "%d is out of range", c.DoctorSamples)
 	switch c.LogFormat {
 	case "json", "console", "auto":
 	default:
@@ -54,6 +55,9 @@ func (c *Config) Validate(file string, lines map[string]int) error {
 	}
 	return errors.Join(errs...)
 }
+
+// maxDoctorSamples costs an eighth of a core with long prompts.
+const maxDoctorSamples = 1000
 
 type complain func(key, remedy, format string, args ...any)
 
