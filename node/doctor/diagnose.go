@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"sort"
 	"time"
 
 	"grapevine/proxy/prompt"
@@ -92,7 +93,7 @@ func diagnose(key Application, samples []sample, all tally, span time.Duration) 
 				d.Findings = append(d.Findings, f)
 			}
 		}
-		slices.SortFunc(d.Findings, func(a, b Finding) int { return cmp.Compare(b.SavedTokens, a.SavedTokens) })
+		sort.Slice(d.Findings, func(i, j int) bool { return d.Findings[i].SavedTokens > d.Findings[j].SavedTokens })
 	}
 	d.judge()
 	return d
@@ -216,10 +217,12 @@ func (d *Diagnosis) saved() (seconds, tokens float64) {
 	return seconds, tokens
 }
 
+// sort uses no generic sort, of which the program would hold 20 kB for each of these large types.
 func (r *Report) sort() {
-	slices.SortFunc(r.Applications, func(a, b Diagnosis) int {
+	sort.Slice(r.Applications, func(i, j int) bool {
+		a, b := &r.Applications[i], &r.Applications[j]
 		as, at := a.saved()
 		bs, bt := b.saved()
-		return cmp.Or(cmp.Compare(bs, as), cmp.Compare(bt, at), cmp.Compare(b.PromptTokens, a.PromptTokens), a.compareTo(b.Application))
+		return cmp.Or(cmp.Compare(bs, as), cmp.Compare(bt, at), cmp.Compare(b.PromptTokens, a.PromptTokens), a.compareTo(b.Application)) < 0
 	})
 }

@@ -10,7 +10,7 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"slices"
+	"sort"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -257,7 +257,7 @@ func (f *file) report() *Report {
 		r.Per, span = "hour", f.last
 	}
 	for key, a := range f.d.applications {
-		slices.SortFunc(a.samples, func(a, b sample) int { return a.at.Compare(b.at) })
+		sort.Slice(a.samples, func(i, j int) bool { return a.samples[i].at.Before(a.samples[j].at) })
 		r.Applications = append(r.Applications, diagnose(key, a.samples, a.now, span))
 	}
 	r.sort()
