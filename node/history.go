@@ -134,7 +134,7 @@ func (n *Node) engineSummary() (s admin.EngineSummary) {
 	return s
 }
 
-// Doctor returns the diagnosis of this node's requests.
+// Doctor returns the diagnosis of the fleet's requests.
 func (n *Node) Doctor() *doctor.Report {
 	r := n.doctor.Report(time.Now())
 	r.Node = n.name

@@ -1,10 +1,12 @@
 package node
 
 import (
+	"errors"
 	"sync/atomic"
 	"time"
 
 	"grapevine/gossip"
+	"grapevine/node/doctor"
 	"grapevine/node/health"
 	"grapevine/node/history"
 	"grapevine/node/share"
@@ -12,8 +14,8 @@ import (
 	"grapevine/proxy/policy"
 )
 
-// knowledge implements gossip.Knowledge: it gives share the time, adds the health of engines to the
-// state blob, and gives the meter of clients' limits and the history what peers report.
+// knowledge implements gossip.Knowledge: it gives share the time, adds the health of engines and the doctor's diagnoses to the
+// state blob, and gives the meter of clients' limits, the history and the doctor what peers report.
 type knowledge struct {
 	shared  *share.Knowledge
 	router  *policy.Router
@@ -21,6 +23,7 @@ type knowledge struct {
 	meter   *clients.Meter
 	uses    []clients.Use // scratch of Usage
 	history *history.History
+	doctor  *doctor.Doctor
 	figures func([]gossip.Figure) []gossip.Figure // appends this node's
 
 	poke      func()        // called when nodes changes; set before gossip starts; may be nil
@@ -32,8 +35,8 @@ type knowledge struct {
 
 var _ gossip.Knowledge = (*knowledge)(nil)
 
-func newKnowledge(shared *share.Knowledge, router *policy.Router, c *health.Checker, m *clients.Meter, h *history.History) *knowledge {
-	k := &knowledge{shared: shared, router: router, health: c, meter: m, history: h, figures: func(dst []gossip.Figure) []gossip.Figure { return dst }}
+func newKnowledge(shared *share.Knowledge, router *policy.Router, c *health.Checker, m *clients.Meter, h *history.History, d *doctor.Doctor) *knowledge {
+	k := &knowledge{shared: shared, router: router, health: c, meter: m, history: h, doctor: d, figures: func(dst []gossip.Figure) []gossip.Figure { return dst }}
 	k.nodes.Store(1)
 	return k
 }
@@ -95,12 +98,17 @@ func (k *knowledge) DropPeer(origin string) {
 	k.meter.DropPeer(origin, k.meter.Now())
 	k.shared.DropPeer(origin)
 	k.health.DropPeer(origin)
+	k.doctor.DropPeer(origin)
 }
 
 func (k *knowledge) State(dst []byte) []byte {
 	dst = laterSections(k.shared.State(dst, now()))
 	if reports := k.health.Reports(); reports != nil {
 		dst = share.AppendSection(dst, share.SectionHealth, reports)
+	}
+	const head = 8 // bytes of a section before its content, at most
+	if report := k.doctor.Section(time.Now()); report != nil && len(dst)+head+len(report) <= share.MaxBlob {
+		dst = share.AppendSection(dst, share.SectionDoctor, report)
 	}
 	return dst
 }
@@ -109,10 +117,10 @@ func (k *knowledge) State(dst []byte) []byte {
 func (k *knowledge) PeerState(origin string, blob []byte) {
 	state, err := share.Parse(blob)
 	if err == nil {
-		reports := state.Health
-		state.Health = nil // gossip's memory
+		reports, report := state.Health, state.Doctor
+		state.Health, state.Doctor = nil, nil // gossip's memory
 		k.shared.PeerState(origin, state)
-		err = k.health.Received(origin, reports)
+		err = errors.Join(k.health.Received(origin, reports), k.doctor.Received(origin, report))
 	}
 	if err != nil {
 		k.malformed.Add(1)

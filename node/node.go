@@ -222,7 +222,7 @@ func (n *Node) buildRouting() error {
 	n.history, n.baseline = history.New(&n.counts), history.NewBaseline(&n.counts, time.Now())
 	hotCfg := hot.Config{Router: n.router, Log: n.log.With().Str("component", "hot").Logger()}
 	if n.cfg.InFleet() {
-		n.knowledge = newKnowledge(share.New(n.tree, outbox, n.router, numbers), n.router, n.health, n.meter, n.history)
+		n.knowledge = newKnowledge(share.New(n.tree, outbox, n.router, numbers), n.router, n.health, n.meter, n.history, n.doctor)
 		n.knowledge.figures = func(dst []gossip.Figure) []gossip.Figure {
 			return n.counts.Append(dst, n.proxy.InFlight(), n.lags())
 		}

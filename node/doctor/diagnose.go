@@ -30,7 +30,7 @@ type Report struct {
 	// Per is what figures count: "hour", or "file" for a file without times.
 	Per          string      `json:"per"`
 	Sampling     bool        `json:"sampling"`  // this node samples requests
-	Reporting    int         `json:"reporting"` // nodes whose samples are in it
+	Reporting    int         `json:"reporting"` // nodes with requests in it
 	Applications []Diagnosis `json:"applications"`
 }
 
@@ -65,6 +65,9 @@ type Finding struct {
 	Remedy        string  `json:"remedy"`
 }
 
+// maxFindings exceeds the places that there are.
+const maxFindings = 16
+
 // found is a divergence of a sample, and what it costs.
 type found struct {
 	divergence
@@ -86,14 +89,13 @@ func diagnose(key Application, samples []sample, all tally, span time.Duration) 
 		per = float64(time.Hour) / float64(span)
 	}
 	d.Requests, d.PromptTokens, d.CachedTokens = per*all.requests, per*all.tokens, per*all.cached
-	if len(samples) >= leastOf {
+	if len(samples) > 1 { // peers may have more
 		places := d.examine(samples)
 		for at, list := range places {
 			if f := d.finding(at, list); f.Share >= often && f.SavedTokens >= matters*d.PromptTokens {
 				d.Findings = append(d.Findings, f)
 			}
 		}
-		sort.Slice(d.Findings, func(i, j int) bool { return d.Findings[i].SavedTokens > d.Findings[j].SavedTokens })
 	}
 	d.judge()
 	return d
@@ -198,7 +200,7 @@ func (d *Diagnosis) judge() {
 		for _, f := range d.Findings {
 			saved += f.SavedTokens
 		}
-		d.Verdict, d.Why = Mend, fmt.Sprintf("%.0f %% of the prompt tokens are computed again although the engines had their text", 100*saved/d.PromptTokens)
+		d.Verdict, d.Why = Mend, fmt.Sprintf("%.0f %% of the prompt tokens are computed again although the engines had their text", 100*saved/max(d.PromptTokens, 1))
 	case own < pays:
 		d.Verdict = Skip
 		d.Why = fmt.Sprintf("most prompts share the first %.0f %%, which every engine has, and %.0f %% beyond it: routing by prefix saves nothing there, and least-request serves as well",
@@ -217,10 +219,14 @@ func (d *Diagnosis) saved() (seconds, tokens float64) {
 	return seconds, tokens
 }
 
-// sort uses no generic sort, of which the program would hold 20 kB for each of these large types.
-func (r *Report) sort() {
-	sort.Slice(r.Applications, func(i, j int) bool {
-		a, b := &r.Applications[i], &r.Applications[j]
+// sortDiagnoses uses no generic sort, of which the program would hold 20 kB for each of these large types.
+func sortDiagnoses(list []Diagnosis) {
+	for i := range list {
+		f := list[i].Findings
+		sort.Slice(f, func(a, b int) bool { return f[a].SavedTokens > f[b].SavedTokens })
+	}
+	sort.Slice(list, func(i, j int) bool {
+		a, b := &list[i], &list[j]
 		as, at := a.saved()
 		bs, bt := b.saved()
 		return cmp.Or(cmp.Compare(bs, as), cmp.Compare(bt, at), cmp.Compare(b.PromptTokens, a.PromptTokens), a.compareTo(b.Application)) < 0

@@ -40,7 +40,10 @@ type Doctor struct {
 	taken        int // since adapted
 	adapted      time.Time
 	applications map[Application]*application
-	left         uint64 // applications that gave way
+	peers        map[string][]Diagnosis // of other nodes
+
+	section   []byte // see Section
+	sectionAt time.Time
 }
 
 // Application is a group of requests whose prompts probably come from the same program.
@@ -88,7 +91,7 @@ type sample struct {
 
 // New returns a doctor that samples up to perSecond requests a second, fewer if there are fewer; 0: none.
 func New(perSecond int) *Doctor {
-	d := &Doctor{perSecond: perSecond, window: halfHour, seed: rand.Uint64(), applications: make(map[Application]*application)}
+	d := &Doctor{perSecond: perSecond, window: halfHour, seed: rand.Uint64(), applications: make(map[Application]*application), peers: make(map[string][]Diagnosis)}
 	if perSecond > 0 {
 		d.oneIn.Store(1)
 	}
@@ -182,7 +185,6 @@ func (d *Doctor) makeRoom() {
 		}
 	}
 	delete(d.applications, oldest)
-	d.left++
 }
 
 // keep drops what is older than window or else, of too many, the sample whose neighbours are closest in time, so that the rest is spread
@@ -205,14 +207,21 @@ func (a *application) expire(now time.Time, window time.Duration) {
 	a.samples = slices.DeleteFunc(a.samples, func(s sample) bool { return now.Sub(s.at) >= window })
 }
 
-// Report diagnoses the requests of the last half hour.
+// Report diagnoses the requests of the last half hour, with what peers report of theirs.
 func (d *Doctor) Report(now time.Time) *Report {
-	r := &Report{Per: "hour", Sampling: d.perSecond > 0, Reporting: 1, Applications: []Diagnosis{}}
-	for _, c := range d.copies(now) {
-		r.Applications = append(r.Applications, diagnose(c.key, c.samples, c.tally, c.span))
-	}
-	r.sort()
+	r := &Report{Per: "hour", Sampling: d.perSecond > 0, Applications: []Diagnosis{}}
+	all, reporting := d.merged(d.own(now))
+	r.Applications, r.Reporting = append(r.Applications, all...), reporting
+	sortDiagnoses(r.Applications)
 	return r
+}
+
+// own diagnoses this node's requests.
+func (d *Doctor) own(now time.Time) (list []Diagnosis) {
+	for _, c := range d.copies(now) {
+		list = append(list, diagnose(c.key, c.samples, c.tally, c.span))
+	}
+	return list
 }
 
 type copied struct {

@@ -260,6 +260,6 @@ func (f *file) report() *Report {
 		sort.Slice(a.samples, func(i, j int) bool { return a.samples[i].at.Before(a.samples[j].at) })
 		r.Applications = append(r.Applications, diagnose(key, a.samples, a.now, span))
 	}
-	r.sort()
+	sortDiagnoses(r.Applications)
 	return r
 }

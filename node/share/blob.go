@@ -16,13 +16,14 @@ import (
 // sections, which this one skips, without a new version number.
 const (
 	version     = 1
-	maxBlob     = 256 << 10 // bytes; gossip's limit
+	MaxBlob     = 256 << 10 // bytes; gossip's limit
 	maxSections = 16
 
 	sectionClaims  = 1
 	sectionTraffic = 2 // one section per pool of backends
 	sectionWork    = 3 // of popular prefixes
 	SectionHealth  = 4 // see health.AppendReports
+	SectionDoctor  = 5 // see doctor.Doctor.Section
 )
 
 // A layout is a section's format: a byte with the size of its entries, a head, the entries. Entries
@@ -58,6 +59,7 @@ type State struct {
 	Claims     []Claim // sorted by key, which are distinct
 	Popularity Popularity
 	Health     []byte // the section in the blob's memory; nil: absent
+	Doctor     []byte // likewise
 }
 
 // Claim is what one node measured of one engine in its own requests.
@@ -84,7 +86,7 @@ func (c Claim) near(d Claim) bool {
 func Parse(blob []byte) (*State, error) {
 	s := new(State)
 	switch {
-	case len(blob) > maxBlob:
+	case len(blob) > MaxBlob:
 		return nil, fmt.Errorf("%w: %d bytes", ErrState, len(blob))
 	case len(blob) == 0:
 		return s, nil
@@ -113,8 +115,11 @@ func Parse(blob []byte) (*State, error) {
 }
 
 func (s *State) read(kind byte, section []byte) error {
-	if kind == SectionHealth {
+	switch kind {
+	case SectionHealth:
 		s.Health = section
+	case SectionDoctor:
+		s.Doctor = section
 	}
 	if int(kind) >= len(layouts) || layouts[kind].entry == 0 {
 		return nil

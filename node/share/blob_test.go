@@ -51,7 +51,7 @@ func TestBlobBounds(t *testing.T) {
 		claims[i].Key = uint32(i)
 	}
 	many := appendClaims([]byte{version}, claims)
-	if len(many) > maxBlob {
+	if len(many) > MaxBlob {
 		t.Errorf("a blob of %d bytes", len(many))
 	}
 	if got, err := Parse(many); err != nil || len(got.Claims) != layouts[sectionClaims].most {
@@ -98,7 +98,7 @@ func TestMalformedBlobs(t *testing.T) {
 	}
 	for _, blob := range [][]byte{
 		{2}, {0, 1, 1, 12}, {1, 1}, {1, 1, 2, 12}, {1, 1, 0}, {1, 1, 2, 12, 0}, {1, 1, 1, 11}, {1, 1, 1, 0},
-		{1, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1}, bytes.Repeat([]byte{1}, maxBlob+1),
+		{1, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1}, bytes.Repeat([]byte{1}, MaxBlob+1),
 		append([]byte{1}, bytes.Repeat([]byte{9, 0}, maxSections+1)...),
 		{1, 2, 0}, {1, 2, 1, 1}, traffic(0), traffic(3, 1),
 		{1, 3, 0}, {1, 3, 1, 0}, {1, 3, 1, 25}, append([]byte{1, 3, 26, 26}, make([]byte, 25)...)[:29-1],
