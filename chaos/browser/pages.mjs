@@ -18,6 +18,7 @@ const pages = {
   engines: (p) => p.getByRole('button', { name: /^Drain / }).first(),
   why: (p) => p.getByRole('button', { name: 'Explain' }),
   prefixes: (p) => p.getByRole('heading', { name: /refix/ }).first(),
+  doctor: (p) => p.getByRole('heading', { name: /emulated-8b/ }).first(),
   clients: (p) => p.getByRole('cell', { name: 'nightly-batch' }),
   routers: (p) => p.getByRole('heading', { name: '3 routers up' }),
 }
@@ -136,11 +137,25 @@ async function depths(page) {
   if (SHOTS) await page.screenshot({ path: `${SHOTS}/depths-${ENGINES}.png`, fullPage: true })
 }
 
+// The demo's prompts are healthy, so the answer for ill ones is made up.
+async function diagnose(page) {
+  const finding = { field: 'system', kind: 'insertion', offset: 24, at: 30, differ_bytes: 190, again_bytes: 15830, share: 0.97, saved_tokens: 3.75e6, saved_prefill_s: 375, remedy: 'move what changes there' }
+  const ill = { client: 'search', model: '<b>m</b>', verdict: 'mend', why: '31 % of the prompt tokens are computed again', samples: 48, seen_s: 1700, requests: 3620, prompt_tokens: 1.2e7, cached_tokens: 4e5, common_share: 0, shared_share: 0, findings: [finding] }
+  await page.route('**/doctor', (r) => r.fulfill({ json: { node: 'x', per: 'hour', sampling: true, reporting: 3, applications: [ill] } }))
+  await page.goto(url + '#doctor')
+  await page.getByRole('heading', { name: '<b>m</b> · client search' }).waitFor()
+  await page.getByRole('cell', { name: '3.8 M tokens, 6 min of prefill' }).waitFor()
+  await findings(page, 'diagnosed')
+  if (SHOTS) await page.screenshot({ path: `${SHOTS}/diagnosed-${ENGINES}.png`, fullPage: true })
+  await page.unroute('**/doctor')
+}
+
 try {
   const page = await visit('light')
   await drain(page)
   await explain(page)
   await depths(page)
+  await diagnose(page)
   await page.close()
   await visit('dark')
 } catch (e) {

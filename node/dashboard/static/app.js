@@ -4,11 +4,12 @@ import { fleet } from './fleet.js'
 import { engines } from './engines.js'
 import { why } from './why.js'
 import { prefixes } from './prefixes.js'
+import { doctor } from './doctor.js'
 import { clients } from './clients.js'
 import { routers } from './routers.js'
 
 // A page is { name, title, open(argument) -> { el, every, refresh() } }; every is in milliseconds.
-const pages = [fleet, engines, why, prefixes, clients, routers]
+const pages = [fleet, engines, why, prefixes, doctor, clients, routers]
 const main = document.getElementById('main')
 const where = document.getElementById('where')
 let current = null, timer = 0, turn = 0
