@@ -14,7 +14,8 @@ import (
 
 // The connection's goroutine advances the state; the drain sets connClosing.
 const (
-	connIdle int32 = iota
+	connIdle  int32 = iota // between requests
+	connFresh              // accepted, nothing read yet
 	connReading
 	connActive
 	connClosing
@@ -81,8 +82,8 @@ func (c *clientConn) Read(b []byte) (int, error) {
 	c.ended = err == io.EOF
 	if n > 0 {
 		c.heard = true
-		if c.state.Load() == connIdle {
-			c.state.CompareAndSwap(connIdle, connReading)
+		if s := c.state.Load(); s == connIdle || s == connFresh {
+			c.state.CompareAndSwap(s, connReading)
 		}
 		if c.state.Load() == connClosing {
 			return 0, net.ErrClosed

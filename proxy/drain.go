@@ -8,6 +8,10 @@ import (
 // forceGrace is for sending errors to interrupted clients.
 const forceGrace = 500 * time.Millisecond
 
+// freshGrace is for the first byte of a connection that was accepted just before the drain: the kernel
+// had answered its client before this process took it.
+const freshGrace = 2 * time.Second
+
 // arrivalGrace is for requests that still arrive: enough for any body on a working network.
 const arrivalGrace = 5 * time.Second
 
@@ -34,9 +38,13 @@ func (p *Proxy) drain(ctx context.Context) error {
 	p.cfg.Log.Info().Int("requests", p.InFlight()).Msg("draining")
 	_ = wait(ctx, p.tuned.Load().Timeouts.DrainGrace) // an error changes nothing here
 	p.closeListeners()
+	p.accepting.Wait() // what was accepted until then is served: its client has no other place to go
 	var err error
-	for cut := time.Now().Add(arrivalGrace); !p.closeIdle(connIdle) && err == nil; {
-		if time.Now().After(cut) {
+	for began := time.Now(); !p.closeIdle(connIdle) && err == nil; {
+		if time.Since(began) > freshGrace {
+			p.closeIdle(connFresh)
+		}
+		if time.Since(began) > arrivalGrace {
 			p.closeIdle(connReading)
 		}
 		err = wait(ctx, 10*time.Millisecond)
@@ -104,6 +112,7 @@ func (p *Proxy) forceClosed() {
 	until := time.Now().Add(forceGrace)
 	for time.Now().Before(until) {
 		p.closeIdle(connReading)
+		p.closeIdle(connFresh)
 		if p.closeIdle(connIdle) {
 			return
 		}

@@ -207,6 +207,27 @@ func TestDrainDoesNotWaitForTheSilent(t *testing.T) {
 	}
 }
 
+// The kernel has accepted the client's connection, so no other process could answer it.
+func TestDrainAnswersWhatWasAccepted(t *testing.T) {
+	r := newRig(t, []string{newBackend(t, false, answering).addr}, withTimeouts(func(t *Timeouts) { t.DrainGrace = -1 }))
+	c := r.dial()
+	eventually(t, "accepted", func() bool { return r.proxy.Connections() == 1 })
+	done := drained(r, 30*time.Second)
+	eventually(t, "the listener is closed", func() bool {
+		r.proxy.mu.Lock()
+		defer r.proxy.mu.Unlock()
+		return len(r.proxy.listeners) == 0
+	})
+	_, err := io.WriteString(c, chat(false))
+	must(t, err)
+	if rp := readReply(t, bufio.NewReader(c), "POST").want(t, 200, okBody); !rp.Close {
+		t.Error("the connection stays open")
+	}
+	if err := <-done; err != nil {
+		t.Errorf("Shutdown: %v", err)
+	}
+}
+
 func TestShutdownWithoutServe(t *testing.T) {
 	r := newRig(t, nil)
 	cfg := r.proxy.cfg

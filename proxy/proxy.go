@@ -163,9 +163,10 @@ type Proxy struct {
 	watchDone chan struct{} // closed when the watch ends; nil before the first Serve
 	attended  chan struct{} // closed when the waiting room is left alone; nil without one
 	watchStop chan struct{}
-	served    sync.WaitGroup
-	finished  chan struct{} // closed at the end of Shutdown
-	result    error         // valid after finished
+	accepting sync.WaitGroup // calls of Serve
+	served    sync.WaitGroup // connections
+	finished  chan struct{}  // closed at the end of Shutdown
+	result    error          // valid after finished
 }
 
 // New returns a proxy that is not ready. It starts no goroutine.

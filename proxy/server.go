@@ -66,7 +66,7 @@ func (p *Proxy) Serve(ln net.Listener) error {
 		ln.Close()
 		return err
 	}
-	defer p.served.Done()
+	defer p.accepting.Done()
 	var pause time.Duration
 	for {
 		c, err := ln.Accept()
@@ -112,7 +112,7 @@ func (p *Proxy) open(ln net.Listener) error {
 		}
 	}
 	p.listeners[ln] = struct{}{}
-	p.served.Add(1)
+	p.accepting.Add(1)
 	return nil
 }
 
@@ -123,8 +123,9 @@ func temporary(err error) bool {
 
 func (p *Proxy) accept(raw net.Conn) {
 	c := &clientConn{Conn: raw, proxy: p, raw: raw}
+	c.state.Store(connFresh)
 	p.mu.Lock()
-	if p.closed || len(p.conns) >= p.cfg.MaxConns {
+	if len(p.conns) >= p.cfg.MaxConns {
 		p.mu.Unlock()
 		raw.Close()
 		return
