@@ -52,3 +52,29 @@ func TestThreeNodes(t *testing.T) {
 		}
 	}
 }
+
+// TestAStopLosesNothing: the next process serves what was committed before it has a quorum.
+func TestAStopLosesNothing(t *testing.T) {
+	t.Parallel()
+	cfg := Config{Dir: t.TempDir(), Server: true, Constants: Constants{BlockBytes: 512}}
+	var names []string
+	for _, name := range []string{"one", "two", "three"} {
+		s, err := Open(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, earlier := range names {
+			if _, ok := s.State().Backend(earlier); !ok {
+				t.Errorf("%s is missing", earlier)
+			}
+		}
+		if err := s.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		apply(t, s, add(name))
+		names = append(names, name)
+		if err := s.Stop(t.Context()); err != nil { // at once
+			t.Fatal(err)
+		}
+	}
+}

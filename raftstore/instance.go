@@ -220,6 +220,9 @@ func (inst *raftInstance) end() bool {
 	within(endWait, inst.pending.Wait)
 	inst.close()
 	over := within(endWait, func() { _ = inst.raft.Shutdown().Error() })
+	if over {
+		_ = inst.note(0) // an error leaves an older state for the start, as a crash does
+	}
 	if inst.disk != nil && !inst.disk.close(endWait) {
 		over = false
 	}
