@@ -21,7 +21,7 @@ GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-chaos build-newer install release test test-newer race fuzz bench bench-proxy live-race test-clients test-engines test-deploy test-ui test-alerts live lint sim herd traces mechanisms demo figures check chaos chaos-short chaos-planted chaos-virtual
+.PHONY: help build build-chaos build-newer install release test test-newer race fuzz bench bench-proxy live-race test-clients test-engines test-deploy test-restart test-ui test-alerts live lint sim herd traces mechanisms demo figures check chaos chaos-short chaos-planted chaos-virtual
 
 help: ## list the targets
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -91,6 +91,9 @@ test-clients: build ## the official openai and anthropic clients through a runni
 # ENGINES_CACHE names the directory in which the installed engine is kept (6 GB below ~/.cache/grapevine).
 test-engines: build ## the same clients through two routers to real engines, vLLM for CPUs, against the same calls made directly, and what cache events tell; 4 minutes (ENGINES=3: three engines; installs vLLM with uv)
 	GRAPEVINE=$(CURDIR)/$(BIN) bash chaos/engines/run.sh
+
+test-restart: ## a lone router replaced 20 times under load with streams of 30 s: nothing refused, nothing cut; a minute
+	GRAPEVINE_RESTART=full $(GO) test -count=1 -v -timeout 4m -run '^TestReplaceUnderLoad$$' ./cmd/grapevine
 
 test-deploy: build ## the unit and the example fleet: systemd and HAProxy read them, a node leaves under traffic (DEPLOY=full: each; installs systemd and haproxy with apt if missing)
 	@missing="$$(command -v haproxy >/dev/null || echo haproxy) $$(command -v systemd-analyze >/dev/null || echo systemd)"; \

@@ -20,7 +20,7 @@ import (
 
 // startStore joins the Raft group without waiting: the node routes by its own list until a state
 // arrives.
-func (n *Node) startStore(ctx context.Context) error {
+func (n *Node) startStore(ctx context.Context, owner *cleanups) error {
 	c := &n.cfg
 	cfg := raftstore.Config{
 		Dir: c.DataDir, Founders: c.Founders, Join: c.Joins(), Voters: c.Voters, Server: c.MayVote(), Peers: n.raftPeers, Met: n.met.Load,
@@ -47,7 +47,7 @@ func (n *Node) startStore(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.cleanups.push("raft", s.Stop)
+	owner.push("raft", s.Stop)
 	n.store.Store(s)
 	if n.mesh != nil {
 		n.mesh.Members().Describe(func(self *member.Info) {
@@ -64,14 +64,14 @@ func (n *Node) startStore(ctx context.Context) error {
 	if err := s.Start(ctx); err != nil {
 		return err
 	}
-	n.run("agreement", func(ctx context.Context) { n.follow(ctx, s) }, func(ctx context.Context) { n.proposeOwn(ctx, s) })
+	n.run(owner, "agreement", func(ctx context.Context) { n.follow(ctx, s) }, func(ctx context.Context) { n.proposeOwn(ctx, s) })
 	return nil
 }
 
 // handOnFirst makes a stop transfer leadership while peers are still reachable.
 func (n *Node) handOnFirst() {
 	s := n.store.Load()
-	n.cleanups.push("leadership", func(ctx context.Context) error {
+	n.single.push("leadership", func(ctx context.Context) error {
 		ctx, cancel := timeToHandOn(ctx)
 		defer cancel()
 		return s.Stop(ctx)
@@ -97,7 +97,7 @@ func (n *Node) openPort(ctx context.Context) (*member.Streams, error) {
 	}
 	list := n.mesh.Members()
 	streams := list.Streams(raftstore.ALPN)
-	n.cleanups.push("fleet port", list.Stop)
+	n.single.push("fleet port", list.Stop)
 	return streams, list.Listen(ctx)
 }
 
@@ -150,6 +150,9 @@ const proposeRetry = time.Second
 
 // proposeOwn proposes missing configured backends once: later removals are deliberate.
 func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
+	if n.proposed.Load() || n.refused.Load() {
+		return // before a replacement that failed
+	}
 	defer func() {
 		if n.proposed.Load() || n.refused.Load() {
 			close(n.said)

@@ -14,6 +14,10 @@ const (
 	EventNotReady      = "not_ready"
 	EventDrainStarted  = "drain_started"
 	EventStopped       = "stopped"
+	EventReplacing     = "replacing"
+	EventHandedOver    = "handed_over"
+	EventTookOver      = "took_over"
+	EventReplaceFailed = "replace_failed"
 	EventReloaded      = "config_reloaded"
 	EventReloadRefused = "config_refused"
 	EventCertificate   = "certificate_invalid"
@@ -32,6 +36,10 @@ func Events() []Event {
 		{EventNotReady, "It asks for no traffic; `reason`."},
 		{EventDrainStarted, "The node received the signal to stop; `grace_s` is how long it still accepts requests."},
 		{EventStopped, "The node has stopped; `error` if it cut requests."},
+		{EventReplacing, "SIGUSR2: the new process has accepted its configuration and received what this one knows; `pid`, `version`."},
+		{EventHandedOver, "It serves, and this process ends its requests; `pid`, `version`, `requests`."},
+		{EventTookOver, "The new process has taken over from the one that started it."},
+		{EventReplaceFailed, "The new process could not take over, and this one serves on; `error`."},
 		{EventReloaded, "SIGHUP: `applied` is in force, `at_next_start` waits."},
 		{EventReloadRefused, "SIGHUP: a wrong configuration changed nothing; `error`."},
 		{EventCertificate, "A certificate of this node has expired or is not valid yet; `problem`."},

@@ -102,7 +102,7 @@ func (n *Node) startGossip(ctx context.Context) error {
 	if err := n.mesh.Start(ctx); err != nil {
 		return err
 	}
-	n.cleanups.push("gossip", n.mesh.Stop)
+	n.single.push("gossip", n.mesh.Stop)
 	n.gossip.Store(n.mesh)
 	return n.awaitSeeds(ctx, n.mesh.Members())
 }
@@ -202,8 +202,8 @@ func nameTaken(err error) bool {
 	return errors.As(err, &mismatch) && (mismatch.Field == member.FieldName || mismatch.Field == member.FieldRaftID)
 }
 
-// awaitWarm makes the node ready once it is warm (see gossip.Exchange.Warm) and has backends.
-func (n *Node) awaitWarm() {
+// warmUp makes the node ready once it is warm (see gossip.Exchange.Warm) and has backends.
+func (n *Node) warmUp(ctx context.Context) {
 	g := n.gossip.Load()
 	if g == nil {
 		if n.ready.set() {
@@ -214,20 +214,15 @@ func (n *Node) awaitWarm() {
 	n.ready.wait(func() string {
 		return fmt.Sprintf("warming up: %.0f %% of what the other nodes know has come", 100*g.WarmFraction())
 	})
-	n.run("warm-up", func(ctx context.Context) {
-		select {
-		case <-g.Warm():
-		case <-ctx.Done():
-			return
-		}
-		if !n.awaitBackends(ctx) {
-			return
-		}
-		if n.ready.set() {
-			n.log.Info().Str("component", "node").Str("event", EventReady).Int64("dur_ms", time.Since(n.began).Milliseconds()).
-				Float64("warm_fraction", g.WarmFraction()).Int("nodes", 1+alive(g.Members())).Int64("facts", n.tree.Stats().Facts).Msg("ready")
-		}
-	})
+	select {
+	case <-g.Warm():
+	case <-ctx.Done():
+		return
+	}
+	if n.awaitBackends(ctx) && n.ready.set() {
+		n.log.Info().Str("component", "node").Str("event", EventReady).Int64("dur_ms", time.Since(n.began).Milliseconds()).
+			Float64("warm_fraction", g.WarmFraction()).Int("nodes", 1+alive(g.Members())).Int64("facts", n.tree.Stats().Facts).Msg("ready")
+	}
 }
 
 func alive(members *member.List) (count int) {

@@ -41,6 +41,7 @@ var mayImport = map[string][]string{
 	"node/accesslog": {"proxy", "proxy/policy"},
 	"node/accounts":  {"node/metrics", "proxy", "proxy/clients", "proxy/policy"},
 
+	"node/handover":  {},
 	"node/dashboard": {},
 	"node/doctor":    {"prefixtree", "proxy", "proxy/policy", "proxy/prompt"},
 	"node/history":   {"gossip/wire", "prefixtree", "proxy", "proxy/policy"},
@@ -48,7 +49,7 @@ var mayImport = map[string][]string{
 	"node/admin":     {"gossip", "gossip/member", "node/config", "node/doctor", "node/history", "proxy/policy", "raftstore"},
 	"node/config":    {"gossip/discovery", "gossip/member", "node/accesslog", "node/machine", "prefixtree", "proxy", "proxy/clients", "proxy/engine/events", "proxy/policy", "raftstore"},
 	"node/metrics":   {"proxy", "proxy/clients", "proxy/policy", "proxy/prompt", "raftstore"},
-	"node":           {"prefixtree", "gossip", "gossip/discovery", "gossip/member", "node/accesslog", "node/accounts", "node/admin", "node/backends", "node/config", "node/dashboard", "node/doctor", "node/health", "node/history", "node/hot", "node/machine", "node/metrics", "node/share", "node/sources", "node/streams", "raftstore", "proxy", "proxy/..."},
+	"node":           {"prefixtree", "gossip", "gossip/discovery", "gossip/member", "node/accesslog", "node/accounts", "node/admin", "node/backends", "node/config", "node/dashboard", "node/doctor", "node/handover", "node/health", "node/history", "node/hot", "node/machine", "node/metrics", "node/share", "node/sources", "node/streams", "raftstore", "proxy", "proxy/..."},
 
 	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/engine/events", "proxy/policy", "raftstore"},
 	"node/streams":  {"node/backends", "node/config", "node/health", "prefixtree", "proxy", "proxy/engine", "proxy/engine/events", "proxy/engine/ledger", "proxy/policy"},
@@ -91,7 +92,7 @@ var mayImport = map[string][]string{
 	"cmd/commandline":        {},
 	"cmd/commandline/manual": {},
 
-	"cmd/grapevine":     {"cmd/commandline", "node", "node/admin", "node/config", "node/doctor", "node/machine", "node/notify", "raftstore"},
+	"cmd/grapevine":     {"cmd/commandline", "node", "node/admin", "node/config", "node/handover", "node/doctor", "node/machine", "node/notify", "raftstore"},
 	"cmd/grapevine-lab": {"cmd/commandline", "chaos/...", "node/config", "proxy/clients"},
 }
 

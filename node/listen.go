@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,11 +28,23 @@ func (n *Node) adminServer() *admin.Server {
 	}
 }
 
-func (n *Node) startAdmin(ctx context.Context) error {
-	var lc net.ListenConfig
-	ln, err := lc.Listen(ctx, "tcp", n.cfg.Admin)
+// listen binds the address of a setting, unless the service manager or this process's predecessor has.
+func (n *Node) listen(ctx context.Context, setting, addr string, ln net.Listener) (net.Listener, error) {
+	if ln == nil {
+		var lc net.ListenConfig
+		var err error
+		if ln, err = lc.Listen(ctx, "tcp", addr); err != nil {
+			return nil, fmt.Errorf("%s: %w", setting, err)
+		}
+	}
+	n.sockets[setting] = ln
+	return ln, nil
+}
+
+func (n *Node) startAdmin(ctx context.Context, passed net.Listener) error {
+	ln, err := n.listen(ctx, "admin", cmp.Or(n.AdminAddr(), n.cfg.Admin), passed)
 	if err != nil {
-		return fmt.Errorf("admin: %w", err)
+		return err
 	}
 	n.admin.Store(ln.Addr().String())
 	if host, _, err := net.SplitHostPort(ln.Addr().String()); err == nil && n.cfg.AdminTokenFile == "" && !net.ParseIP(host).IsLoopback() {
@@ -41,14 +54,13 @@ func (n *Node) startAdmin(ctx context.Context) error {
 	return nil
 }
 
-func (n *Node) startMetrics(ctx context.Context) error {
+func (n *Node) startMetrics(ctx context.Context, passed net.Listener) error {
 	if n.cfg.MetricsListen == "" {
 		return nil
 	}
-	var lc net.ListenConfig
-	ln, err := lc.Listen(ctx, "tcp", n.cfg.MetricsListen)
+	ln, err := n.listen(ctx, "metrics_listen", cmp.Or(n.MetricsAddr(), n.cfg.MetricsListen), passed)
 	if err != nil {
-		return fmt.Errorf("metrics_listen: %w", err)
+		return err
 	}
 	n.metricsAddr.Store(ln.Addr().String())
 	n.serveHTTP("metrics", ln, n.adminServer().OpenHandler())
@@ -64,7 +76,7 @@ func (n *Node) serveHTTP(component string, ln net.Listener, handler http.Handler
 			n.fail(fmt.Errorf("%s: %w", component, err))
 		}
 	}()
-	n.cleanups.push(component, func(ctx context.Context) error {
+	n.single.push(component, func(ctx context.Context) error {
 		// A scrape may finish; a 30 s profile may not.
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()

@@ -52,6 +52,7 @@ type Node struct {
 	log      zerolog.Logger
 	hasher   *prefixtree.Hasher
 	tree     *prefixtree.Tree
+	shared   *share.Knowledge // with peers, and with this process's successor
 	router   *policy.Router
 	clients  *clientList
 	meter    *clients.Meter // of clients' limits
@@ -86,8 +87,13 @@ type Node struct {
 	knowledge  *knowledge                      // nil without a fleet
 	gossip     atomic.Pointer[gossip.Exchange] // nil without a fleet, or not started
 	nameWait   time.Duration                   // see defaultNameWait
-	ready      readiness
-	serving    atomic.Bool // started, and no stop requested
+
+	randomSecret []byte // nil: one is configured
+	replacing    atomic.Bool
+	released     atomic.Bool // single has ended because another process has it
+
+	ready   readiness
+	serving atomic.Bool // started, and no stop requested
 
 	failed chan error // a listener failed; capacity 1
 	began  time.Time
@@ -99,9 +105,11 @@ type Node struct {
 	stopped chan struct{} // closed when Stop has finished
 	stopErr error         // valid once stopped is closed
 
-	mu       sync.Mutex // guards state and cleanups
+	mu       sync.Mutex // guards the rest
 	state    lifecycle
 	cleanups cleanups
+	single   cleanups                // of what one process may own; see startSingle
+	sockets  map[string]net.Listener // those that listen, by setting
 }
 
 type lifecycle uint8
@@ -119,7 +127,7 @@ func New(cfg config.Config) (*Node, error) {
 	if err := cfg.Validate("", nil); err != nil {
 		return nil, err
 	}
-	n := &Node{cfg: cfg, name: cfg.NodeName, failed: make(chan error, 1), stopped: make(chan struct{}), said: make(chan struct{}), nameWait: defaultNameWait, meter: clients.NewMeter()}
+	n := &Node{cfg: cfg, name: cfg.NodeName, failed: make(chan error, 1), stopped: make(chan struct{}), said: make(chan struct{}), sockets: make(map[string]net.Listener), nameWait: defaultNameWait, meter: clients.NewMeter()}
 	if n.name == "" {
 		host, err := os.Hostname()
 		if err != nil {
@@ -173,8 +181,11 @@ func (n *Node) buildRouting() error {
 		return err
 	}
 	if len(secret) == 0 {
-		secret = make([]byte, 32)
-		rand.Read(secret) // never fails
+		if secret = n.cfg.Inherited.RandomSecret; secret == nil {
+			secret = make([]byte, 32)
+			rand.Read(secret) // never fails
+		}
+		n.randomSecret = secret
 	}
 	if n.hasher, err = prefixtree.NewHasher(secret, n.cfg.BlockBytes); err != nil {
 		return fmt.Errorf("hasher: %w", err)
@@ -221,8 +232,9 @@ func (n *Node) buildRouting() error {
 	n.health = health.NewChecker(checks)
 	n.history, n.baseline = history.New(&n.counts), history.NewBaseline(&n.counts, time.Now())
 	hotCfg := hot.Config{Router: n.router, Log: n.log.With().Str("component", "hot").Logger()}
+	n.shared = share.New(n.tree, outbox, n.router, numbers)
 	if n.cfg.InFleet() {
-		n.knowledge = newKnowledge(share.New(n.tree, outbox, n.router, numbers), n.router, n.health, n.meter, n.history, n.doctor)
+		n.knowledge = newKnowledge(n.shared, n.router, n.health, n.meter, n.history, n.doctor)
 		n.knowledge.figures = func(dst []gossip.Figure) []gossip.Figure {
 			return n.counts.Append(dst, n.proxy.InFlight(), n.lags())
 		}
@@ -283,28 +295,18 @@ func (n *Node) Start(ctx context.Context) error {
 	return nil
 }
 
-// start begins with the admin API, so that cleanup in reverse order ends it last.
+// start begins what serves requests, which a draining process keeps to its end, and within it what only one process may own.
 func (n *Node) start(ctx context.Context) error {
 	n.began = time.Now()
 	n.limits.Warn(&n.cfg, n.log.With().Str("component", "node").Logger())
 	n.ready.wait(because("starting"))
-	if err := n.startAdmin(ctx); err != nil {
-		return err
-	}
-	if err := n.startMetrics(ctx); err != nil {
-		return err
-	}
 	if err := n.access.Open(); err != nil {
 		return err
 	}
 	n.cleanups.push("access log", func(context.Context) error { return n.access.Close() })
-	ln := n.cfg.Listener
-	if ln == nil {
-		var lc net.ListenConfig
-		var err error
-		if ln, err = lc.Listen(ctx, "tcp", n.cfg.Listen); err != nil {
-			return fmt.Errorf("listen: %w", err)
-		}
+	ln, err := n.listen(ctx, "listen", n.cfg.Listen, n.cfg.Inherited.Data)
+	if err != nil {
+		return err
 	}
 	n.cleanups.push("listener", func(context.Context) error {
 		if err := ln.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
@@ -313,24 +315,22 @@ func (n *Node) start(ctx context.Context) error {
 		return nil
 	})
 	n.addr.Store(ln.Addr().String())
-	if err := n.startStore(ctx); err != nil {
+	n.cleanups.push("engine connections", func(context.Context) error {
+		n.backends.Close()
+		return nil
+	})
+	if n.storeIsOwn() {
+		if err := n.startStore(ctx, &n.cleanups); err != nil {
+			return err
+		}
+	}
+	n.cleanups.push("single", n.single.unwind)
+	if err := n.startSingle(ctx, n.cfg.Inherited.Admin, n.cfg.Inherited.Metrics); err != nil {
 		return err
 	}
-	n.startDiscovery()
-	n.run("health", func(ctx context.Context) { n.health.Run(ctx, n.store.Load()) })
-	n.run("history", n.keepHistory)
-	n.run("hot prefixes", func(ctx context.Context) { n.hot.Run(ctx, n.store.Load()) })
-	n.run("sources", func(ctx context.Context) { n.sources.Run(ctx, n.store.Load()) })
-	if err := n.startGossip(ctx); err != nil {
-		return err
+	if n.cfg.Inherited.TakesOver {
+		n.warmUp(ctx) // meanwhile the predecessor serves
 	}
-	if !n.streams.Idle() { // after gossip: alone, a node would follow all engines
-		n.run("cache events", n.streams.Run, n.streams.Search)
-	}
-	if err := n.awaitProven(ctx); err != nil {
-		return err
-	}
-	n.handOnFirst()
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
@@ -344,7 +344,13 @@ func (n *Node) start(ctx context.Context) error {
 		<-served
 		return err
 	})
-	n.awaitWarm()
+	switch {
+	case n.cfg.Inherited.TakesOver:
+	case n.mesh == nil:
+		n.warmUp(ctx)
+	default:
+		n.run(&n.cleanups, "warm-up", n.warmUp)
+	}
 	e := n.log.Info().Str("component", "node").Str("event", EventStarted).Str("listen", n.Addr()).Str("admin", n.AdminAddr())
 	if addr := n.GossipAddr(); addr != "" {
 		e = e.Str("gossip", addr)
@@ -353,7 +359,10 @@ func (n *Node) start(ctx context.Context) error {
 	if n.cfg.ClientsFile == "" {
 		n.log.Info().Str("component", "clients").Msg("no clients_file: everybody who reaches the data port may use all models, without limits")
 	} else {
-		n.run("clients", n.followClients, n.followFleet)
+		n.run(&n.cleanups, "clients", n.followClients, n.followFleet)
+	}
+	if n.cfg.Inherited.TakesOver {
+		n.run(&n.cleanups, "predecessor", n.forgetPredecessor)
 	}
 	if len(n.cfg.Backends) == 0 {
 		n.log.Warn().Str("component", "node").Msg("no backends: every request will be refused")
@@ -362,14 +371,52 @@ func (n *Node) start(ctx context.Context) error {
 	return nil
 }
 
+// startSingle begins what only one process of this node may own: its ports but that of clients, its
+// data directory, its name in the fleet. A process that hands over ends them first. It begins with the
+// admin API, so that cleanup in reverse order ends it last.
+func (n *Node) startSingle(ctx context.Context, adminPort, metricsPort net.Listener) error {
+	if err := n.startAdmin(ctx, adminPort); err != nil {
+		return err
+	}
+	if err := n.startMetrics(ctx, metricsPort); err != nil {
+		return err
+	}
+	if !n.storeIsOwn() {
+		if err := n.startStore(ctx, &n.single); err != nil {
+			return err
+		}
+	}
+	n.startDiscovery()
+	n.run(&n.single, "health", func(ctx context.Context) { n.health.Run(ctx, n.store.Load()) })
+	n.run(&n.single, "history", n.keepHistory)
+	n.run(&n.single, "hot prefixes", func(ctx context.Context) { n.hot.Run(ctx, n.store.Load()) })
+	n.run(&n.single, "sources", func(ctx context.Context) { n.sources.Run(ctx, n.store.Load()) })
+	if err := n.startGossip(ctx); err != nil {
+		return err
+	}
+	if !n.streams.Idle() { // after gossip: alone, a node would follow all engines
+		n.run(&n.single, "cache events", n.streams.Run, n.streams.Search)
+	}
+	if err := n.awaitProven(ctx); err != nil {
+		return err
+	}
+	if n.mesh != nil {
+		n.handOnFirst()
+	}
+	return nil
+}
+
+// storeIsOwn: a router alone without data_dir keeps its state in memory, where no other process wants it.
+func (n *Node) storeIsOwn() bool { return !n.cfg.InFleet() && n.cfg.DataDir == "" }
+
 // run starts loops that end with their context, which the cleanup of this name cancels.
-func (n *Node) run(name string, loops ...func(context.Context)) {
+func (n *Node) run(owner *cleanups, name string, loops ...func(context.Context)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	for _, loop := range loops {
 		running.Go(func() { loop(ctx) })
 	}
-	n.cleanups.push(name, func(context.Context) error {
+	owner.push(name, func(context.Context) error {
 		cancel()
 		running.Wait()
 		return nil
@@ -377,10 +424,6 @@ func (n *Node) run(name string, loops ...func(context.Context)) {
 }
 
 func (n *Node) startDiscovery() {
-	n.cleanups.push("engine connections", func(context.Context) error {
-		n.backends.Close()
-		return nil
-	})
 	var loops []func(context.Context)
 	if every := n.cfg.ModelsInterval; every > 0 {
 		loops = append(loops, func(ctx context.Context) { n.backends.Poll(ctx, every, n.backends.AskModels) })
@@ -391,7 +434,7 @@ func (n *Node) startDiscovery() {
 	if every := n.cfg.LoadsInterval; every > 0 {
 		loops = append(loops, func(ctx context.Context) { n.backends.Poll(ctx, every, n.backends.AskLoads) })
 	}
-	n.run("discovery", loops...)
+	n.run(&n.single, "discovery", loops...)
 }
 
 // fleetSize counts the live nodes, this one included.

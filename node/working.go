@@ -31,12 +31,12 @@ func (n *Node) Working(ctx context.Context) error {
 		return err
 	}
 	loops := []loop{{"the watch over the clients' connections", n.proxy.Sweeps}}
-	if n.knowledge != nil {
+	if n.knowledge != nil && !n.released.Load() {
 		loops = append(loops, loop{"the loop that tells other nodes", n.knowledge.turns.Load})
 	}
 	for _, l := range loops {
 		before := l.turns()
-		if !poll(ctx, func() bool { return l.turns() != before || !n.serving.Load() }) {
+		if !poll(ctx, func() bool { return l.turns() != before || !n.serving.Load() || n.released.Load() }) {
 			return fmt.Errorf("%s stands still", l.name)
 		}
 	}

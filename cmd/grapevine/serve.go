@@ -14,6 +14,7 @@ import (
 	"grapevine/cmd/commandline"
 	"grapevine/node"
 	"grapevine/node/config"
+	"grapevine/node/handover"
 	"grapevine/node/machine"
 	"grapevine/node/notify"
 )
@@ -26,42 +27,65 @@ type serveCmd struct {
 }
 
 func (c *serveCmd) Run(s *streams, k *kong.Context) error {
-	cfg, lines, err := c.configuration(k)
+	from, err := handover.FromEnvironment()
 	if err != nil {
-		return usageError{err}
-	}
-	if err := cfg.Validate(c.ConfigFile, lines); err != nil {
-		return usageError{err}
-	}
-	cfg.Level = new(config.LogLevel)
-	if cfg.Log, err = config.NewLogger(logTo(s.err, os.Getenv("JOURNAL_STREAM")), commandline.IsTerminal(s.err), cfg); err != nil {
-		return usageError{err}
-	}
-	cfg.Version, cfg.Stdout = version, s.out
-	if !c.CheckConfig {
-		if cfg.Listener, err = notify.Listener(os.Getenv); err != nil {
-			return err
-		}
-		if cfg.Listener != nil {
-			cfg.Log.Info().Str("address", cfg.Listener.Addr().String()).Msg("the data port is the socket that the service manager passed; the setting listen has no effect")
-		}
-	}
-	n, err := node.New(cfg) // starts nothing
-	if err != nil {
-		return usageError{err}
-	}
-	if c.CheckConfig {
-		_, err := fmt.Fprintf(s.out, "configuration is valid: %d backends, strategy %s\n", len(cfg.Backends), cfg.Strategy)
 		return err
 	}
-	super, err := supervise(n, cfg.Log)
+	n, log, err := c.build(s, k, from)
+	if from != nil && err != nil {
+		return from.Fail(err)
+	}
+	if err != nil || n == nil {
+		return err
+	}
+	super, err := supervise(n, log)
 	if err != nil {
 		return err
 	}
 	defer super.close()
 	memory, limited := machine.Memory()
-	tuneCollector(memory, limited, cfg.Log)
-	return runUntilSignal(n, cfg.Log, super, func() error { return c.reload(k, n, cfg.Log) })
+	tuneCollector(memory, limited, log)
+	r := &router{node: n, log: log, super: super, from: from, reload: func() error { return c.reload(k, n, log) }}
+	return r.runUntilSignal()
+}
+
+// build returns the node that the settings describe; nil if it was only to check them.
+func (c *serveCmd) build(s *streams, k *kong.Context, from *handover.Predecessor) (*node.Node, zerolog.Logger, error) {
+	none := zerolog.Nop()
+	cfg, lines, err := c.configuration(k)
+	if err != nil {
+		return nil, none, usageError{err}
+	}
+	if err := cfg.Validate(c.ConfigFile, lines); err != nil {
+		return nil, none, usageError{err}
+	}
+	cfg.Level = new(config.LogLevel)
+	if cfg.Log, err = config.NewLogger(logTo(s.err, os.Getenv("JOURNAL_STREAM")), commandline.IsTerminal(s.err), cfg); err != nil {
+		return nil, none, usageError{err}
+	}
+	cfg.Version, cfg.Stdout = version, s.out
+	switch {
+	case c.CheckConfig:
+	case from != nil:
+		cfg.Inherited = inherit(&cfg, from)
+	default:
+		if cfg.Inherited.Data, err = notify.Listener(os.Getenv); err != nil {
+			return nil, none, err
+		}
+		cfg.Inherited.SocketUnit = cfg.Inherited.Data != nil
+	}
+	if cfg.Inherited.SocketUnit {
+		cfg.Log.Info().Str("address", cfg.Inherited.Data.Addr().String()).Msg("the data port is the socket that the service manager passed; the setting listen has no effect")
+	}
+	n, err := node.New(cfg) // starts nothing
+	if err != nil {
+		return nil, none, usageError{err}
+	}
+	if c.CheckConfig {
+		_, err := fmt.Fprintf(s.out, "configuration is valid: %d backends, strategy %s\n", len(cfg.Backends), cfg.Strategy)
+		return nil, none, err
+	}
+	return n, cfg.Log, nil
 }
 
 func (c *serveCmd) reload(k *kong.Context, n *node.Node, log zerolog.Logger) error {
@@ -108,15 +132,27 @@ func (c *serveCmd) configuration(k *kong.Context) (cfg config.Config, lines map[
 	return cfg, lines, nil
 }
 
-// runUntilSignal serves until SIGTERM or SIGINT, then drains; a second signal cuts the rest.
-func runUntilSignal(n *node.Node, log zerolog.Logger, super *supervision, reload func() error) error {
-	signals, reloads := make(chan os.Signal, 2), make(chan os.Signal, 1)
+// router is one process of a node, from its start to its end.
+type router struct {
+	node   *node.Node
+	log    zerolog.Logger
+	super  *supervision
+	from   *handover.Predecessor // nil: this process replaces none
+	reload func() error
+}
+
+// runUntilSignal serves until SIGTERM or SIGINT, or until another process serves in its place, then
+// drains; a second signal cuts the rest. It returns after its predecessor has ended.
+func (r *router) runUntilSignal() error {
+	n, super := r.node, r.super
+	signals, reloads, replacements := make(chan os.Signal, 2), make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	defer signal.Stop(signals)
 	signal.Notify(reloads, syscall.SIGHUP)
 	defer signal.Stop(reloads)
-	super.starting()
-	first, err := startUntilSignal(n, signals)
+	signal.Notify(replacements, syscall.SIGUSR2)
+	defer signal.Stop(replacements)
+	first, err := r.start(signals)
 	if first != nil && errors.Is(err, context.Canceled) {
 		return nil // canceled as requested
 	}
@@ -124,12 +160,33 @@ func runUntilSignal(n *node.Node, log zerolog.Logger, super *supervision, reload
 		return err
 	}
 	super.started()
+	var next *replacement // nil: none runs
 	for first == nil {
+		reloading := reloads
+		if next != nil {
+			reloading = nil // afterwards, by the process that serves then
+		}
 		select {
 		case first = <-signals:
-		case <-reloads:
-			super.reloaded(reload)
+			next.callOff()
+			if pid := super.successor; pid != 0 { // too late: the signal was meant for the router, which is another process now
+				_ = syscall.Kill(pid, first.(syscall.Signal))
+			}
+		case <-reloading:
+			super.reloaded(r.reload)
+		case <-replacements:
+			if next == nil {
+				next = r.replace()
+			}
+		case err := <-next.ended():
+			next = nil
+			if err == nil {
+				first = syscall.SIGUSR2
+			} else {
+				r.log.Error().Str("node", n.Name()).Str("component", "replace").Str("event", node.EventReplaceFailed).Err(err).Msg("not replaced: this process serves on")
+			}
 		case err := <-n.Failed():
+			next.callOff()
 			super.stopping()
 			_ = n.Stop(context.Background())
 			return err
@@ -138,10 +195,10 @@ func runUntilSignal(n *node.Node, log zerolog.Logger, super *supervision, reload
 	super.stopping()
 	cfg := n.Running()
 	grace := cfg.DrainGrace
-	if first == syscall.SIGINT {
-		grace = 0 // a terminal, not a balancer that needs time to notice
+	if first != syscall.SIGTERM {
+		grace = 0 // a terminal or a successor, not a balancer that needs time to notice
 	}
-	log.Info().Str("signal", first.String()).Dur("grace", grace).Dur("timeout", cfg.DrainTimeout).Msg("draining")
+	r.log.Info().Str("signal", first.String()).Dur("grace", grace).Dur("timeout", cfg.DrainTimeout).Msg("draining")
 	ctx, cancel := context.WithTimeoutCause(context.Background(), grace+cfg.DrainClose+cfg.DrainTimeout, errDrainTimeout)
 	defer cancel()
 	ctx, force := context.WithCancelCause(ctx)
@@ -155,10 +212,24 @@ func runUntilSignal(n *node.Node, log zerolog.Logger, super *supervision, reload
 	}()
 	n.Drain(ctx, grace)
 	err = n.Stop(ctx)
+	r.from.AwaitEnd(ctx) // else its requests would end with this process, which the manager supervises
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	return err
+}
+
+// start starts the node, and takes over from the predecessor, if any.
+func (r *router) start(signals <-chan os.Signal) (first os.Signal, err error) {
+	if r.from == nil {
+		r.super.starting()
+		return startUntilSignal(r.node, signals)
+	}
+	if err := r.takeOver(signals); err != nil {
+		return nil, r.from.Fail(err)
+	}
+	r.log.Info().Str("node", r.node.Name()).Str("component", "replace").Str("event", node.EventTookOver).Msg("took over")
+	return nil, nil
 }
 
 func startUntilSignal(n *node.Node, signals <-chan os.Signal) (first os.Signal, err error) {

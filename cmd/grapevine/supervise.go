@@ -12,10 +12,11 @@ import (
 
 // supervision reports to the service manager, if any. Not safe for concurrent use.
 type supervision struct {
-	manager *notify.Manager
-	node    *node.Node
-	log     zerolog.Logger
-	unwatch func() // ends the watch, if one runs
+	manager   *notify.Manager
+	node      *node.Node
+	log       zerolog.Logger
+	unwatch   func() // ends the watch, if one runs
+	successor int    // the process that the manager supervises instead of this one; 0: none
 }
 
 func supervise(n *node.Node, log zerolog.Logger) (*supervision, error) {
@@ -27,6 +28,9 @@ func supervise(n *node.Node, log zerolog.Logger) (*supervision, error) {
 }
 
 func (s *supervision) send(lines ...string) {
+	if s.successor != 0 {
+		return
+	}
 	if err := s.manager.Send(lines...); err != nil {
 		s.log.Error().Err(err).Msg("the service manager does not hear")
 	}
@@ -40,6 +44,10 @@ func (s *supervision) starting() {
 // waits for its peers.
 func (s *supervision) started() {
 	s.send(notify.Ready, notify.Status(s.node.Summary()))
+	s.watch()
+}
+
+func (s *supervision) watch() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -58,6 +66,17 @@ func (s *supervision) reloaded(reload func() error) {
 		s.log.Error().Str("event", node.EventReloadRefused).Err(err).Msg("not reloaded: going on as before")
 	}
 	s.send(notify.Ready)
+}
+
+// handOver makes another process the one that the manager supervises: it ignores this one from now on.
+func (s *supervision) handOver(pid int) error {
+	s.unwatch()
+	if err := s.manager.Send(notify.MainPID(pid)); err != nil {
+		s.watch()
+		return err
+	}
+	s.successor = pid
+	return nil
 }
 
 func (s *supervision) stopping() {

@@ -9,6 +9,16 @@ import (
 	"github.com/rs/zerolog"
 )
 
+// Inherited is what a process has from the one that started it. Its zero value is nothing.
+type Inherited struct {
+	// Sockets that replace Listen, Admin and MetricsListen; the started node closes them.
+	Data, Admin, Metrics net.Listener
+	SocketUnit           bool // the service manager opened Data, whatever Listen says
+	// TakesOver: another process of this node serves until Start has returned, so the node warms up first.
+	TakesOver    bool
+	RandomSecret []byte // used where no secret is configured; nil: the node draws one
+}
+
 // Config configures one node; its struct tags define all settings (see Settings). Start from
 // Default.
 type Config struct {
@@ -18,8 +28,8 @@ type Config struct {
 	Version string    `yaml:"-" kong:"-"`
 	// Stdout receives the lines of access_log without access_log_file; nil: none.
 	Stdout io.Writer `yaml:"-" kong:"-"`
-	// Listener, if not nil, replaces Listen; the started node closes it.
-	Listener net.Listener `yaml:"-" kong:"-"`
+	// Inherited is from the service manager, or from the process that this one replaces.
+	Inherited Inherited `yaml:"-" kong:"-"`
 
 	Listen         string `yaml:"listen" name:"listen" env:"GRAPEVINE_LISTEN" default:":8080" placeholder:"ADDR" group:"serving" help:"Address for clients."`
 	Admin          string `yaml:"admin" name:"admin" env:"GRAPEVINE_ADMIN" default:"127.0.0.1:8081" placeholder:"ADDR" group:"serving" help:"Address of the admin API and of the dashboard, /ui/. Without admin_token_file only this machine may change things there; everyone who reaches it may read backends, nodes and load."`

@@ -35,6 +35,9 @@ func Extend(d time.Duration) string {
 	return "EXTEND_TIMEOUT_USEC=" + strconv.FormatInt(d.Microseconds(), 10)
 }
 
+// MainPID names the process that the manager supervises from now on, in place of the sender.
+func MainPID(pid int) string { return "MAINPID=" + strconv.Itoa(pid) }
+
 // sendTimeout: a stop must not wait for a manager that does not read.
 const sendTimeout = 5 * time.Second
 

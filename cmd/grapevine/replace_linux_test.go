@@ -1,0 +1,398 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"grapevine/node/admin"
+)
+
+// restarts is what TestReplaceUnderLoad does: a little of it in every run, all of it with make test-restart.
+func restarts() (times int, stream time.Duration) {
+	if os.Getenv("GRAPEVINE_RESTART") == "full" {
+		return 20, 30 * time.Second
+	}
+	return 4, 2 * time.Second
+}
+
+const eventEvery = 100 * time.Millisecond
+
+// streamingEngine streams for as long as the test says, or answers at once.
+func streamingEngine(t *testing.T, lasts time.Duration) string {
+	t.Helper()
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		switch {
+		case r.Method == http.MethodGet:
+			http.NotFound(w, r)
+		case !strings.Contains(string(body), `"stream":true`):
+			_, _ = io.WriteString(w, `{"choices":[],"usage":{"prompt_tokens":900,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":800}}}`)
+		default:
+			w.Header().Set("Content-Type", "text/event-stream")
+			tick := time.NewTicker(eventEvery)
+			defer tick.Stop()
+			for end := time.Now().Add(lasts); time.Now().Before(end); {
+				_, _ = io.WriteString(w, `data: {"choices":[{"delta":{"content":"x"}}]}`+"\n\n")
+				w.(http.Flusher).Flush()
+				select {
+				case <-tick.C:
+				case <-r.Context().Done():
+					return
+				}
+			}
+			_, _ = io.WriteString(w, "data: [DONE]\n\n")
+		}
+	}))
+	t.Cleanup(engine.Close)
+	return engine.URL
+}
+
+// load sends requests to a router until end, and collects what fails. Nothing is sent twice.
+type load struct {
+	url      string
+	stop     chan struct{}
+	done     sync.WaitGroup
+	streams  atomic.Int64
+	answers  atomic.Int64
+	mu       sync.Mutex
+	failures []error
+}
+
+const prompt = `"messages":[{"role":"user","content":"`
+
+// startLoad has clients ask for short answers, every other one on a connection of its own each time.
+func startLoad(t *testing.T, addr string, clients int) *load {
+	t.Helper()
+	l := &load{url: "http://" + addr + "/v1/chat/completions", stop: make(chan struct{})}
+	for i := range clients {
+		body := fmt.Sprintf(`{"model":"m",%sanswer %d %s"}]}`, prompt, i, strings.Repeat("and so on ", 400))
+		l.done.Go(func() {
+			client := &http.Client{Transport: &http.Transport{DisableKeepAlives: i%2 == 0}, Timeout: 2 * time.Minute}
+			defer client.CloseIdleConnections()
+			for {
+				select {
+				case <-l.stop:
+					return
+				default:
+					l.ask(client, body, &l.answers)
+				}
+			}
+		})
+	}
+	t.Cleanup(l.end)
+	return l
+}
+
+// stream asks for a stream that lasts as long as the engine likes.
+func (l *load) stream() {
+	l.done.Go(func() {
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 2 * time.Minute}
+		l.ask(client, `{"model":"m","stream":true,`+prompt+`stream"}]}`, &l.streams)
+	})
+}
+
+func (l *load) end() {
+	select {
+	case <-l.stop:
+	default:
+		close(l.stop)
+	}
+	l.done.Wait()
+}
+
+func (l *load) ask(client *http.Client, body string, count *atomic.Int64) {
+	if err := ask(client, l.url, body); err != nil {
+		l.mu.Lock()
+		l.failures = append(l.failures, fmt.Errorf("at %v: %w", time.Now().Format(time.StampMilli), err))
+		l.mu.Unlock()
+		return
+	}
+	count.Add(1)
+}
+
+func ask(client *http.Client, url, body string) error {
+	resp, err := client.Post(url, "application/json", strings.NewReader(body))
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	switch {
+	case err != nil:
+		return fmt.Errorf("cut after %d bytes: %w", len(text), err)
+	case resp.StatusCode != http.StatusOK:
+		return fmt.Errorf("%s: %s", resp.Status, text)
+	case strings.Contains(body, `"stream":true`) && !strings.HasSuffix(string(text), "data: [DONE]\n\n"):
+		return fmt.Errorf("the stream has no end after %d bytes", len(text))
+	}
+	return nil
+}
+
+var mainPID = regexp.MustCompile(`MAINPID=(\d+)`)
+
+// replace has the router replaced, as an upgrade does, and returns the new process.
+func replace(t *testing.T, m *serviceManager, pid int) (next int) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGUSR2); err != nil {
+		t.Fatal(err)
+	}
+	next, err := strconv.Atoi(mainPID.FindStringSubmatch(m.await(t, "MAINPID="))[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.await(t, "READY=1")
+	return next
+}
+
+// reap waits for a process that a router has started as its sibling, and so as this test's child.
+func reap(t *testing.T, pid int) {
+	t.Helper()
+	var status syscall.WaitStatus
+	for {
+		_, err := syscall.Wait4(pid, &status, 0, nil)
+		if errors.Is(err, syscall.EINTR) {
+			continue
+		}
+		if err != nil || status.ExitStatus() != 0 {
+			t.Errorf("process %d: %v, exit %d", pid, err, status.ExitStatus())
+		}
+		return
+	}
+}
+
+// TestReplaceUnderLoad: a router that is alone is replaced again and again while it serves. No request is refused,
+// none is cut, and the last process has inherited the agreed state and the caches.
+func TestReplaceUnderLoad(t *testing.T) {
+	times, lasts := restarts()
+	m := newServiceManager(t, "30000000")
+	p := serveWith(t, m.env, "--backend", streamingEngine(t, lasts)+",name=one,models=m", "--data-dir", filepath.Join(t.TempDir(), "raft"), "--secret", fleetSecret,
+		"--drain-close", "500ms", "--metrics-listen", "127.0.0.1:0")
+	m.await(t, "READY=1")
+	l := startLoad(t, p.data, 4)
+	eventually(t, "answers", func() bool { return l.answers.Load() > 20 })
+
+	pid, pids := p.cmd.Process.Pid, []int{}
+	for range times {
+		l.stream()
+		l.stream()
+		before := l.answers.Load()
+		pid = replace(t, m, pid)
+		pids = append(pids, pid)
+		eventually(t, "the new process answers", func() bool { return l.answers.Load() > before+20 })
+	}
+	if got := grapevine(t, "", "status", "--admin", p.admin); got.code != 0 || !strings.Contains(got.out, "ready") {
+		t.Errorf("%+v", got)
+	}
+	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil { // the streams of all processes still run
+		t.Fatal(err)
+	}
+	close(l.stop)
+	for _, pid := range pids {
+		reap(t, pid)
+	}
+	if code := p.wait(t); code != 0 {
+		t.Errorf("the first process: exit %d", code)
+	}
+	l.done.Wait()
+	t.Logf("%d replacements: %d streams of %v and %d short answers, %d failed", times, l.streams.Load(), lasts, l.answers.Load(), len(l.failures))
+	for _, err := range l.failures {
+		t.Error(err)
+	}
+	if t.Failed() {
+		t.Log(p.log.String())
+	}
+}
+
+// TestReplace: the new process knows what the old one knew, a program that cannot serve changes nothing, and a
+// process that no service manager follows is not replaced.
+func TestReplace(t *testing.T) {
+	m := newServiceManager(t, "")
+	dir := t.TempDir()
+	file := filepath.Join(dir, "c.yaml")
+	engine := streamingEngine(t, time.Second)
+	write := func(more string) {
+		t.Helper()
+		text := fmt.Sprintf("secret: %s\ndrain_grace: 0s\nbackends: [{url: '%s', name: one, models: [m]}]\n%s", fleetSecret, engine, more)
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	good := "data_dir: " + filepath.Join(dir, "raft") + "\n"
+	write(good)
+	p := serveWith(t, m.env, "--config", file)
+	m.await(t, "READY=1")
+	body := fmt.Sprintf(`{"model":"m",%s%s"}]}`, prompt, strings.Repeat("and so on ", 400))
+	if err := ask(http.DefaultClient, "http://"+p.data+"/v1/chat/completions", body); err != nil {
+		t.Fatal(err)
+	}
+	serves := func() {
+		t.Helper()
+		var why struct {
+			MatchedBlocks int `json:"matched_blocks"`
+		}
+		got := grapevine(t, body, "explain", "--admin", p.admin, "--json")
+		if err := json.Unmarshal([]byte(got.out), &why); err != nil || why.MatchedBlocks == 0 {
+			t.Errorf("it does not know where the prompt is: %+v", got)
+		}
+		eventually(t, "changes are taken", func() bool {
+			return grapevine(t, "", "backends", "drain", "one", "--force", "--admin", p.admin).code == 0 &&
+				grapevine(t, "", "backends", "resume", "one", "--admin", p.admin).code == 0
+		})
+		if err := ask(http.DefaultClient, "http://"+p.data+"/v1/chat/completions", body); err != nil {
+			t.Error(err)
+		}
+	}
+	serves()
+
+	refused := func(reason string) {
+		t.Helper()
+		p.signal(t, syscall.SIGUSR2)
+		eventually(t, reason, func() bool {
+			return regexp.MustCompile(`"event":"replace_failed".*` + regexp.QuoteMeta(reason)).MatchString(p.log.String())
+		})
+		serves()
+	}
+	write("strategyy: session\n")
+	refused("strategyy: unknown key")
+	write("data_dir: /dev/null/raft\n")
+	refused("/dev/null/raft") // found out when the old process has released its own
+
+	write(good)
+	pid := replace(t, m, p.cmd.Process.Pid)
+	serves()
+	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	reap(t, pid)
+	if code := p.wait(t); code != 0 {
+		t.Errorf("the first process: exit %d", code)
+	}
+	if t.Failed() {
+		t.Log(p.log.String())
+	}
+}
+
+func TestNoReplacementWithoutServiceManager(t *testing.T) {
+	p := serve(t, "--drain-grace", "0s")
+	p.signal(t, syscall.SIGUSR2)
+	eventually(t, "it says why", func() bool { return strings.Contains(p.log.String(), "NOTIFY_SOCKET is not set") })
+	p.signal(t, syscall.SIGTERM)
+	if code := p.wait(t); code != 0 {
+		t.Errorf("exit %d\n%s", code, p.log.String())
+	}
+}
+
+// TestReplaceInAFleet: the fleet takes the new process for the node that it replaces, at the same addresses.
+func TestReplaceInAFleet(t *testing.T) {
+	dir := t.TempDir()
+	key := filepath.Join(dir, "key")
+	if got := grapevine(t, "", "keys", "generate", "--out", key); got.code != 0 {
+		t.Fatalf("%+v", got)
+	}
+	text, err := os.ReadFile(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	free := make([]string, 3)
+	for i := range free {
+		free[i] = freePort(t, fmt.Sprintf("127.78.0.%d", i+1)) // where no other socket of the test is
+	}
+	engine := streamingEngine(t, time.Second)
+	managers, fleet := make([]*serviceManager, 3), make([]*process, 3)
+	for i := range fleet {
+		name := fmt.Sprintf("node-%d", i+1)
+		own := filepath.Join(dir, name+".key")
+		if err := os.WriteFile(own, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		managers[i] = newServiceManager(t, "")
+		fleet[i] = newProcess(t, managers[i].env, "--node-name", name, "--gossip", free[i], "--secret", fleetSecret, "--gossip-key-file", own, "--drain-grace", "0s", "--drain-close", "500ms",
+			"--data-dir", filepath.Join(dir, name), "--backend", engine+",name=one,models=m", "--founder", free[0], "--founder", free[1], "--founder", free[2])
+		if err := fleet[i].cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, p := range fleet {
+		select {
+		case found := <-p.log.found:
+			p.data, p.admin = found[1], found[2]
+		case <-time.After(time.Minute):
+			t.Fatalf("it does not serve: %s", p.log.String())
+		}
+		managers[i].await(t, "READY=1")
+	}
+	whole := func() {
+		t.Helper()
+		for _, p := range fleet {
+			eventually(t, "all see all, and a change is taken", func() bool {
+				var list admin.NodeList
+				got := grapevine(t, "", "nodes", "--admin", p.admin, "--json")
+				if json.Unmarshal([]byte(got.out), &list) != nil || len(list.Nodes) != 3 {
+					return false
+				}
+				for _, n := range list.Nodes[1:] {
+					if !n.Connected {
+						return false
+					}
+				}
+				return grapevine(t, "", "backends", "label", "one", "a=b", "--admin", p.admin).code == 0
+			})
+		}
+	}
+	whole()
+	var pids []int
+	for i, p := range fleet {
+		l := startLoad(t, p.data, 2)
+		l.stream()
+		eventually(t, "answers", func() bool { return l.answers.Load() > 20 })
+		began := time.Now()
+		pids = append(pids, replace(t, managers[i], p.cmd.Process.Pid))
+		t.Logf("node %d: replaced within %v", i+1, time.Since(began))
+		before := l.answers.Load()
+		eventually(t, "answers", func() bool { return l.answers.Load() > before+20 })
+		l.end()
+		for _, err := range l.failures {
+			t.Error(err)
+		}
+		whole()
+	}
+	for i, p := range fleet {
+		if err := syscall.Kill(pids[i], syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		reap(t, pids[i])
+		if code := p.wait(t); code != 0 {
+			t.Errorf("exit %d\n%s", code, p.log.String())
+		}
+	}
+	if t.Failed() {
+		for _, p := range fleet {
+			t.Log(p.log.String())
+		}
+	}
+}
+
+func freePort(t *testing.T, ip string) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", ip+":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	return ln.Addr().String()
+}
