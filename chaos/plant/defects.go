@@ -93,13 +93,13 @@ func (e *exchange) askAgain() bool {
 		Wrong: "a draining node closes connections that carry answers as well as idle ones",
 		Edits: []Edit{{
 			File: "proxy/drain.go",
-			Old: `	p.closeListeners()
-	var err error`,
-			New: `	p.closeListeners()
-	if planted("drain-cuts-answers") {
+			Old: `	var err error
+	for began := time.Now(); !p.closeIdle(connIdle)`,
+			New: `	if planted("drain-cuts-answers") {
 		p.closeIdle(connActive)
 	}
-	var err error`,
+	var err error
+	for began := time.Now(); !p.closeIdle(connIdle)`,
 		}},
 	},
 	{
