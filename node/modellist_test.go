@@ -55,7 +55,7 @@ func TestModelListAsksNobody(t *testing.T) {
 	}
 	eventually(t, "both engines have told their models", func() bool {
 		_, text := get("/v1/models", "x")
-		return strings.Contains(text, "m1") && strings.Contains(text, "lora-a")
+		return strings.Contains(text, `"id":"m1"`) && strings.Contains(text, `"id":"lora-a"`) // which also names m1, as its parent
 	})
 	before := asked.Load()
 	var text string
