@@ -23,6 +23,9 @@ func (n *Node) collect(s metrics.Scrape) {
 	n.sources.Collect(s)
 	n.hot.Collect(s)
 	n.collectAffinity(s, n.router.Affinities(now()))
+	if n.gossipCert.Load() != nil {
+		n.currentGossipCert() // streams last: one that is renewed would else seem to expire
+	}
 	if f := n.fleetFigures(); f != nil {
 		f.collect(s)
 	}

@@ -67,20 +67,22 @@ func (n *Node) gossipTLS() (*tls.Config, error) {
 		return nil, fmt.Errorf("gossip_ca: %s holds no certificate", c.GossipCA)
 	}
 	n.noteCertificate("gossip_cert", first, n.gossipCert.Swap(first))
-	current := func() *tls.Certificate {
-		cert, err := loadKeyPair(c.GossipCert, c.GossipCertKey)
-		if err != nil {
-			n.log.Error().Str("component", "gossip").Err(err).Msg("gossip_cert cannot be read again: going on with the last one")
-			return n.gossipCert.Load()
-		}
-		n.noteCertificate("gossip_cert", cert, n.gossipCert.Swap(cert))
-		return cert
-	}
 	return &tls.Config{
 		RootCAs: roots, ClientCAs: roots,
-		GetCertificate:       func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return current(), nil },
-		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return current(), nil },
+		GetCertificate:       func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return n.currentGossipCert(), nil },
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return n.currentGossipCert(), nil },
 	}, nil
+}
+
+// currentGossipCert reads the files again, and notes what the next stream shows. Only with gossip_cert.
+func (n *Node) currentGossipCert() *tls.Certificate {
+	cert, err := loadKeyPair(n.cfg.GossipCert, n.cfg.GossipCertKey)
+	if err != nil {
+		n.log.Error().Str("component", "gossip").Err(err).Msg("gossip_cert cannot be read again: going on with the last one")
+		return n.gossipCert.Load()
+	}
+	n.noteCertificate("gossip_cert", cert, n.gossipCert.Swap(cert))
+	return cert
 }
 
 // checkGossip reports wrong keys, certificates and names before anything runs.
