@@ -29,6 +29,20 @@ func (f *Fleet) Guest(i int) string { return f.net.of(f.cfg.Nodes+f.cfg.Engines+
 // InNetwork runs a short f in the node's network.
 func (n *Node) InNetwork(f func() error) error { return n.thread.do(f) }
 
+// Beside starts another program, which ends with this process; stop kills it and waits. Its output goes to the file at log.
+func (f *Fleet) Beside(log, program string, args ...string) (stop func() error, err error) {
+	p, err := startProcess(f.nodes[0].thread, log, program, args, nil)
+	if err != nil {
+		return nil, err
+	}
+	return p.kill, nil
+}
+
+func (n *Node) ConfigFile() string { return n.config }
+
+// KeyFile has the gossip key; the node reads it at its start, and rewrites it when keys rotate.
+func (n *Node) KeyFile() string { return n.key }
+
 func (n *Node) DataDir() string { return n.dataDir }
 
 type Usage struct {
