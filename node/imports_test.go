@@ -39,6 +39,7 @@ var mayImport = map[string][]string{
 	"node/notify":    {},
 	"node/health":    {"node/backends", "node/config", "node/metrics", "prefixtree", "proxy/engine", "proxy/policy", "raftstore"},
 	"node/accesslog": {"proxy", "proxy/policy"},
+	"node/traces":    {"proxy", "proxy/policy"},
 	"node/accounts":  {"node/metrics", "proxy", "proxy/clients", "proxy/policy"},
 
 	"node/handover":  {},
@@ -47,9 +48,9 @@ var mayImport = map[string][]string{
 	"node/history":   {"gossip/wire", "prefixtree", "proxy", "proxy/policy"},
 	"node/machine":   {},
 	"node/admin":     {"gossip", "gossip/member", "node/config", "node/doctor", "node/history", "proxy/policy", "raftstore"},
-	"node/config":    {"gossip/discovery", "gossip/member", "node/accesslog", "node/machine", "prefixtree", "proxy", "proxy/clients", "proxy/engine/events", "proxy/policy", "raftstore"},
+	"node/config":    {"gossip/discovery", "gossip/member", "node/accesslog", "node/machine", "node/traces", "prefixtree", "proxy", "proxy/clients", "proxy/engine/events", "proxy/policy", "raftstore"},
 	"node/metrics":   {"proxy", "proxy/clients", "proxy/policy", "proxy/prompt", "raftstore"},
-	"node":           {"prefixtree", "gossip", "gossip/discovery", "gossip/member", "node/accesslog", "node/accounts", "node/admin", "node/backends", "node/config", "node/dashboard", "node/doctor", "node/handover", "node/health", "node/history", "node/hot", "node/machine", "node/metrics", "node/share", "node/sources", "node/streams", "raftstore", "proxy", "proxy/..."},
+	"node":           {"prefixtree", "gossip", "gossip/discovery", "gossip/member", "node/accesslog", "node/accounts", "node/admin", "node/backends", "node/config", "node/dashboard", "node/doctor", "node/handover", "node/health", "node/history", "node/hot", "node/machine", "node/metrics", "node/share", "node/sources", "node/streams", "node/traces", "raftstore", "proxy", "proxy/..."},
 
 	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/engine/events", "proxy/policy", "raftstore"},
 	"node/streams":  {"node/backends", "node/config", "node/health", "prefixtree", "proxy", "proxy/engine", "proxy/engine/events", "proxy/engine/ledger", "proxy/policy"},

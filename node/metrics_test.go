@@ -66,6 +66,7 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 	t.Helper()
 	cfg := testConfig("http://127.0.0.1:1")
 	cfg.BackendsFrom = []string{"file:/etc/grapevine/backends"}
+	cfg.OTLPEndpoint = "http://127.0.0.1:4318"
 	cfg.ClientsFile = filepath.Join(t.TempDir(), "clients.yaml")
 	if err := os.WriteFile(cfg.ClientsFile, []byte(clientsText("search")), 0o600); err != nil {
 		t.Fatal(err)

@@ -32,6 +32,7 @@ import (
 	"grapevine/node/share"
 	"grapevine/node/sources"
 	"grapevine/node/streams"
+	"grapevine/node/traces"
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/clients"
@@ -60,7 +61,8 @@ type Node struct {
 	proxy    *proxy.Proxy
 	metrics  *metrics.Metrics
 	access   *accesslog.Log
-	counts   history.Counts // of this node's requests
+	traces   *traces.Exporter // nil without otlp_endpoint
+	counts   history.Counts   // of this node's requests
 	history  *history.History
 	receipts history.Receipts // of the last requests
 	baseline *history.Baseline
@@ -162,6 +164,13 @@ func New(cfg config.Config) (*Node, error) {
 		out = cfg.Stdout
 	}
 	n.access = accesslog.New(cfg.AccessLogFile, out, n.name, which)
+	if cfg.OTLPEndpoint != "" {
+		if n.traces, err = traces.New(traces.Config{
+			Endpoint: cfg.OTLPEndpoint, Node: n.name, Cluster: cfg.Cluster, Version: cfg.Version, Log: n.log.With().Str("component", "traces").Logger(),
+		}); err != nil {
+			return nil, err
+		}
+	}
 	if n.cfg.AdminTokenFile != "" {
 		if _, err := admin.ReadToken(n.cfg.AdminTokenFile); err != nil {
 			return nil, err
@@ -304,6 +313,9 @@ func (n *Node) start(ctx context.Context) error {
 		return err
 	}
 	n.cleanups.push("access log", func(context.Context) error { return n.access.Close() })
+	if n.traces != nil {
+		n.run(&n.cleanups, "traces", n.traces.Run)
+	}
 	ln, err := n.listen(ctx, "listen", n.cfg.Listen, n.cfg.Inherited.Data)
 	if err != nil {
 		return err

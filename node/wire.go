@@ -91,7 +91,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Con
 		PromptTokens: n.router.PromptTokens,
 
 		PassPaths: cfg.PassPaths, AllowEngineControl: cfg.AllowEngineControl, ResponseHeaders: headers, Tenant: tenant,
-		Queue: waiting,
+		Queue: waiting, Tracing: cfg.OTLPEndpoint != "", TraceShare: cfg.TraceShare,
 
 		MaxBody:       int(n.limits.MaxBody),
 		MaxBodyMemory: int(n.limits.BodyMemory),
@@ -139,6 +139,9 @@ func (n *Node) sketch() func() *prompt.Sketch {
 func (n *Node) observe(r *proxy.Record) {
 	n.metrics.Observe(r)
 	n.accounts.Observe(r)
+	if n.traces != nil {
+		n.traces.Observe(r)
+	}
 	rate, by := 0.0, history.Deciding(r)
 	if by != nil {
 		rate = n.router.Rate(by.Backend)

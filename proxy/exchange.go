@@ -150,6 +150,9 @@ func (e *exchange) startRecord() {
 	if len(e.head.trace) > 0 {
 		e.rec.Trace = parseTrace(e.head.trace)
 	}
+	if e.proxy.cfg.Tracing {
+		e.rec.Trace.begin(e.proxy.cfg.TraceShare)
+	}
 }
 
 func (e *exchange) pick() (Target, error) {
@@ -167,6 +170,9 @@ func (e *exchange) booked(t Target) {
 	e.rec.Attempts++
 	e.rec.Decision = e.guard.attempt.Decision()
 	e.rec.Backend = t.Name
+	if e.rec.Trace.Recorded() {
+		e.rec.Picked = time.Since(e.rec.Start)
+	}
 	if e.named != nil {
 		e.proxy.responses.name(e.named, t.Name, e.tenant, &e.block)
 	}
@@ -285,7 +291,7 @@ func (e *exchange) recycle() {
 	clear(e.tenant) // a credential
 	e.inquiry, e.relayed = inquiry{}, relayed{}
 	e.seat.waiter, e.seat.target = queue.Waiter{}, Target{}
-	e.head = requestHead{block: reuse(e.head.block), forwarded: reuse(e.head.forwarded), talk: reuse(e.head.talk)}
+	e.head = requestHead{block: reuse(e.head.block), forwarded: reuse(e.head.forwarded), talk: reuse(e.head.talk), traceState: reuse(e.head.traceState)}
 	e.split.reset()
 	e.query = policy.Request{Header: e.query.Header, Exclude: e.query.Exclude[:0]}
 	e.suspects, e.partial, e.tail = e.suspects[:0], reuse(e.partial), reuse(e.tail)

@@ -305,6 +305,9 @@ func (e *exchange) appendRequest(dst []byte, t *Target, length int) []byte {
 	if e.stampHead {
 		dst = appendHeader(dst, []byte(headerSession), e.stamp)
 	}
+	if e.proxy.cfg.Tracing {
+		dst = e.appendTrace(dst)
+	}
 	dst = append(dst, "X-Request-Id: "...)
 	dst = append(dst, e.head.id...)
 	if len(e.conn.forwarded) > 0 {

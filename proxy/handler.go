@@ -94,6 +94,9 @@ func (e *exchange) serve() {
 		e.refuse(f)
 		return
 	}
+	if e.rec.Trace.Recorded() {
+		e.rec.Parsed = time.Since(e.rec.Start)
+	}
 	if f, bad := e.readWishes(); bad {
 		e.deny(f)
 		return
@@ -107,6 +110,7 @@ func (e *exchange) serve() {
 func (e *exchange) scan(kind prompt.Kind, control bool) {
 	e.head.scan(e.ctx.Request.Header.RawHeaders(), scanOptions{
 		plainAnswer: kind != prompt.Other, control: control, ranked: e.proxy.ranks(e.client), takeKey: e.proxy.cfg.Clients != nil,
+		traced: e.proxy.cfg.Tracing,
 	})
 }
 

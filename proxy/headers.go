@@ -68,6 +68,7 @@ type requestHead struct {
 	talk        []byte // scratch
 	forwarded   []byte // scratch: X-Forwarded-For values, joined
 	trace       []byte // traceparent
+	traceState  []byte // scratch: tracestate values, joined; only with scanOptions.traced
 	websocket   bool
 	encoded     bool // the body is compressed
 	lengths     int  // Content-Length lines
@@ -82,12 +83,13 @@ type scanOptions struct {
 	control     bool // keep headers that steer engines
 	ranked      bool // keep the priority for engines
 	takeKey     bool // clients' keys are for the router, not for engines
+	traced      bool // the router may write a traceparent of its own
 }
 
 // scan reads raw lines: fasthttp's parser joins folded lines, and drops Content-Length or
 // Transfer-Encoding if both are given.
 func (h *requestHead) scan(raw []byte, o scanOptions) {
-	*h = requestHead{block: h.block[:0], forwarded: h.forwarded[:0], talk: h.talk[:0], sessionRank: len(sessionHeaders)}
+	*h = requestHead{block: h.block[:0], forwarded: h.forwarded[:0], talk: h.talk[:0], traceState: h.traceState[:0], sessionRank: len(sessionHeaders)}
 	for len(raw) > 0 {
 		end := bytes.IndexByte(raw, '\n')
 		if end < 0 {
@@ -172,6 +174,16 @@ func (h *requestHead) take(name, value []byte, o scanOptions) bool {
 		return false
 	case "traceparent":
 		h.trace = value
+		return !o.traced
+	case "tracestate":
+		if !o.traced {
+			return true
+		}
+		if len(h.traceState) > 0 {
+			h.traceState = append(h.traceState, ',')
+		}
+		h.traceState = append(h.traceState, value...)
+		return false
 	case "x-forwarded-for":
 		if len(h.forwarded) > 0 {
 			h.forwarded = append(h.forwarded, ", "...)

@@ -96,6 +96,10 @@ type Config struct {
 	// Sketch, if not nil, returns a sketch for each prompt of which Record.Sketch shall have one, and nil for the others. It must not
 	// block.
 	Sketch func() *prompt.Sketch
+	// Tracing gives a span to requests whose caller records their trace, and to TraceShare, from 0 to 1, of those without a valid
+	// traceparent. Their engines get this span as their parent.
+	Tracing    bool
+	TraceShare float64
 	// Observer receives, concurrently, the Record of every request to be forwarded.
 	Observer func(*Record)
 	Log      zerolog.Logger
@@ -335,7 +339,7 @@ type Record struct {
 	Refused  string           // by the queue: RefusedFull, RefusedTimeout or RefusedLate; else ""
 	Priority clients.Priority // in the queue
 	Peer     []byte           // the address of the client's connection or, in a PROXY header, the client's
-	Trace    Trace            // by the client's traceparent
+	Trace    Trace            // by the client's traceparent, and Config.Tracing
 
 	Status   int            // StatusClientGone if the client left first
 	Failed   policy.Failure // of the last attempt
@@ -356,6 +360,8 @@ type Record struct {
 	// Tokens by the engine's count; -1 if unknown.
 	PromptTokens, CachedTokens, OutputTokens int
 
+	Parsed   time.Duration // until the body was read; 0 without a span
+	Picked   time.Duration // until the last backend was chosen; 0 without a span
 	Overhead time.Duration // the router's own time
 	Queue    time.Duration // until the last dispatch
 	Waited   time.Duration // in the router's queue; 0: did not wait

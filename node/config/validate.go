@@ -9,6 +9,7 @@ import (
 
 	"grapevine/gossip/member"
 	"grapevine/node/accesslog"
+	"grapevine/node/traces"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
 	"grapevine/raftstore"
@@ -88,6 +89,11 @@ func (c *Config) checkServing(bad complain) {
 	case tenant.ByCredential() && c.ClientsFile != "":
 		bad("tenant", "write client", "credential does not go with clients_file, which takes the credentials")
 	}
+	if c.OTLPEndpoint != "" {
+		_, err := traces.URL(c.OTLPEndpoint)
+		bad.when(err != nil, "otlp_endpoint", "write the base URL of a collector, such as http://127.0.0.1:4318", "%q cannot be used", c.OTLPEndpoint)
+	}
+	bad.when(!(c.TraceShare >= 0 && c.TraceShare <= 1), "trace_share", "write a number from 0 to 1", "%v is no share", c.TraceShare)
 	bad.when(!HeaderWord(c.NodeName), "node_name", "write one word of visible ASCII: it goes into a response header", "%q cannot be used", c.NodeName)
 }
 

@@ -1,0 +1,208 @@
+// Package traces sends a span of each traced request to an OpenTelemetry collector, by OTLP over HTTP in JSON. A span never holds a
+// prompt or an answer.
+package traces
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"grapevine/proxy"
+)
+
+const (
+	// maxWaiting bounds, in bytes, the spans that wait for the collector; further ones are dropped and counted.
+	maxWaiting = 8 << 20
+	// gathering is how long spans wait for others to be sent with them: a post costs as much as a hundred spans. At 1 KB each, 8,000 spans
+	// a second fit in maxWaiting.
+	gathering = time.Second
+	// tries bounds how often a batch is sent, 1, 2 and 4 s apart.
+	tries       = 4
+	sendTimeout = 10 * time.Second
+	// lastTimeout bounds how long the last spans delay the end of the node.
+	lastTimeout = 2 * time.Second
+	maxAnswer   = 64 << 10 // bytes
+	warnEvery   = time.Minute
+)
+
+// Config describes an Exporter.
+type Config struct {
+	Endpoint string // see URL
+	Node     string
+	Cluster  string
+	Version  string
+	Log      zerolog.Logger
+}
+
+// Exporter gathers spans and sends them. Safe for concurrent use.
+type Exporter struct {
+	url    string
+	head   []byte // of every batch
+	client *http.Client
+	log    zerolog.Logger
+	pause  time.Duration // before the second try; doubled before each further one
+	warned time.Time     // by Run alone
+
+	sent, dropped atomic.Uint64
+
+	mu      sync.Mutex
+	waiting []byte // head and spans, separated by commas
+	count   int    // of these spans
+}
+
+// URL returns where spans are posted: /v1/traces under the base URL of a collector.
+func URL(endpoint string) (string, error) {
+	u, err := url.Parse(endpoint)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
+		return "", errors.New("want the base URL of a collector, such as http://127.0.0.1:4318")
+	}
+	return u.JoinPath("v1", "traces").String(), nil
+}
+
+// New returns an exporter that sends nothing until Run.
+func New(c Config) (*Exporter, error) {
+	target, err := URL(c.Endpoint)
+	if err != nil {
+		return nil, err
+	}
+	b := object(`{"resourceSpans":[{"resource":{"attributes":[`)
+	text(&b, "service.name", "grapevine")
+	text(&b, "service.namespace", c.Cluster)
+	text(&b, "service.instance.id", c.Node)
+	text(&b, "service.version", c.Version)
+	b.raw(`]},"scopeSpans":[{"scope":{"name":"grapevine"},"spans":[`)
+	return &Exporter{
+		url: target, head: b, waiting: bytes.Clone(b), log: c.Log, pause: time.Second,
+		client: &http.Client{Transport: &http.Transport{MaxIdleConns: 1, IdleConnTimeout: time.Minute}, Timeout: sendTimeout},
+	}, nil
+}
+
+const tail = `]}]}]}`
+
+// Sent counts the spans that the collector took.
+func (x *Exporter) Sent() uint64 { return x.sent.Load() }
+
+// Dropped counts the spans that were lost: the collector was too slow, failed or refused them.
+func (x *Exporter) Dropped() uint64 { return x.dropped.Load() }
+
+// Observe adds the span of a finished request if its trace is recorded; r is valid during the call only.
+func (x *Exporter) Observe(r *proxy.Record) {
+	if !r.Trace.Recorded() {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if len(x.waiting) >= maxWaiting {
+		x.dropped.Add(1)
+		return
+	}
+	if x.count > 0 {
+		x.waiting = append(x.waiting, ',')
+	}
+	x.waiting = appendSpan(x.waiting, r)
+	x.count++
+}
+
+// Run sends spans until ctx ends, then once more what waits.
+func (x *Exporter) Run(ctx context.Context) {
+	defer x.client.CloseIdleConnections()
+	ticker := time.NewTicker(gathering)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTimeout)
+			defer cancel()
+			x.flush(last)
+			return
+		case <-ticker.C:
+			x.flush(ctx)
+		}
+	}
+}
+
+func (x *Exporter) flush(ctx context.Context) {
+	x.mu.Lock()
+	batch, count := x.waiting, x.count
+	if count == 0 {
+		x.mu.Unlock()
+		return
+	}
+	// Not the last batch's memory: a request that timed out may still be sent from it. The next batch is probably as large.
+	x.waiting, x.count = append(make([]byte, 0, len(batch)+len(batch)/4), x.head...), 0
+	x.mu.Unlock()
+	batch = append(batch, tail...)
+	refused, err := x.send(ctx, batch)
+	if err != nil {
+		refused = count
+		if time.Since(x.warned) >= warnEvery {
+			x.warned = time.Now()
+			x.log.Warn().Err(err).Msg("the collector of otlp_endpoint takes no spans: they are dropped and counted")
+		}
+	}
+	refused = min(refused, count)
+	x.dropped.Add(uint64(refused))
+	x.sent.Add(uint64(count - refused))
+}
+
+// send repeats what the protocol lets clients repeat. refused is what the collector left out of a batch that it accepted.
+func (x *Exporter) send(ctx context.Context, batch []byte) (refused int, err error) {
+	for try := range tries {
+		var again bool
+		if refused, again, err = x.post(ctx, batch); err == nil || !again || try == tries-1 {
+			break
+		}
+		select {
+		case <-time.After(x.pause << try):
+		case <-ctx.Done():
+			return 0, err
+		}
+	}
+	return refused, err
+}
+
+func (x *Exporter) post(ctx context.Context, batch []byte) (refused int, again bool, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, x.url, bytes.NewReader(batch))
+	if err != nil {
+		return 0, false, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := x.client.Do(req)
+	if err != nil {
+		return 0, true, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
+	if err != nil {
+		return 0, true, err
+	}
+	switch resp.StatusCode {
+	case http.StatusOK:
+		return refusedBy(text), false, nil
+	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		again = true
+	}
+	return 0, again, fmt.Errorf("%s answers %s: %.200q", x.url, resp.Status, text)
+}
+
+// refusedBy returns how many spans the answer refuses; none if it is unreadable.
+func refusedBy(answer []byte) int {
+	var a struct {
+		PartialSuccess struct{ RejectedSpans json.Number }
+	}
+	if json.Unmarshal(answer, &a) != nil {
+		return 0
+	}
+	n, _ := a.PartialSuccess.RejectedSpans.Int64()
+	return int(max(n, 0))
+}
