@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	mathrand "math/rand/v2"
 	"net"
 	"os"
 	"slices"
@@ -48,7 +47,6 @@ var (
 // Node is one router. Its methods are safe for concurrent use.
 type Node struct {
 	cfg      config.Config
-	limits   config.Limits // of cfg, reduced to what the machine allows
 	name     string
 	log      zerolog.Logger
 	hasher   *prefixtree.Hasher
@@ -71,6 +69,7 @@ type Node struct {
 
 	running  atomic.Pointer[config.Config] // cfg plus what Reload applied; immutable
 	reloadMu sync.Mutex                    // one Reload at a time
+	reloaded atomic.Pointer[lastReload]    // nil: none yet
 
 	gossipCert atomic.Pointer[tls.Certificate] // last valid gossip_cert; nil: none configured
 
@@ -139,7 +138,6 @@ func New(cfg config.Config) (*Node, error) {
 	}
 	n.running.Store(&cfg)
 	n.log = cfg.Log.With().Str("node", n.name).Logger()
-	n.limits = n.cfg.Fit()
 	if err := n.buildRouting(); err != nil {
 		return nil, err
 	}
@@ -213,15 +211,7 @@ func (n *Node) buildRouting() error {
 	n.streams = streams.New(n.streamsConfig(secret))
 	numbers := backends.NewRegistry(n.cfg.MaxNumbers(), n.release, time.Now)
 	n.doctor = doctor.New(n.cfg.DoctorSamples)
-	n.router, err = policy.NewRouter(policy.Config{
-		Strategy: n.cfg.Strategy, BlockBytes: n.cfg.BlockBytes,
-		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: mathrand.Uint64(), SlowStart: orNone(n.cfg.SlowStart), Truth: n.streams,
-		Zone: n.cfg.Zone, ZoneCost: n.cfg.ZoneCost,
-		Gate:   policy.Gate{TTFT: n.cfg.QueueTTFT, Waiting: n.cfg.QueueWaiting, InFlight: n.cfg.QueueInFlight},
-		Failed: func(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Time) { n.health.Failed(b) },
-		Forgot: func(b prefixtree.Backend) { n.health.Forgot(b) },
-	}, n.tree)
-	if err != nil {
+	if n.router, err = policy.NewRouter(n.policyConfig(&n.cfg), n.tree); err != nil {
 		return fmt.Errorf("policy: %w", err)
 	}
 	n.backends, err = backends.NewDirectory(backends.Config{
@@ -307,7 +297,7 @@ func (n *Node) Start(ctx context.Context) error {
 // start begins what serves requests, which a draining process keeps to its end, and within it what only one process may own.
 func (n *Node) start(ctx context.Context) error {
 	n.began = time.Now()
-	n.limits.Warn(&n.cfg, n.log.With().Str("component", "node").Logger())
+	n.warnLimits(&n.cfg)
 	n.ready.wait(because("starting"))
 	if err := n.access.Open(); err != nil {
 		return err
@@ -421,6 +411,12 @@ func (n *Node) startSingle(ctx context.Context, adminPort, metricsPort net.Liste
 // storeIsOwn: a router alone without data_dir keeps its state in memory, where no other process wants it.
 func (n *Node) storeIsOwn() bool { return !n.cfg.InFleet() && n.cfg.DataDir == "" }
 
+// warnLimits logs where the machine allows less than what is configured.
+func (n *Node) warnLimits(cfg *config.Config) {
+	limits := cfg.Fit()
+	limits.Warn(cfg, n.log.With().Str("component", "node").Logger())
+}
+
 // run starts loops that end with their context, which the cleanup of this name cancels.
 func (n *Node) run(owner *cleanups, name string, loops ...func(context.Context)) {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -489,7 +485,7 @@ func (n *Node) busy(name string) bool {
 // next.
 func (n *Node) Drain(ctx context.Context, grace time.Duration) {
 	n.endReadiness("draining")
-	n.log.Info().Str("component", "node").Str("event", EventDrainStarted).Float64("grace_s", grace.Seconds()).Msg("draining")
+	n.log.Info().Str("component", "node").Str("event", EventDrainStarted).Float64("grace_s", grace.Seconds()).Float64("timeout_s", n.Running().DrainTimeout.Seconds()).Msg("draining")
 	select {
 	case <-time.After(grace):
 	case <-ctx.Done():

@@ -89,3 +89,57 @@ func TestQueueSettings(t *testing.T) {
 		}
 	}
 }
+
+// A reload begins and ends the queue; requests that wait when it ends keep their places.
+func TestReloadOfTheQueue(t *testing.T) {
+	begun, answer := make(chan bool, 8), make(chan bool, 8)
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v1/chat/completions" {
+			http.NotFound(w, r)
+			return
+		}
+		begun <- true
+		<-answer
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"hi\"}}]}\n\ndata: [DONE]\n\n")
+	}))
+	defer engine.Close()
+	defer close(answer) // lets the engine close if the test fails
+	n := startNode(t, testConfig(engine.URL))
+	statuses := make(chan int, 4)
+	send := func() {
+		status, _, _ := chat(t, n, strings.Replace(chatBody("m", "hello"), "{", `{"stream":true,`, 1))
+		statuses <- status
+	}
+	reload := func(requests int) {
+		t.Helper()
+		next := *n.Running()
+		next.QueueRequests, next.QueueWaiting = requests, 1
+		if _, err := n.Reload(next); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waiting := func() float64 { return scrape(t, n)[`grapevine_queue_requests{priority="interactive"}`] }
+	go send()
+	<-begun
+	reload(1)
+	go send()
+	eventually(t, "one request waits", func() bool { return waiting() == 1 })
+	reload(2)
+	go send()
+	eventually(t, "two requests wait", func() bool { return waiting() == 2 })
+	reload(0)
+	go send()
+	<-begun // at once: there is no queue any more
+	if n := waiting(); n != 2 {
+		t.Errorf("%v requests wait after the queue has ended, want 2", n)
+	}
+	for range 4 {
+		answer <- true
+	}
+	for range 4 {
+		if status := <-statuses; status != http.StatusOK {
+			t.Errorf("status %d, want 200", status)
+		}
+	}
+}

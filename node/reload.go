@@ -4,54 +4,44 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"time"
 
 	"grapevine/node/accesslog"
+	"grapevine/node/admin"
 	"grapevine/node/backends"
 	"grapevine/node/config"
 )
 
+// Reloaded says what a reload did with the settings that differ.
 type Reloaded struct {
-	Applied     []string // now in force
-	AtNextStart []string // waiting for the next start
+	Applied     []admin.SettingChange // now in force
+	AtNextStart []admin.SettingChange // waiting for the next start
+}
+
+// lastReload is immutable.
+type lastReload struct {
+	at   time.Time
+	err  error    // why it was refused; else nil
+	done Reloaded // by the last reload that was not refused
 }
 
 // Reload applies settings with Setting.Reload "yes", engines' API keys and CAs, and certificate and
-// key files. After an error nothing has changed. Running requests may keep their old limits and
-// connections.
+// key files. next is validated. After an error nothing has changed. Running requests may keep their old
+// limits and connections.
 func (n *Node) Reload(next config.Config) (Reloaded, error) {
 	n.reloadMu.Lock()
 	defer n.reloadMu.Unlock()
-	now := *n.running.Load()
-	level, errLevel := config.ParseLevel(next.LogLevel)
+	old := n.running.Load()
+	now, done := merge(*old, next)
+	level, errLevel := config.ParseLevel(now.LogLevel)
 	cert, errCert := n.readCertificate()
 	keys, errKeys := backends.ReadKeys(next.Backends)
 	stamp, book, errClients := n.clients.read()
-	if err := errors.Join(errLevel, errCert, errKeys, errClients); err != nil {
+	which, errWhich := accesslog.Parse(now.AccessLog)
+	if err := errors.Join(errLevel, errCert, errKeys, errClients, errWhich); err != nil {
 		return Reloaded{}, err
-	}
-	var out Reloaded
-	differing := now.Differing(next)
-	for _, s := range config.Settings() {
-		if !slices.Contains(differing, s.Key) {
-			continue
-		}
-		switch s.Reload {
-		case config.ReloadValue:
-			now.Overlay(next, s)
-			out.Applied = append(out.Applied, s.Key)
-		case config.ReloadKeys:
-			if !slices.EqualFunc(now.Backends, next.Backends, sameButKeys) {
-				out.AtNextStart = append(out.AtNextStart, s.Key)
-			}
-		default:
-			out.AtNextStart = append(out.AtNextStart, s.Key)
-		}
 	}
 	tuned, err := n.proxyConfig(nil, &now)
-	if err != nil {
-		return Reloaded{}, err
-	}
-	which, err := accesslog.Parse(now.AccessLog)
 	if err != nil {
 		return Reloaded{}, err
 	}
@@ -59,29 +49,87 @@ func (n *Node) Reload(next config.Config) (Reloaded, error) {
 	if err != nil {
 		return Reloaded{}, err
 	}
-	if err := n.access.Reopen(); err != nil {
+	reroute, err := n.router.Retune(n.policyConfig(&now))
+	if err != nil {
 		return Reloaded{}, err
 	}
+	lines, err := n.access.Prepare(now.AccessLogFile)
+	if err != nil {
+		return Reloaded{}, err
+	}
+	defer lines.Discard()
 	changed, err := n.backends.SetKeys(keys)
 	if err != nil {
 		return Reloaded{}, err
 	}
 	// Nothing below fails.
 	retune()
+	reroute()
+	lines.Use()
 	n.access.Set(which)
 	n.accounts.SetPrice(now.GPUHourPrice)
+	n.doctor.SetRate(now.DoctorSamples)
 	if book != nil {
 		_ = n.clients.adopt(stamp, book, nil, n.useClients)
 	}
 	if changed {
-		out.Applied = append(out.Applied, "backends")
+		done.Applied = append(done.Applied, admin.SettingChange{Key: "backends", From: "credentials", To: "other credentials"})
 	}
 	if n.cfg.Level != nil {
 		n.cfg.Level.Set(level)
 	}
 	n.useCertificate(cert)
 	n.running.Store(&now)
-	return out, nil
+	n.reloaded.Store(&lastReload{at: time.Now(), done: done})
+	if now.Fit() != old.Fit() {
+		n.warnLimits(&now)
+	}
+	return done, nil
+}
+
+// merge returns the configuration in force after a reload. Of the backends it says only that others wait for the next start.
+func merge(now, next config.Config) (config.Config, Reloaded) {
+	var done Reloaded
+	old, differing := now, now.Differing(next)
+	for _, s := range config.Settings() {
+		if !slices.Contains(differing, s.Key) {
+			continue
+		}
+		change := admin.SettingChange{Key: s.Key, From: s.Text(&old), To: s.Text(&next)}
+		switch {
+		case s.Reload == config.ReloadValue:
+			now.Overlay(next, s)
+			done.Applied = append(done.Applied, change)
+		case s.Reload != config.ReloadKeys || !slices.EqualFunc(now.Backends, next.Backends, sameButKeys):
+			done.AtNextStart = append(done.AtNextStart, change)
+		}
+	}
+	return now, done
+}
+
+// ReloadRefused notes that a reload failed, before or in Reload, for Status.
+func (n *Node) ReloadRefused(err error) {
+	n.reloadMu.Lock()
+	defer n.reloadMu.Unlock()
+	last := lastReload{at: time.Now(), err: err}
+	if before := n.reloaded.Load(); before != nil {
+		last.done = before.done
+	}
+	n.reloaded.Store(&last)
+}
+
+func (n *Node) reloadStatus() *admin.ReloadStatus {
+	last := n.reloaded.Load()
+	if last == nil {
+		return nil
+	}
+	s := &admin.ReloadStatus{
+		AgeS: tenths(ageS(last.at)), Applied: append([]admin.SettingChange{}, last.done.Applied...), AtNextStart: append([]admin.SettingChange{}, last.done.AtNextStart...),
+	}
+	if last.err != nil {
+		s.Error = last.err.Error()
+	}
+	return s
 }
 
 // Running is the configuration in force; read only.

@@ -2,6 +2,8 @@ package node
 
 import (
 	"bytes"
+	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -17,6 +19,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"grapevine/node/admin"
 	"grapevine/node/config"
 	"grapevine/proxy/policy"
 )
@@ -42,6 +45,27 @@ func another(t *testing.T, c *config.Config, s config.Setting) {
 	case "rules":
 		c.Rules = append(c.Rules, config.Rule{Strategy: "random"})
 		return
+	case "response_headers":
+		c.ResponseHeaders = "route"
+		return
+	case "pass_paths":
+		c.PassPaths = []string{"/other"}
+		return
+	case "access_log_file":
+		c.AccessLogFile = filepath.Join(t.TempDir(), "access.log")
+		return
+	case "max_body_memory":
+		c.MaxBodyMemory = 3 * c.MaxBody
+		return
+	case "max_body":
+		c.MaxBody /= 2
+		return
+	case "max_connections":
+		c.MaxConnections = 7
+		return
+	case "queue_bytes":
+		c.QueueBytes = c.MaxBody
+		return
 	}
 	switch v.Kind() {
 	case reflect.String:
@@ -61,29 +85,94 @@ func another(t *testing.T, c *config.Config, s config.Setting) {
 	}
 }
 
+// inForce tells where each setting that a reload applies has its effect. Settings that are read when they are needed are in Running.
+var inForce = map[string]func(n *Node) any{
+	"pass_paths":           func(n *Node) any { return n.proxy.Tuned().PassPaths },
+	"allow_engine_control": func(n *Node) any { return n.proxy.Tuned().AllowEngineControl },
+	"response_headers":     func(n *Node) any { return n.proxy.Tuned().ResponseHeaders },
+	"max_body":             func(n *Node) any { return n.proxy.Tuned().MaxBody },
+	"max_body_memory":      func(n *Node) any { return n.proxy.Tuned().MaxBodyMemory },
+	"max_header":           func(n *Node) any { return n.proxy.Tuned().MaxHeader },
+	"max_connections":      func(n *Node) any { return n.proxy.Tuned().MaxConns },
+	"max_idle":             func(n *Node) any { return n.proxy.Tuned().MaxIdle },
+	"max_attempts":         func(n *Node) any { return n.proxy.Tuned().MaxAttempts },
+
+	"queue_requests":  func(n *Node) any { return n.proxy.Tuned().Queue.Limits.Requests },
+	"queue_bytes":     func(n *Node) any { return n.proxy.Tuned().Queue.Limits.Bytes },
+	"queue_timeout":   func(n *Node) any { return n.proxy.Tuned().Queue.Limits.Wait },
+	"queue_ttft":      func(n *Node) any { _, _, g := n.router.Tuned(); return g.TTFT },
+	"queue_waiting":   func(n *Node) any { _, _, g := n.router.Tuned(); return g.Waiting },
+	"queue_in_flight": func(n *Node) any { _, _, g := n.router.Tuned(); return g.InFlight },
+	"slow_start":      func(n *Node) any { d, _, _ := n.router.Tuned(); return d },
+	"zone_cost":       func(n *Node) any { _, d, _ := n.router.Tuned(); return d },
+
+	"read_timeout":              func(n *Node) any { return n.proxy.Tuned().Timeouts.Read },
+	"keep_alive":                func(n *Node) any { return n.proxy.Tuned().Timeouts.KeepAlive },
+	"connect_timeout":           func(n *Node) any { return n.proxy.Tuned().Timeouts.Connect },
+	"first_byte_timeout":        func(n *Node) any { return n.proxy.Tuned().Timeouts.FirstByte },
+	"stream_first_byte_timeout": func(n *Node) any { return n.proxy.Tuned().Timeouts.StreamFirstByte },
+	"idle_timeout":              func(n *Node) any { return n.proxy.Tuned().Timeouts.Idle },
+	"header_hold":               func(n *Node) any { return n.proxy.Tuned().Timeouts.HeaderHold },
+	"write_timeout":             func(n *Node) any { return n.proxy.Tuned().Timeouts.Write },
+	"drain_close":               func(n *Node) any { return n.proxy.Tuned().Timeouts.DrainGrace },
+	"drain_grace":               func(n *Node) any { return n.Running().DrainGrace },
+	"drain_timeout":             func(n *Node) any { return n.Running().DrainTimeout },
+
+	"log_level":       func(n *Node) any { return n.cfg.Level.Sample(zerolog.InfoLevel) },
+	"access_log":      func(n *Node) any { return n.access.Which() },
+	"access_log_file": func(n *Node) any { return n.access.Path() },
+	"gpu_hour_price":  func(n *Node) any { return n.accounts.Price() },
+	"doctor_samples":  func(n *Node) any { return n.doctor.Rate() },
+}
+
 func TestReloadGoesByTheTable(t *testing.T) {
 	for _, s := range config.Settings() {
-		n, err := New(testConfig("http://127.0.0.3:1"))
+		cfg := testConfig("http://127.0.0.3:1")
+		cfg.QueueRequests, cfg.Level = 8, new(config.LogLevel)
+		n, err := New(cfg)
 		if err != nil {
 			t.Fatal(err)
+		}
+		value := inForce[s.Key]
+		if (value != nil) != (s.Reload == config.ReloadValue) {
+			t.Errorf("%s has reload %q: name its effect in inForce, or do not", s.Key, s.Reload)
+			continue
+		}
+		var before any
+		if value != nil {
+			before = value(n)
 		}
 		next := *n.Running()
 		another(t, &next, s)
 		if keys := n.Running().Differing(next); !slices.Equal(keys, []string{s.Key}) {
 			t.Fatalf("%s: the other value differs in %v", s.Key, keys)
 		}
+		change := admin.SettingChange{Key: s.Key, From: s.Text(n.Running()), To: s.Text(&next)}
 		got, err := n.Reload(next)
-		want := Reloaded{AtNextStart: []string{s.Key}}
+		want := Reloaded{AtNextStart: []admin.SettingChange{change}}
 		if s.Reload == config.ReloadValue {
-			want = Reloaded{Applied: []string{s.Key}}
+			want = Reloaded{Applied: []admin.SettingChange{change}}
 		}
-		if err != nil || !reflect.DeepEqual(got, want) {
+		if err != nil || !reflect.DeepEqual(got, want) || change.From == change.To {
 			t.Errorf("%s: %+v %v, want %+v", s.Key, got, err, want)
+		}
+		if value != nil && reflect.DeepEqual(value(n), before) {
+			t.Errorf("%s is said to be applied, but %v is still in force", s.Key, before)
+		}
+		if st := n.Status().Reload; st == nil || len(st.Applied) != len(got.Applied) || len(st.AtNextStart) != len(got.AtNextStart) || st.Error != "" {
+			t.Errorf("%s: status %+v", s.Key, st)
 		}
 		if still := n.Running().Differing(next); (len(still) == 0) != (s.Reload == config.ReloadValue) {
 			t.Errorf("%s: still differing: %v", s.Key, still)
 		}
 	}
+}
+
+func keysOf(changes []admin.SettingChange) (keys []string) {
+	for _, c := range changes {
+		keys = append(keys, c.Key)
+	}
+	return keys
 }
 
 // Of a backend, only the credentials are applied; any other difference waits for the next start.
@@ -109,12 +198,12 @@ func TestReloadOfABackend(t *testing.T) {
 		default:
 			v.Set(reflect.ValueOf([]string{"x"}))
 		}
-		want := Reloaded{AtNextStart: []string{"backends"}}
+		applied, waiting := []string(nil), []string{"backends"}
 		if name == "APIKey" {
-			want = Reloaded{Applied: []string{"backends"}}
+			applied, waiting = waiting, nil
 		}
-		if got, err := n.Reload(next); err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: %+v %v, want %+v", name, got, err, want)
+		if got, err := n.Reload(next); err != nil || !slices.Equal(keysOf(got.Applied), applied) || !slices.Equal(keysOf(got.AtNextStart), waiting) {
+			t.Errorf("%s: %+v %v, want %v and %v", name, got, err, applied, waiting)
 		}
 	}
 }
@@ -170,7 +259,7 @@ func TestReloadReachesRequests(t *testing.T) {
 	next := *n.Running()
 	next.LogLevel, next.FirstByteTimeout = "debug", 300*time.Millisecond
 	done, err := n.Reload(next)
-	if err != nil || !slices.Equal(done.Applied, []string{"first_byte_timeout", "log_level", "backends"}) || done.AtNextStart != nil {
+	if err != nil || !slices.Equal(keysOf(done.Applied), []string{"first_byte_timeout", "log_level", "backends"}) || done.AtNextStart != nil {
 		t.Fatalf("%+v %v", done, err)
 	}
 	if got := sent(); got != "Bearer second" {
@@ -280,7 +369,7 @@ func TestReloadAppliesCA(t *testing.T) {
 	}
 	reload := func(next config.Config) {
 		t.Helper()
-		if done, err := n.Reload(next); err != nil || !slices.Equal(done.Applied, []string{"backends"}) || done.AtNextStart != nil {
+		if done, err := n.Reload(next); err != nil || !slices.Equal(keysOf(done.Applied), []string{"backends"}) || done.AtNextStart != nil {
 			t.Fatalf("%+v %v", done, err)
 		}
 	}
@@ -315,5 +404,102 @@ func TestReloadAppliesCA(t *testing.T) {
 	}
 	if b := n.BackendList().Backends[0]; !slices.Equal(b.Models, []string{"m"}) {
 		t.Errorf("models %v of the same engine after the reload", b.Models)
+	}
+}
+
+// A reload reaches requests and connections that begin after it, also on a connection that was open before.
+func TestReloadReachesTheDataPort(t *testing.T) {
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		_, _ = io.WriteString(w, "{}")
+	}))
+	defer engine.Close()
+	cfg := testConfig(engine.URL)
+	cfg.ResponseHeaders = "none"
+	n := startNode(t, cfg)
+	kept := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1}}
+	defer kept.CloseIdleConnections()
+	send := func(path, body string) *http.Response {
+		t.Helper()
+		resp, err := kept.Post("http://"+n.Addr()+path, "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, resp.Body)
+		_ = resp.Body.Close()
+		return resp
+	}
+	long := chatBody("m", strings.Repeat("x", 100<<10))
+	if resp := send("/v1/chat/completions", long); resp.StatusCode != http.StatusOK || resp.Header.Get("x-grapevine-route") != "" {
+		t.Fatalf("status %d, header %v", resp.StatusCode, resp.Header)
+	}
+	if resp := send("/classify", "{}"); resp.StatusCode != http.StatusNotFound {
+		t.Fatalf("status %d of a path that is not served", resp.StatusCode)
+	}
+	next := *n.Running()
+	next.ResponseHeaders, next.PassPaths, next.ReadTimeout = "route", []string{"/classify"}, 100*time.Millisecond
+	if _, err := n.Reload(next); err != nil {
+		t.Fatal(err)
+	}
+	if resp := send("/v1/chat/completions", long); resp.StatusCode != http.StatusOK || resp.Header.Get("x-grapevine-route") == "" {
+		t.Errorf("after the reload: status %d, header %v", resp.StatusCode, resp.Header)
+	}
+	if resp := send("/classify", "{}"); resp.StatusCode != http.StatusOK {
+		t.Errorf("after the reload: status %d of a path to pass", resp.StatusCode)
+	}
+	slow, err := net.Dial("tcp", n.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slow.Close()
+	_, _ = io.WriteString(slow, "POST /v1/chat/completions HTTP/1.1\r\nHost: r\r\nContent-Length: 9\r\n\r\n{")
+	_ = slow.SetReadDeadline(time.Now().Add(20 * time.Second)) // read_timeout was 30 s
+	if _, err := io.ReadAll(slow); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("a new connection waits longer than the new read_timeout for its request")
+	}
+
+	next.MaxBody, next.MaxConnections = 64<<10, 1
+	if _, err := n.Reload(next); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "one connection", func() bool { return n.proxy.Connections() == 1 })
+	second, err := net.Dial("tcp", n.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	_ = second.SetReadDeadline(time.Now().Add(20 * time.Second))
+	if _, err := second.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("a connection beyond the new max_connections stays open")
+	}
+	if resp := send("/v1/chat/completions", long); resp.StatusCode != http.StatusRequestEntityTooLarge {
+		t.Errorf("status %d of a body beyond the new max_body", resp.StatusCode)
+	}
+}
+
+func TestReloadRefusedInStatus(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.3:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st := n.Status().Reload; st != nil {
+		t.Errorf("before any reload: %+v", st)
+	}
+	next := *n.Running()
+	next.MaxAttempts, next.Secret = 7, "0123456789abcdefsecret"
+	if _, err := n.Reload(next); err != nil {
+		t.Fatal(err)
+	}
+	n.ReloadRefused(errors.New("a mistake"))
+	st := n.Status().Reload
+	if st.Error != "a mistake" || len(st.Applied) != 1 || st.Applied[0].String() != "max_attempts: 3 -> 7" ||
+		len(st.AtNextStart) != 1 || st.AtNextStart[0].String() != "secret: (empty) -> (hidden)" {
+		t.Errorf("%+v", st)
+	}
+	if _, err := n.Reload(*n.Running()); err != nil {
+		t.Fatal(err)
+	}
+	if st := n.Status().Reload; st.Error != "" || len(st.Applied)+len(st.AtNextStart) > 0 {
+		t.Errorf("after a reload without differences: %+v", st)
 	}
 }

@@ -32,7 +32,7 @@ func (n *Node) Status() *admin.Status {
 		s.Caches[n.streams.Status(e).Known]++
 	}
 	s.Affinity, s.Engines = n.affinity(), n.engineSummary()
-	s.Fleet, s.Certificate = n.fleetStatus(), n.certificateStatus(time.Now())
+	s.Fleet, s.Certificate, s.Reload = n.fleetStatus(), n.certificateStatus(time.Now()), n.reloadStatus()
 	s.Ready, s.NotReady = n.ready.get()
 	if n.Addr() != "" {
 		s.UptimeS = tenths(ageS(n.began))

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/tls"
 	"errors"
+	mathrand "math/rand/v2"
 	"time"
 
 	"grapevine/node/backends"
@@ -13,7 +14,6 @@ import (
 	"grapevine/prefixtree"
 	"grapevine/proxy"
 	"grapevine/proxy/policy"
-	"grapevine/proxy/prompt"
 	"grapevine/proxy/queue"
 )
 
@@ -58,6 +58,19 @@ func (n *Node) anyModel(q *policy.Request, decide func() error) error {
 	return err
 }
 
+// policyConfig takes from cfg what policy.Router.Retune applies, and the rest as the node started.
+func (n *Node) policyConfig(cfg *config.Config) policy.Config {
+	return policy.Config{
+		Strategy: n.cfg.Strategy, BlockBytes: n.cfg.BlockBytes,
+		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: mathrand.Uint64(), SlowStart: orNone(cfg.SlowStart), Truth: n.streams,
+		Zone: n.cfg.Zone, ZoneCost: cfg.ZoneCost,
+		Gate:   policy.Gate{TTFT: cfg.QueueTTFT, Waiting: cfg.QueueWaiting, InFlight: cfg.QueueInFlight},
+		Failed: func(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Time) { n.health.Failed(b) },
+		Forgot: func(b prefixtree.Backend) { n.health.Forgot(b) },
+	}
+}
+
+// proxyConfig takes from cfg what proxy.Proxy.Retune applies, and the rest as the node started.
 func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Config, error) {
 	headers, err := proxy.ParseResponseHeaders(cfg.ResponseHeaders)
 	if err != nil {
@@ -68,11 +81,11 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Con
 		return proxy.Config{}, err
 	}
 	book, _, _ := n.clients.state() // locks: a reload calls this beside followClients
-	var waiting proxy.Queue
-	if n.cfg.QueueRequests > 0 {
-		waiting = proxy.Queue{Router: n.router, Limits: queue.Limits{
-			Requests: n.cfg.QueueRequests, Bytes: int64(cmp.Or(n.cfg.QueueBytes, n.limits.BodyMemory/2)), Wait: n.cfg.QueueTimeout,
-		}}
+	limits, waiting := cfg.Fit(), proxy.Queue{Router: n.router}
+	if cfg.QueueRequests > 0 {
+		waiting.Limits = queue.Limits{
+			Requests: cfg.QueueRequests, Bytes: int64(cmp.Or(cfg.QueueBytes, limits.BodyMemory/2)), Wait: cfg.QueueTimeout,
+		}
 	}
 	return proxy.Config{
 		Picker:   &picker{n},
@@ -83,7 +96,7 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Con
 		Meter:    n.meter,
 		Roles:    n.router.Roles,
 		Rules:    n.router,
-		Sketch:   n.sketch(),
+		Sketch:   n.doctor.Sketch,
 		Observer: n.observe,
 		Log:      n.log.With().Str("component", "proxy").Logger(),
 		NodeName: n.name,
@@ -93,11 +106,11 @@ func (n *Node) proxyConfig(tlsConfig *tls.Config, cfg *config.Config) (proxy.Con
 		PassPaths: cfg.PassPaths, AllowEngineControl: cfg.AllowEngineControl, ResponseHeaders: headers, Tenant: tenant,
 		Queue: waiting, Tracing: cfg.OTLPEndpoint != "", TraceShare: cfg.TraceShare,
 
-		MaxBody:       int(n.limits.MaxBody),
-		MaxBodyMemory: int(n.limits.BodyMemory),
+		MaxBody:       int(limits.MaxBody),
+		MaxBodyMemory: int(limits.BodyMemory),
 		MaxHeader:     int(cfg.MaxHeader),
 		MaxAttempts:   cfg.MaxAttempts,
-		MaxConns:      n.limits.Connections,
+		MaxConns:      limits.Connections,
 		MaxIdle:       cfg.MaxIdle,
 
 		Timeouts: proxy.Timeouts{
@@ -126,14 +139,6 @@ func (n *Node) streamsConfig(secret []byte) streams.Config {
 		c.Peers = n.followingNodes
 	}
 	return c
-}
-
-// sketch returns nil if the doctor samples nothing.
-func (n *Node) sketch() func() *prompt.Sketch {
-	if n.cfg.DoctorSamples == 0 {
-		return nil
-	}
-	return n.doctor.Sketch
 }
 
 func (n *Node) observe(r *proxy.Record) {

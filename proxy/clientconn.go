@@ -91,7 +91,7 @@ func (c *clientConn) Read(b []byte) (int, error) {
 		if c.credit += n; c.credit >= bodyCredit {
 			c.credit = 0
 			if c.readBy.Load() != 0 {
-				c.readBy.Store(c.proxy.clock.Load() + int64(c.proxy.cfg.Timeouts.Read+c.proxy.cfg.Timeouts.Watch))
+				c.readBy.Store(c.proxy.clock.Load() + int64(c.proxy.tuned.Load().Timeouts.Read+c.proxy.cfg.Timeouts.Watch))
 			}
 		}
 	}

@@ -43,6 +43,7 @@ type exchange struct {
 type inquiry struct {
 	ctx    *fasthttp.RequestCtx
 	conn   *clientConn
+	tuned  *Config         // in force when the request began
 	client *clients.Client // nil without a list of clients
 	held   clients.Reservation
 	rec    Record
@@ -125,16 +126,16 @@ func (e *exchange) header(name string) []byte { return e.ctx.Request.Header.Peek
 
 func (p *Proxy) acquire(ctx *fasthttp.RequestCtx, conn *clientConn) *exchange {
 	e := p.exchanges.Get().(*exchange)
-	e.ctx, e.conn = ctx, conn
+	e.ctx, e.conn, e.tuned = ctx, conn, p.tuned.Load()
 	p.active.Add(1)
 	return e
 }
 
 func (e *exchange) patience() time.Duration {
 	if e.rec.Stream {
-		return e.proxy.tuned.Load().Timeouts.StreamFirstByte
+		return e.tuned.Timeouts.StreamFirstByte
 	}
-	return e.proxy.tuned.Load().Timeouts.FirstByte
+	return e.tuned.Timeouts.FirstByte
 }
 
 func (e *exchange) startRecord() {
@@ -326,7 +327,7 @@ func (e *exchange) decorate() {
 	h := &e.ctx.Response.Header
 	h.SetBytesV(headerRequestID, e.head.id)
 	e.showLimits()
-	show := e.proxy.cfg.ResponseHeaders
+	show := e.tuned.ResponseHeaders
 	if e.client != nil && !e.client.Trusted {
 		show = NoHeaders
 	}

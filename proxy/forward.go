@@ -190,7 +190,7 @@ func (e *exchange) takeAnswer(up *upstreamConn) (settled bool) {
 		return e.startRelay(up, length, keep)
 	}
 	if !bodiless {
-		e.conn.arm(e.proxy.tuned.Load().Timeouts.Idle)
+		e.conn.arm(e.tuned.Timeouts.Idle)
 		if err := e.ctx.Response.ReadBody(up.br, bufferedBody); err != nil {
 			return e.broke(up)
 		}
@@ -244,7 +244,7 @@ func (e *exchange) passOver(up *upstreamConn, status int) bool {
 // wait at most HeaderHold.
 func (e *exchange) startRelay(up *upstreamConn, length int, keep bool) bool {
 	e.response.reset(up.br, length)
-	hold := e.proxy.tuned.Load().Timeouts.HeaderHold
+	hold := e.tuned.Timeouts.HeaderHold
 	patience := e.patience()
 	holding := hold < patience
 	e.conn.arm(min(hold, patience))

@@ -17,7 +17,7 @@ import (
 
 func (p *Proxy) handle(ctx *fasthttp.RequestCtx) {
 	conn := ctx.Conn().(*clientConn)
-	if err := conn.receive(ctx, p.cfg.MaxBody); err != nil {
+	if err := conn.receive(ctx, p.tuned.Load().MaxBody); err != nil {
 		conn.releaseBody(0) // before the connection lingers
 		if err == errBodyMemory {
 			p.warn(&p.warned.bodyMemory, conn, "refusing request bodies with 503: max_body_memory is used up; raise it if the machine has more memory")
@@ -68,12 +68,12 @@ func (e *exchange) serve() {
 		kind = prompt.Other
 	}
 	e.body = e.conn.body
-	e.scan(kind, e.proxy.cfg.AllowEngineControl && e.proxy.cfg.Clients == nil)
+	e.scan(kind, e.tuned.AllowEngineControl && e.proxy.cfg.Clients == nil)
 	if len(e.head.id) == 0 {
 		e.id = mintID(e.id[:0])
 		e.head.id = e.id
 	}
-	if e.head.announced > e.proxy.cfg.MaxBody {
+	if e.head.announced > e.tuned.MaxBody || e.leftUnread() {
 		refuseUnread(ctx, fasthttp.ErrBodyTooLarge)
 		ctx.SetConnectionClose()
 		return
@@ -197,13 +197,15 @@ func (e *exchange) answer(status int, text string) {
 }
 
 // TakesUnreadable reports whether unparsable inference bodies are routed by load, not refused.
-func (p *Proxy) TakesUnreadable() bool {
-	return p.cfg.AllowEngineControl && p.cfg.Tenant.none() && p.cfg.Clients == nil
+func (p *Proxy) TakesUnreadable() bool { return p.tuned.Load().takesUnreadable() }
+
+func (c *Config) takesUnreadable() bool {
+	return c.AllowEngineControl && c.Tenant.none() && c.Clients == nil
 }
 
 // controls reports whether a client may steer engines.
-func (p *Proxy) controls(c *clients.Client) bool {
-	return p.cfg.AllowEngineControl && (c == nil || c.Trusted)
+func (c *Config) controls(client *clients.Client) bool {
+	return c.AllowEngineControl && (client == nil || client.Trusted)
 }
 
 // ranks reports whether a client may say before which requests engines serve its own. Engines' scales run in opposite directions, so
@@ -232,7 +234,7 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 		id, _ := responseOf(e.path)
 		return e.findHolder(id)
 	}
-	o := prompt.Options{Control: e.proxy.controls(e.client), Unranked: !e.proxy.ranks(e.client), NameResponse: true, Tenant: e.tenant}
+	o := prompt.Options{Control: e.tuned.controls(e.client), Unranked: !e.proxy.ranks(e.client), NameResponse: true, Tenant: e.tenant}
 	o.Split = !o.Control && e.proxy.splits()
 	if e.proxy.cfg.Rules != nil {
 		e.members = e.proxy.cfg.Rules.SessionMembers()
@@ -240,7 +242,7 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	}
 	if e.head.encoded {
 		q.NonStreaming, e.rec.Unparsed = true, true
-		return fault{fasthttp.StatusUnsupportedMediaType, "encoded_body", "request bodies may not be compressed: send it without Content-Encoding"}, !e.proxy.TakesUnreadable()
+		return fault{fasthttp.StatusUnsupportedMediaType, "encoded_body", "request bodies may not be compressed: send it without Content-Encoding"}, !e.tuned.takesUnreadable()
 	}
 	// A parser's scratch grows with the prompts, and requests last minutes.
 	parser := e.proxy.parsers.Get().(*prompt.Parser)
@@ -257,7 +259,7 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	}
 	e.hashes, e.marks = describe(q, &r, e.hashes[:0], e.marks[:0])
 	if err != nil {
-		return fault{fasthttp.StatusBadRequest, "invalid_json", "the request body cannot be read: " + strings.TrimPrefix(err.Error(), "prompt: ")}, !e.proxy.TakesUnreadable()
+		return fault{fasthttp.StatusBadRequest, "invalid_json", "the request body cannot be read: " + strings.TrimPrefix(err.Error(), "prompt: ")}, !e.tuned.takesUnreadable()
 	}
 	e.sketch(kind, parser, &r)
 	e.strip, e.sessionAt, e.adapters = r.UsageAdded, r.SessionAt, r.LoRAs
@@ -313,12 +315,13 @@ func (p *Proxy) Describe(path []byte, header func(name string) []byte, body []by
 	parser := p.parsers.Get().(*prompt.Parser)
 	defer p.parsers.Put(parser)
 	*q = policy.Request{Path: path, Header: header, Need: needOf(prompt.KindOf(path))}
-	o := prompt.Options{Control: p.cfg.AllowEngineControl}
+	tuned := p.tuned.Load()
+	o := prompt.Options{Control: tuned.AllowEngineControl}
 	if header != nil {
 		client := p.clientOf(header)
 		q.Session = sessionOf(header)
 		_, q.Client = appendSender(nil, client, header, nil)
-		o.Control, o.Tenant = p.controls(client), p.cfg.Tenant.of(nil, client, p.cfg.Tenant.lines(header))
+		o.Control, o.Tenant = tuned.controls(client), p.cfg.Tenant.of(nil, client, p.cfg.Tenant.lines(header))
 	}
 	o.Split = !o.Control && p.splits()
 	if p.cfg.Rules != nil {

@@ -32,7 +32,7 @@ func (e *exchange) identify(kind prompt.Kind) bool {
 	}
 	if e.client.Trusted {
 		id := e.head.id
-		e.scan(kind, e.proxy.controls(e.client))
+		e.scan(kind, e.tuned.controls(e.client))
 		e.head.id = id // it may be the router's own
 	}
 	return true

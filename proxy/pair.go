@@ -74,7 +74,7 @@ func appendRoom(dst []byte, p *Target) []byte {
 
 // sendPrompt uses a new connection, because a stale one would require using the room twice.
 func (e *exchange) sendPrompt(p *Target) (*upstreamConn, policy.Failure, reason) {
-	patience := e.proxy.tuned.Load().Timeouts.StreamFirstByte
+	patience := e.tuned.Timeouts.StreamFirstByte
 	up, f, why := e.dial(p)
 	if up == nil {
 		return nil, f, why

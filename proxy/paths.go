@@ -86,7 +86,7 @@ func (e *exchange) admit(kind prompt.Kind) bool {
 		}
 	}
 	e.ownKey = false
-	for _, prefix := range e.proxy.cfg.PassPaths {
+	for _, prefix := range e.tuned.PassPaths {
 		if rest, ok := bytes.CutPrefix(e.path, []byte(strings.TrimSuffix(prefix, "/"))); ok && (len(rest) == 0 || rest[0] == '/') {
 			return true
 		}

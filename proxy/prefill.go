@@ -131,7 +131,7 @@ func (e *exchange) prefillElsewhere(t *Target) (ready, settled bool) {
 
 // askPrefill returns what failed, or why the request must stop, if not undisturbed.
 func (e *exchange) askPrefill(p *Target) (policy.Failure, reason) {
-	timeouts := &e.proxy.tuned.Load().Timeouts
+	timeouts := &e.tuned.Timeouts
 	up, f, why := e.reach(p, e.split.prompt, &e.prefill, timeouts.StreamFirstByte, true)
 	if up == nil {
 		return f, why

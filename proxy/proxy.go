@@ -22,6 +22,7 @@ import (
 	"grapevine/proxy/clients"
 	"grapevine/proxy/policy"
 	"grapevine/proxy/prompt"
+	"grapevine/proxy/queue"
 )
 
 // ErrConfig is wrapped by every error of New and Retune.
@@ -135,8 +136,8 @@ type Proxy struct {
 	tuned   atomic.Pointer[Config] // replaced by Retune, never modified
 	clients atomic.Pointer[clients.Book]
 	meter   *clients.Meter
-	server  *fasthttp.Server
-	base    context.Context // of dials; canceled to cut a drain short
+	server  atomic.Pointer[fasthttp.Server] // of new connections
+	base    context.Context                 // of dials; canceled to cut a drain short
 	cancel  context.CancelFunc
 	hurried context.Context
 	hurry   context.CancelFunc
@@ -199,24 +200,33 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	p.base, p.cancel = context.WithCancel(context.Background())
 	p.hurried, p.hurry = context.WithCancel(context.Background())
-	p.bodies.limit = int64(cfg.MaxBodyMemory)
+	p.bodies.limit.Store(int64(cfg.MaxBodyMemory))
 	p.upstreams.init(p)
 	p.broken.seed = rand.Uint64()
 	p.responses = newResponseIDs(cfg.Hasher)
 	p.exchanges.New = func() any { return newExchange(p) }
 	p.parsers.New = func() any { return prompt.NewParser(cfg.Hasher) }
-	p.server = p.newServer()
+	p.server.Store(p.newServer(&cfg))
 	return p, nil
 }
 
-// Retune checks new values and returns a function that applies MaxAttempts, MaxIdle and the
-// timeouts except Read, KeepAlive and Watch.
+// Retune checks new values and returns a function that applies PassPaths, AllowEngineControl,
+// ResponseHeaders, the limits from MaxBody on, the queue's, and the timeouts except Watch. Requests that
+// have begun keep the old values, open connections their MaxHeader, Read and KeepAlive.
 func (p *Proxy) Retune(cfg Config) (apply func(), err error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err
 	}
-	return func() { p.tuned.Store(&cfg) }, nil
+	return func() {
+		p.tuned.Store(&cfg)
+		p.server.Store(p.newServer(&cfg))
+		p.bodies.limit.Store(int64(cfg.MaxBodyMemory))
+		p.waiting.retune(cfg.Queue.Limits)
+	}, nil
 }
+
+// Tuned returns the values in force; read only.
+func (p *Proxy) Tuned() *Config { return p.tuned.Load() }
 
 // SetClients replaces the clients of a proxy that was built with some; b is not nil. Requests that
 // have begun keep theirs.
@@ -276,6 +286,11 @@ func (c *Config) complete() error {
 	}
 	if c.MaxBodyMemory/BodyMemoryShare < c.MaxBody {
 		return fmt.Errorf("%w: MaxBodyMemory is below %d times MaxBody", ErrConfig, BodyMemoryShare)
+	}
+	if l := c.Queue.Limits; l != (queue.Limits{}) {
+		if err := l.Check(); err != nil {
+			return fmt.Errorf("%w: %w", ErrConfig, err)
+		}
 	}
 	for _, prefix := range c.PassPaths {
 		if err := CheckPassPath(prefix); err != nil {

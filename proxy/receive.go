@@ -20,14 +20,14 @@ const BodyMemoryShare = 3
 
 // bodyMemory refuses, because bodies that wait for each other's memory would all time out.
 type bodyMemory struct {
-	limit   int64
+	limit   atomic.Int64
 	used    atomic.Int64
 	refused atomic.Uint64
 }
 
 // Large buffers may not use the last quarter, which keeps ordinary prompts flowing.
 func (m *bodyMemory) take(n int) bool {
-	limit := m.limit
+	limit := m.limit.Load()
 	if n > retainBody {
 		limit -= limit / 4
 	}
@@ -46,7 +46,7 @@ func (m *bodyMemory) take(n int) bool {
 func (m *bodyMemory) give(n int) { m.used.Add(-int64(n)) }
 
 // If memory is scarce, idle connections keep no buffers.
-func (m *bodyMemory) scarce() bool { return m.used.Load() > m.limit/16 }
+func (m *bodyMemory) scarce() bool { return m.used.Load() > m.limit.Load()/16 }
 
 func (c *clientConn) growBody(size int) error {
 	if !c.proxy.bodies.take(size) {

@@ -89,7 +89,7 @@ func (e *exchange) gap() time.Duration {
 	if e.rec.ResponseBytes == 0 {
 		return e.patience()
 	}
-	return e.proxy.tuned.Load().Timeouts.Idle
+	return e.tuned.Timeouts.Idle
 }
 
 func (e *exchange) deliver(w io.Writer, p []byte) error {

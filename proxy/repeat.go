@@ -29,7 +29,7 @@ func (e *exchange) mayMove() bool {
 		e.last.busy++
 		return e.last.busy < maxBusy && !e.rec.Decision.LastResort && !e.query.Stored
 	}
-	if e.query.Stored || e.rec.Attempts-e.last.busy >= e.proxy.tuned.Load().MaxAttempts {
+	if e.query.Stored || e.rec.Attempts-e.last.busy >= e.tuned.MaxAttempts {
 		return false
 	}
 	return e.last.failed == policy.Connect || e.rec.Kind != prompt.Other && len(e.suspects) < maxSeen

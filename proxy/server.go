@@ -21,7 +21,8 @@ const serverBuffer = 16 << 10
 // clientKeepAlive is below the 350 s after which AWS's balancer forgets a silent flow.
 const clientKeepAlive = 60 * time.Second
 
-func (p *Proxy) newServer() *fasthttp.Server {
+// newServer returns what serves the connections that are accepted from now on.
+func (p *Proxy) newServer(cfg *Config) *fasthttp.Server {
 	return &fasthttp.Server{
 		Handler:      p.handle,
 		ErrorHandler: refuseUnread,
@@ -31,13 +32,13 @@ func (p *Proxy) newServer() *fasthttp.Server {
 			}
 		},
 		Logger:                       silentLogger{},
-		ReadBufferSize:               p.cfg.MaxHeader,
+		ReadBufferSize:               cfg.MaxHeader,
 		WriteBufferSize:              serverBuffer,
-		ReadTimeout:                  p.cfg.Timeouts.Read,
-		IdleTimeout:                  p.cfg.Timeouts.KeepAlive,
+		ReadTimeout:                  cfg.Timeouts.Read,
+		IdleTimeout:                  cfg.Timeouts.KeepAlive,
 		StreamRequestBody:            true, // receive reads the body
 		HeaderReceived:               p.refuseAnnounced,
-		Concurrency:                  p.cfg.MaxConns,
+		Concurrency:                  cfg.MaxConns,
 		NoDefaultServerHeader:        true,
 		NoDefaultContentType:         true,
 		SecureErrorLogMessage:        true,
@@ -52,11 +53,16 @@ func (silentLogger) Printf(string, ...any) {}
 
 // fasthttp need not wait for a body that is too large; serve refuses it.
 func (p *Proxy) refuseAnnounced(h *fasthttp.RequestHeader) (none fasthttp.RequestConfig) {
-	if h.ContentLength() > p.cfg.MaxBody {
+	if h.ContentLength() > p.tuned.Load().MaxBody {
 		h.SetContentLength(0)
 		h.Del(fasthttp.HeaderExpect)
 	}
 	return none
+}
+
+// leftUnread: refuseAnnounced went by a smaller MaxBody than this request, which Retune replaced in between.
+func (e *exchange) leftUnread() bool {
+	return e.head.announced > 0 && e.ctx.Request.Header.ContentLength() == 0
 }
 
 // Serve accepts connections until Shutdown (nil) or until ln fails for good, and closes ln.
@@ -125,7 +131,7 @@ func (p *Proxy) accept(raw net.Conn) {
 	c := &clientConn{Conn: raw, proxy: p, raw: raw}
 	c.state.Store(connFresh)
 	p.mu.Lock()
-	if len(p.conns) >= p.cfg.MaxConns {
+	if len(p.conns) >= p.tuned.Load().MaxConns {
 		p.mu.Unlock()
 		raw.Close()
 		return
@@ -164,7 +170,7 @@ func (p *Proxy) serveHTTP(c *clientConn) (err error) {
 	if err := p.establish(c); err != nil {
 		return err
 	}
-	return p.server.ServeConn(c) // closes c
+	return p.server.Load().ServeConn(c) // closes c
 }
 
 func (p *Proxy) establish(c *clientConn) error {
@@ -175,7 +181,7 @@ func (p *Proxy) establish(c *clientConn) error {
 		}
 	}
 	if p.cfg.ProxyProtocol {
-		conn := proxyproto.NewConn(c.Conn, proxyproto.WithPolicy(proxyproto.REQUIRE), proxyproto.SetReadHeaderTimeout(p.cfg.Timeouts.Read))
+		conn := proxyproto.NewConn(c.Conn, proxyproto.WithPolicy(proxyproto.REQUIRE), proxyproto.SetReadHeaderTimeout(p.tuned.Load().Timeouts.Read))
 		if conn.ProxyHeader() == nil {
 			p.warn(&p.warned.proxyHeader, c, "closed a connection without a PROXY protocol header: with proxy_protocol on, every client and health check of this port must send one; "+
 				"have the balancer send it, or set proxy_protocol: false")
@@ -185,7 +191,7 @@ func (p *Proxy) establish(c *clientConn) error {
 	}
 	if p.cfg.TLS != nil {
 		conn := tls.Server(c.Conn, p.cfg.TLS)
-		ctx, cancel := context.WithTimeout(context.Background(), p.cfg.Timeouts.Read)
+		ctx, cancel := context.WithTimeout(context.Background(), p.tuned.Load().Timeouts.Read)
 		defer cancel()
 		if err := conn.HandshakeContext(ctx); err != nil {
 			if plain := (tls.RecordHeaderError{}); errors.As(err, &plain) {

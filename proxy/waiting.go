@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"strconv"
 	"sync"
@@ -17,8 +18,9 @@ import (
 	"grapevine/proxy/queue"
 )
 
-// Queue lets requests wait until an engine is open. The zero value: requests go to engines at once.
+// Queue lets requests wait until an engine is open.
 type Queue struct {
+	// Limits; zero: requests go to engines at once, until Retune gives limits.
 	Limits queue.Limits
 	// Router is the policy behind Picker, built with a policy.Gate. nil: no queue.
 	Router *policy.Router
@@ -65,11 +67,27 @@ func newWaitingRoom(p *Proxy, c Queue) (*waitingRoom, error) {
 	if c.Router == nil {
 		return nil, nil
 	}
-	q, err := queue.New(c.Limits)
+	q, err := queue.New(cmp.Or(c.Limits, closedQueue))
 	if err != nil {
 		return nil, err
 	}
 	return &waitingRoom{proxy: p, router: c.Router, queue: q, begun: make(chan struct{}, 1)}, nil
+}
+
+// closedQueue is for a queue without limits, which no request enters.
+var closedQueue = queue.Limits{Requests: 1, Bytes: 1, Wait: 1}
+
+// queues reports whether requests may begin to wait.
+func (c *Config) queues() bool { return c.Queue.Router != nil && c.Queue.Limits != queue.Limits{} }
+
+// retune applies new limits, if any. Without, requests that wait stay until they have their turn.
+func (w *waitingRoom) retune(l queue.Limits) {
+	if w == nil || l == (queue.Limits{}) {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.queue.SetLimits(l)
 }
 
 // clock is the queue's time.
@@ -88,7 +106,7 @@ func (p *Proxy) Queued(priority clients.Priority) (requests int, bytes int64) {
 // mayWait: inference that an engine computes, before its first attempt. One that moves to another engine
 // after a failure has had its turn, and a stored response has only one engine.
 func (e *exchange) mayWait() bool {
-	if e.proxy.waiting == nil || e.rec.Attempts > 0 || e.rec.Waited > 0 || e.query.Stored || len(e.query.Exclude) > 0 {
+	if !e.tuned.queues() || e.rec.Attempts > 0 || e.rec.Waited > 0 || e.query.Stored || len(e.query.Exclude) > 0 {
 		return false
 	}
 	switch e.rec.Kind {
@@ -111,7 +129,7 @@ const maxTTFT = 24 * 60 * 60 * 1000
 
 // readWishes reads the priority and the deadline that the client asks for.
 func (e *exchange) readWishes() (fault, bool) {
-	if e.proxy.waiting == nil {
+	if !e.tuned.queues() {
 		return fault{}, false
 	}
 	defer func() { e.rec.Priority = e.priority }()
@@ -437,7 +455,7 @@ func (w *waitingRoom) send(e *exchange) {
 // learnOutput lets the queue know how long a client's answers are.
 func (e *exchange) learnOutput() {
 	w := e.proxy.waiting
-	if w == nil || e.usage.OutputTokens < 0 {
+	if !e.tuned.queues() || e.usage.OutputTokens < 0 {
 		return
 	}
 	name := ""

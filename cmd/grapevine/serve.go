@@ -13,6 +13,7 @@ import (
 
 	"grapevine/cmd/commandline"
 	"grapevine/node"
+	"grapevine/node/admin"
 	"grapevine/node/config"
 	"grapevine/node/handover"
 	"grapevine/node/machine"
@@ -90,22 +91,34 @@ func (c *serveCmd) build(s *streams, k *kong.Context, from *handover.Predecessor
 
 func (c *serveCmd) reload(k *kong.Context, n *node.Node, log zerolog.Logger) error {
 	next, lines, err := c.configuration(k)
-	if err != nil {
-		return err
+	if err == nil {
+		err = next.Validate(c.ConfigFile, lines)
 	}
-	if err := next.Validate(c.ConfigFile, lines); err != nil {
-		return err
+	var done node.Reloaded
+	if err == nil {
+		done, err = n.Reload(next)
 	}
-	done, err := n.Reload(next)
 	if err != nil {
+		n.ReloadRefused(err)
 		return err
 	}
 	e := log.Info()
 	if len(done.AtNextStart) > 0 {
 		e = log.Warn()
 	}
-	e.Str("event", node.EventReloaded).Strs("applied", done.Applied).Strs("at_next_start", done.AtNextStart).Bool("tls_cert", next.TLSCert != "").Msg("reloaded")
+	applied, changes := describe(done.Applied)
+	waiting, later := describe(done.AtNextStart)
+	e.Str("event", node.EventReloaded).Strs("applied", applied).Strs("at_next_start", waiting).Strs("changes", append(changes, later...)).
+		Bool("tls_cert", next.TLSCert != "").Msg("reloaded")
 	return nil
+}
+
+func describe(changes []admin.SettingChange) (keys, texts []string) {
+	keys = []string{}
+	for _, c := range changes {
+		keys, texts = append(keys, c.Key), append(texts, c.String())
+	}
+	return keys, texts
 }
 
 // configuration merges file, environment and flags, later ones winning; lines maps the file's
@@ -198,7 +211,6 @@ func (r *router) runUntilSignal() error {
 	if first != syscall.SIGTERM {
 		grace = 0 // a terminal or a successor, not a balancer that needs time to notice
 	}
-	r.log.Info().Str("signal", first.String()).Dur("grace", grace).Dur("timeout", cfg.DrainTimeout).Msg("draining")
 	ctx, cancel := context.WithTimeoutCause(context.Background(), grace+cfg.DrainClose+cfg.DrainTimeout, errDrainTimeout)
 	defer cancel()
 	ctx, force := context.WithCancelCause(ctx)

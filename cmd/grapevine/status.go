@@ -59,7 +59,23 @@ func printStatus(out io.Writer, st *admin.Status) error {
 		fmt.Fprintf(w, "fleet\t%d nodes, %.0f ms behind them, %.0f %% warm, %d decisions blind, %d nodes incomplete\n",
 			f.Nodes, f.StalenessMS, 100*f.WarmFraction, f.BlindDecisions, f.Incomplete)
 	}
+	if r := st.Reload; r != nil {
+		fmt.Fprintf(w, "reload\t%s ago%s\n", seconds(r.AgeS), refusedText(r.Error))
+		for _, c := range r.Applied {
+			fmt.Fprintf(w, "\tapplied %s\n", plain(c.String()))
+		}
+		for _, c := range r.AtNextStart {
+			fmt.Fprintf(w, "\tat the next start %s\n", plain(c.String()))
+		}
+	}
 	return w.Flush()
+}
+
+func refusedText(reason string) string {
+	if reason == "" {
+		return ""
+	}
+	return ", refused: " + plain(reason)
 }
 
 func modelText(model string) string {

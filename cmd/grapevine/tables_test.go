@@ -24,6 +24,10 @@ func TestTablesGolden(t *testing.T) {
 		Rungs: map[string]uint64{"cache": 800, "hash": 200, "load": 0}, Caches: map[string]int{"exact": 3, "predicted": 1, "reported": 0}, Tree: admin.TreeStatus{Facts: 123456, Bytes: 8 << 20},
 		Fleet: &admin.FleetStatus{Nodes: 3, WarmFraction: 1, StalenessMS: 61.5, BlindDecisions: 2},
 	}
+	status.Reload = &admin.ReloadStatus{AgeS: 75, Error: "grapevine.yaml:3: strategyy: unknown key: did you mean strategy?",
+		Applied:     []admin.SettingChange{{Key: "log_level", From: "info", To: "debug"}, {Key: "pass_paths", To: "/classify"}},
+		AtNextStart: []admin.SettingChange{{Key: "listen", From: ":8080", To: ":9090"}},
+	}
 	status.Affinity = []admin.Affinity{
 		{Model: "m", RequestsPerS: 12.34, PromptsS: 8, PrefillS: 3.04, SavedS: 3.1, WaitedS: 0.2, Price: 2.4,
 			Verdict: "caches save 62 % of prefill; choosing them saves 3.1 s of prefill for 0.2 s of longer waits, per second"},
@@ -42,7 +46,7 @@ func TestTablesGolden(t *testing.T) {
 	elsewhere.Prefill = &admin.PrefillReceipt{Backend: "gpu-node-20:8000", Elsewhere: true, PredictedTokens: 2048, RemoteS: 0.145, AloneS: 1.23}
 	here.Prefill = &admin.PrefillReceipt{Backend: "gpu-node-20:8000", RemoteS: 0.145, AloneS: 0.012}
 	alone := *status
-	alone.Fleet, alone.Ready, alone.NotReady = nil, false, "draining"
+	alone.Fleet, alone.Reload, alone.Ready, alone.NotReady = nil, nil, false, "draining"
 	fresh := alone
 	fresh.Certificate = &admin.CertificateStatus{NotAfter: time.Unix(1_800_000_000, 0)}
 	expired := fresh

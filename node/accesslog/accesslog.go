@@ -62,7 +62,6 @@ const queued = 4096
 // Log writes lines behind the requests, so that a slow disk delays none. Safe for concurrent use.
 type Log struct {
 	log     zerolog.Logger
-	path    string // "": out
 	which   atomic.Pointer[Which]
 	dropped atomic.Uint64
 
@@ -71,16 +70,16 @@ type Log struct {
 	stop   sync.Once
 	closed chan struct{}
 
-	mu  sync.Mutex
-	out io.Writer // the open file, or what New got; nil: a file that is not open
+	stdout io.Writer // for lines without a file
+
+	mu   sync.Mutex // guards the fields below
+	path string     // "": stdout
+	file *os.File   // nil: stdout, or not open yet
 }
 
 // New returns a log to a file, or to out if path is empty. Until Open, lines wait.
 func New(path string, out io.Writer, node string, which Which) *Log {
-	l := &Log{path: path, lines: make(chan []byte, queued), done: make(chan struct{}), closed: make(chan struct{})}
-	if path == "" {
-		l.out = out
-	}
+	l := &Log{path: path, stdout: out, lines: make(chan []byte, queued), done: make(chan struct{}), closed: make(chan struct{})}
 	l.log = zerolog.New((*enqueue)(l)).With().Timestamp().Str("component", "access").Str("node", node).Logger()
 	l.which.Store(&which)
 	return l
@@ -88,34 +87,63 @@ func New(path string, out io.Writer, node string, which Which) *Log {
 
 // Open begins to write, once. The caller must call Close.
 func (l *Log) Open() error {
-	if err := l.Reopen(); err != nil {
+	out, err := l.Prepare(l.Path())
+	if err != nil {
 		return err
 	}
+	out.Use()
 	go l.write()
 	return nil
 }
 
-// Reopen opens the file by its name, again after it was renamed. After an error the old one stays.
-func (l *Log) Reopen() error {
-	if l.path == "" {
-		return nil
+// Output is a file, or stdout, to which lines may go from now on. Use or Discard it.
+type Output struct {
+	log  *Log
+	path string
+	file *os.File
+}
+
+// Prepare opens a file, also the present one by its name, after it was renamed; "": stdout.
+func (l *Log) Prepare(path string) (*Output, error) {
+	if path == "" {
+		return &Output{log: l}, nil
 	}
-	file, err := os.OpenFile(l.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o640) //nolint:gosec // the group may read logs
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o640) //nolint:gosec // the group may read logs
 	if err != nil {
-		return fmt.Errorf("access_log_file: %w", err)
+		return nil, fmt.Errorf("access_log_file: %w", err)
 	}
+	return &Output{l, path, file}, nil
+}
+
+// Use makes the log write there, and closes the file of before.
+func (o *Output) Use() {
+	o.log.mu.Lock()
+	defer o.log.mu.Unlock()
+	if old := o.log.file; old != nil {
+		_ = old.Close() // its lines are written
+	}
+	o.log.path, o.log.file, o.file = o.path, o.file, nil
+}
+
+// Discard closes the file unless it is in use.
+func (o *Output) Discard() {
+	if o.file != nil {
+		_ = o.file.Close()
+	}
+}
+
+// Path names the file in use; "": stdout.
+func (l *Log) Path() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	old, _ := l.out.(*os.File)
-	l.out = file
-	if old != nil {
-		return old.Close()
-	}
-	return nil
+	return l.path
 }
 
 // Set changes which requests are logged.
 func (l *Log) Set(which Which) { l.which.Store(&which) }
+
+// Which returns which requests are logged.
+func (l *Log) Which() Which { return *l.which.Load() }
 
 // Dropped counts lines that were lost because the file was too slow, or failed.
 func (l *Log) Dropped() uint64 { return l.dropped.Load() }
@@ -126,8 +154,8 @@ func (l *Log) Close() error {
 	<-l.closed
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if file, ok := l.out.(*os.File); ok && l.path != "" {
-		return file.Close()
+	if l.file != nil {
+		return l.file.Close()
 	}
 	return nil
 }
@@ -200,7 +228,11 @@ func (l *Log) write() {
 			buffer.Write(<-l.lines)
 		}
 		l.mu.Lock()
-		_, err := l.out.Write(buffer.Bytes())
+		out := l.stdout
+		if l.file != nil {
+			out = l.file
+		}
+		_, err := out.Write(buffer.Bytes())
 		l.mu.Unlock()
 		if err != nil {
 			l.dropped.Add(uint64(bytes.Count(buffer.Bytes(), []byte{'\n'})))

@@ -74,9 +74,12 @@ func TestLinesAndReopening(t *testing.T) {
 	if err := os.Rename(path, path+".1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.Reopen(); err != nil {
+	again, err := l.Prepare(path)
+	if err != nil {
 		t.Fatal(err)
 	}
+	again.Use()
+	again.Discard() // is in use, and stays
 	l.Set(Which{errors: true})
 	l.Observe(request("not logged", 200))
 	refused := request("second", 503)

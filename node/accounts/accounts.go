@@ -63,6 +63,9 @@ func (a *Accounts) accounts() map[string]*account {
 // SetPrice sets what an hour of one engine costs from now on.
 func (a *Accounts) SetPrice(hour float64) { a.price.Store(math.Float64bits(hour)) }
 
+// Price returns what SetPrice has set.
+func (a *Accounts) Price() float64 { return math.Float64frombits(a.price.Load()) }
+
 // Of returns a client's totals.
 func (a *Accounts) Of(client string) (t Totals) {
 	if c := a.accounts()[client]; c != nil {

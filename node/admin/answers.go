@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"time"
 
 	"grapevine/node/history"
@@ -37,7 +38,27 @@ type Status struct {
 	Tree        TreeStatus         `json:"tree"`
 	Fleet       *FleetStatus       `json:"fleet"` // null without one
 	Certificate *CertificateStatus `json:"certificate"`
+	Reload      *ReloadStatus      `json:"reload,omitempty"` // absent: no reload since the start
 }
+
+// ReloadStatus is the last reload.
+type ReloadStatus struct {
+	AgeS        float64         `json:"age_s"`
+	Error       string          `json:"error,omitempty"` // why it was refused: the rest is of the last that was not
+	Applied     []SettingChange `json:"applied"`
+	AtNextStart []SettingChange `json:"at_next_start"`
+}
+
+// SettingChange is the difference of a setting, both values cut to some 200 bytes; secrets are hidden, of backends only names are shown.
+type SettingChange struct {
+	Key  string `json:"key"`
+	From string `json:"from"`
+	To   string `json:"to"`
+}
+
+func (c SettingChange) String() string { return c.Key + ": " + shown(c.From) + " -> " + shown(c.To) }
+
+func shown(value string) string { return cmp.Or(value, "(empty)") }
 
 // Affinity is what the reuse of caches gains a model that strategy prefix routes, at this node over
 // the last minute. Times are in seconds per second, as estimated when each request was routed.

@@ -33,6 +33,24 @@ type Rule struct {
 	Strategy string
 }
 
+// text is the rule in one word.
+func (r *Rule) text() string {
+	var parts []string
+	for _, f := range r.fields() {
+		switch v := f.dst.(type) {
+		case *string:
+			if *v != "" {
+				parts = append(parts, f.key+"="+*v)
+			}
+		case *[]string:
+			if len(*v) > 0 {
+				parts = append(parts, f.key+"="+strings.Join(*v, "|"))
+			}
+		}
+	}
+	return strings.Join(parts, ",")
+}
+
 func (r *Rule) fields() []field {
 	return []field{
 		{"name", &r.Name}, {"model", &r.Model}, {"path", &r.Path}, {"header", &r.Header}, {"share", &r.Share},

@@ -2,7 +2,10 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
+	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -71,6 +74,41 @@ func quoteText(v reflect.Value, text string) string {
 // Overlay copies one setting of another configuration.
 func (c *Config) Overlay(from Config, s Setting) {
 	reflect.ValueOf(c).Elem().Field(s.field).Set(reflect.ValueOf(from).Field(s.field))
+}
+
+// maxShown bounds, in bytes, what Text shows of a value.
+const maxShown = 200
+
+// Text shows the value that a configuration has, cut to some 200 bytes. It shows no secret, and of backends only the names.
+func (s Setting) Text(c *Config) string {
+	var parts []string
+	switch v := reflect.ValueOf(c).Elem().Field(s.field).Interface().(type) {
+	case string:
+		if parts = []string{v}; secretFiles[s.Key] != "" && v != "" {
+			parts[0] = "(hidden)"
+		}
+	case []string:
+		parts = v
+	case []Backend:
+		for i := range v {
+			parts = append(parts, v[i].Name)
+		}
+	case []Rule:
+		for i := range v {
+			parts = append(parts, v[i].text())
+		}
+	case map[string]float64:
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			parts = append(parts, fmt.Sprintf("%s=%v", name, v[name]))
+		}
+	default:
+		parts = []string{fmt.Sprint(v)}
+	}
+	text := strings.Join(parts, " ")
+	if len(text) > maxShown {
+		text = strings.ToValidUTF8(text[:maxShown], "") + "..."
+	}
+	return text
 }
 
 // Differing lists the keys in which two validated configurations differ.

@@ -31,7 +31,7 @@ const (
 
 // Doctor samples the requests of one node. Safe for concurrent use. The zero value samples nothing.
 type Doctor struct {
-	perSecond int
+	perSecond atomic.Int32
 	window    time.Duration // samples older than that are dropped
 	seed      uint64
 	oneIn     atomic.Uint32 // 0: off
@@ -91,12 +91,25 @@ type sample struct {
 
 // New returns a doctor that samples up to perSecond requests a second, fewer if there are fewer; 0: none.
 func New(perSecond int) *Doctor {
-	d := &Doctor{perSecond: perSecond, window: halfHour, seed: rand.Uint64(), applications: make(map[Application]*application), peers: make(map[string][]Diagnosis)}
-	if perSecond > 0 {
-		d.oneIn.Store(1)
-	}
+	d := &Doctor{window: halfHour, seed: rand.Uint64(), applications: make(map[Application]*application), peers: make(map[string][]Diagnosis)}
+	d.SetRate(perSecond)
 	return d
 }
+
+// SetRate changes how many requests a second the doctor samples, as New says. It keeps its samples.
+func (d *Doctor) SetRate(perSecond int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.perSecond.Store(int32(perSecond))
+	if perSecond == 0 {
+		d.oneIn.Store(0)
+	} else if d.oneIn.Load() == 0 {
+		d.oneIn.Store(1)
+	}
+}
+
+// Rate returns how many requests a second the doctor samples at most; 0: none.
+func (d *Doctor) Rate() int { return int(d.perSecond.Load()) }
 
 // Sketch returns a sketch to be filled, for one request in some, and nil for all others. It takes a lock only for those.
 func (d *Doctor) Sketch() *prompt.Sketch {
@@ -110,7 +123,7 @@ func (d *Doctor) Sketch() *prompt.Sketch {
 
 // Tick adapts the share of sampled requests when there are too few; to be called every few seconds.
 func (d *Doctor) Tick(now time.Time) {
-	if d.perSecond > 0 {
+	if d.Rate() > 0 {
 		d.adapt(0, now)
 	}
 }
@@ -121,14 +134,15 @@ func (d *Doctor) adapt(samples int, now time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.taken += samples
-	n, passed := d.oneIn.Load(), now.Sub(d.adapted).Seconds()
+	n, perSecond, passed := d.oneIn.Load(), d.Rate(), now.Sub(d.adapted).Seconds()
 	switch {
-	case d.taken > d.perSecond && passed < 1:
+	case n == 0: // off meanwhile
+	case d.taken > perSecond && passed < 1:
 		n = min(2*n, maxOneIn)
 	case passed < 1:
 		return
 	default:
-		for room := float64(d.perSecond) * min(passed, maxOneIn); n > 1 && 4*float64(max(d.taken, 1)) < room; room /= 2 {
+		for room := float64(perSecond) * min(passed, maxOneIn); n > 1 && 4*float64(max(d.taken, 1)) < room; room /= 2 {
 			n /= 2
 		}
 	}
@@ -209,7 +223,7 @@ func (a *application) expire(now time.Time, window time.Duration) {
 
 // Report diagnoses the requests of the last half hour, with what peers report of theirs.
 func (d *Doctor) Report(now time.Time) *Report {
-	r := &Report{Per: "hour", Sampling: d.perSecond > 0, Applications: []Diagnosis{}}
+	r := &Report{Per: "hour", Sampling: d.Rate() > 0, Applications: []Diagnosis{}}
 	all, reporting := d.merged(d.own(now))
 	r.Applications, r.Reporting = append(r.Applications, all...), reporting
 	sortDiagnoses(r.Applications)

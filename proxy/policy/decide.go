@@ -123,7 +123,7 @@ func (r *Router) PromptTokens(q *Request) int {
 
 func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 	s.Request, s.pool, s.Now, s.truth = q, p, now, r.cfg.Truth
-	s.slotTime, s.zoneCost = r.adapterTime.mean(), r.zoneCost
+	s.slotTime, s.zoneCost = r.adapterTime.mean(), r.tuning.Load().zoneCost
 	f := r.fleet.Load()
 	s.Nodes, s.Staleness = f.nodes, min(f.staleness, maxStaleness)
 	if s.Nodes > 1 && r.peers.heard.Load() == 0 {

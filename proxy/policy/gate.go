@@ -75,7 +75,7 @@ type load struct {
 // placed as much as this one, so that N nodes place at most 2 N beyond the bound. An extra request
 // passes if no other one of this node waits there for its first token.
 func (r *Router) full(s *slot, l load, f *fleetState, extra bool, now prefixtree.Time) bool {
-	g, active, pending := &r.cfg.Gate, l.active, s.pending.Load()
+	g, active, pending := &r.tuning.Load().gate, l.active, s.pending.Load()
 	grown := int64(0)
 	if f.nodes > 1 && f.staleness > 0 {
 		requests, tokens := s.growth.of(s.active.Load(), s.charged.Load(), min(f.staleness, maxStaleness), now)

@@ -131,9 +131,8 @@ type Router struct {
 	viewMu      sync.Mutex // serialises SetView and SetPeerTraffic
 	scenes      sync.Pool
 	seq         atomic.Uint64
-	zone        int32   // ownZone or anyZone
-	zoneCost    float64 // seconds
-	slowStart   int64
+	zone        int32 // ownZone or anyZone
+	tuning      atomic.Pointer[tuning]
 	coldUntil   atomic.Int64 // ms; no backend is cold after this time
 	fleet       atomic.Pointer[fleetState]
 	peerTraffic map[uint64]PoolTraffic // by pool; guarded by viewMu
@@ -159,9 +158,9 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 	}
 	r := &Router{
 		cfg: cfg, tree: tree, rate: newFleetRate(defaultPrefillRate), peers: peerLoads{byOrigin: map[string]map[*slot]PeerLoad{}},
-		ledger: ledger{slots: map[prefixtree.Backend]*slot{}}, slowStart: slowStartOf(cfg.SlowStart),
-		zoneCost: cfg.ZoneCost.Seconds(),
+		ledger: ledger{slots: map[prefixtree.Backend]*slot{}},
 	}
+	r.tuning.Store(cfg.tuning())
 	if cfg.Zone != "" {
 		r.zone = ownZone
 	}
@@ -208,6 +207,36 @@ func (c *Config) complete() error {
 			c.BlockBytes, c.HashBlocks, c.Nodes, c.Staleness, c.ZoneCost)
 	}
 	return c.Gate.check()
+}
+
+// tuning is what Retune replaces; immutable.
+type tuning struct {
+	slowStart int64   // ms; 0: none
+	zoneCost  float64 // seconds
+	gate      Gate
+}
+
+func (c *Config) tuning() *tuning {
+	return &tuning{slowStartOf(c.SlowStart), c.ZoneCost.Seconds(), c.Gate}
+}
+
+// Retune checks new values and returns a function that applies SlowStart, ZoneCost and Gate.
+func (r *Router) Retune(cfg Config) (apply func(), err error) {
+	if err := cfg.complete(); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
+	return func() {
+		next := cfg.tuning()
+		if longer := next.slowStart - r.tuning.Swap(next).slowStart; longer > 0 {
+			raise(&r.coldUntil, r.coldUntil.Load()+longer)
+		}
+	}, nil
+}
+
+// Tuned returns the values that Retune replaces.
+func (r *Router) Tuned() (slowStart, zoneCost time.Duration, gate Gate) {
+	t := r.tuning.Load()
+	return time.Duration(t.slowStart) * time.Millisecond, time.Duration(t.zoneCost * float64(time.Second)), t.gate
 }
 
 func (r *Router) Strategies() []string { return slices.Sorted(maps.Keys(r.strategies)) }

@@ -24,19 +24,19 @@ type sticky interface {
 }
 
 func (r *Router) begins(s *slot, at prefixtree.Time) {
-	if r.slowStart <= 0 || at <= 0 {
+	if at <= 0 {
 		return
 	}
 	raise(&s.began, int64(at))
-	raise(&r.coldUntil, int64(at)+r.slowStart)
+	raise(&r.coldUntil, int64(at)+r.tuning.Load().slowStart)
 }
 
 func (r *Router) warmth(s *slot, now prefixtree.Time) float64 {
-	began := s.began.Load()
-	if began == 0 || int64(now)-began >= r.slowStart {
+	began, slowStart := s.began.Load(), r.tuning.Load().slowStart
+	if began == 0 || int64(now)-began >= slowStart {
 		return 1
 	}
-	return coldShare + (1-coldShare)*max(float64(int64(now)-began), 0)/float64(r.slowStart)
+	return coldShare + (1-coldShare)*max(float64(int64(now)-began), 0)/float64(slowStart)
 }
 
 // easeIn removes most cold candidates, unless none would remain: without a queue they would attract

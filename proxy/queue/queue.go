@@ -133,12 +133,31 @@ type lane struct {
 	count int
 }
 
+// Check returns what is wrong with the limits.
+func (l Limits) Check() error {
+	if l.Requests < 1 || l.Bytes < 1 || l.Wait <= 0 {
+		return fmt.Errorf("%w: %d requests, %d bytes and %v: each must be above 0", ErrLimits, l.Requests, l.Bytes, l.Wait)
+	}
+	return nil
+}
+
 // New returns an empty queue.
 func New(l Limits) (*Queue, error) {
-	if l.Requests < 1 || l.Bytes < 1 || l.Wait <= 0 {
-		return nil, fmt.Errorf("%w: %d requests, %d bytes and %v: each must be above 0", ErrLimits, l.Requests, l.Bytes, l.Wait)
+	if err := l.Check(); err != nil {
+		return nil, err
 	}
 	return &Queue{limits: l, lanes: make(map[uint64]*lane), window: make([]*Waiter, 0, Window)}, nil
+}
+
+// SetLimits replaces the limits. l must be above 0; requests that wait stay, and keep their deadlines.
+func (q *Queue) SetLimits(l Limits) {
+	q.limits = l
+	for p := range q.crowds {
+		for _, f := range q.crowds[p] {
+			f.share = q.share(f.requests, f.bytes, f.weight)
+		}
+		heap.Init(&q.crowds[p])
+	}
 }
 
 // Len returns the number of waiting requests.

@@ -512,3 +512,30 @@ func TestMove(t *testing.T) {
 		t.Errorf("%d requests, %d bytes and %d lanes are left", requests, bytes, len(q.lanes))
 	}
 }
+
+// Requests that wait stay under smaller limits, and the client with the greatest share by these gives way.
+func TestLimitsAreReplaced(t *testing.T) {
+	q := small(t, 1000)
+	for range 5 {
+		push(t, q, request("places", 100))
+	}
+	for range 3 {
+		w := request("bytes", 100)
+		w.Bytes = 100 << 10
+		push(t, q, w)
+	}
+	q.SetLimits(Limits{Requests: 9, Bytes: q.all.bytes + 1<<20, Wait: time.Minute})
+	if q.Len() != 8 {
+		t.Fatalf("%d requests wait, want 8", q.Len())
+	}
+	push(t, q, request("third", 100))
+	if gone, err := q.Push(request("fourth", 100), 0); err != nil || len(gone) != 1 || gone[0].Client != "places" {
+		t.Errorf("%v, gave way: %v", err, gone)
+	}
+	q.SetLimits(Limits{Requests: 1000, Bytes: q.all.bytes + 1, Wait: time.Minute})
+	w := request("fifth", 100)
+	w.Bytes = 10
+	if gone, err := q.Push(w, 0); err != nil || len(gone) != 1 || gone[0].Client != "bytes" {
+		t.Errorf("%v, gave way: %v", err, gone)
+	}
+}
