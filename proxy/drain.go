@@ -35,7 +35,7 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 
 func (p *Proxy) drain(ctx context.Context) error {
 	p.Ready(false)
-	p.cfg.Log.Info().Int("requests", p.InFlight()).Msg("draining")
+	p.cfg.Log.Info().Int("requests", p.InFlight()).Msg("accepts no more connections; running requests end")
 	_ = wait(ctx, p.tuned.Load().Timeouts.DrainGrace) // an error changes nothing here
 	p.closeListeners()
 	p.accepting.Wait() // what was accepted until then is served: its client has no other place to go
@@ -67,7 +67,7 @@ func (p *Proxy) drain(ctx context.Context) error {
 	}
 	p.cancel()
 	p.upstreams.close()
-	p.cfg.Log.Info().Msg("drained")
+	p.cfg.Log.Info().Msg("closed")
 	return err
 }
 
