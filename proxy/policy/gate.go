@@ -40,28 +40,37 @@ func (g *Gate) check() error {
 	return nil
 }
 
-// growth is this node's load at an engine at the last two moments that are a staleness apart. Other nodes
-// know the earlier one, or a later load.
+// growth is this node's load at an engine at the last two moments that are a staleness apart, and the most
+// active requests that the other nodes had there since each. Other nodes know this node's load at the earlier
+// moment, or a later one.
 type growth struct {
 	since   atomic.Int64 // ms
 	active  [2]atomic.Int64
 	charged [2]atomic.Int64
+	peak    [2]atomic.Int64
 }
 
-// of returns by how much the load has grown since the other nodes last heard of it, at least 0. Writers
-// race for moments only; each stores what it has read.
-func (g *growth) of(active, charged, staleness int64, now prefixtree.Time) (requests, tokens int64) {
+// of returns by how much the load has grown since the other nodes last heard of it, at least 0, and the most
+// requests that they had meanwhile: a node refills what it has freed before the others use it. Writers race
+// for moments only; each stores what it has read.
+func (g *growth) of(active, charged, others, staleness int64, now prefixtree.Time) (requests, tokens, peak int64) {
 	if since := g.since.Load(); int64(now)-since >= staleness && g.since.CompareAndSwap(since, int64(now)) {
 		g.active[0].Store(g.active[1].Load())
 		g.charged[0].Store(g.charged[1].Load())
+		g.peak[0].Store(g.peak[1].Load())
 		if int64(now)-since >= 2*staleness {
 			g.active[0].Store(active)
 			g.charged[0].Store(charged)
+			g.peak[0].Store(others)
 		}
 		g.active[1].Store(active)
 		g.charged[1].Store(charged)
+		g.peak[1].Store(others)
 	}
-	return max(active-g.active[0].Load(), 0), max(charged-g.charged[0].Load(), 0)
+	if others > g.peak[1].Load() {
+		g.peak[1].Store(others)
+	}
+	return max(active-g.active[0].Load(), 0), max(charged-g.charged[0].Load(), 0), max(g.peak[0].Load(), g.peak[1].Load())
 }
 
 // load is what is known of an engine's load.
@@ -72,20 +81,24 @@ type load struct {
 
 // full reports whether an engine is closed to requests that may wait: by its queue and its active requests,
 // as far as reports show, and by what other nodes have placed there since. Each of them is assumed to have
-// placed as much as this one, so that N nodes place at most 2 N beyond the bound. An extra request
-// passes if no other one of this node waits there for its first token.
+// placed as much as this one, and to have refilled what it freed, so that N nodes place at most N requests
+// beyond the bound of those in flight. An extra request passes the bounds of prefill, not that one, if no
+// other one of this node waits there for its first token.
 func (r *Router) full(s *slot, l load, f *fleetState, extra bool, now prefixtree.Time) bool {
 	g, active, pending := &r.tuning.Load().gate, l.active, s.pending.Load()
-	grown := int64(0)
+	grown, most := int64(0), active
 	if f.nodes > 1 && f.staleness > 0 {
-		requests, tokens := s.growth.of(s.active.Load(), s.charged.Load(), min(f.staleness, maxStaleness), now)
-		active += requests * int64(f.nodes-1)
+		own := s.active.Load()
+		requests, tokens, peak := s.growth.of(own, s.charged.Load(), s.peerActive.Load(), min(f.staleness, maxStaleness), now)
+		requests *= int64(f.nodes - 1)
+		active += requests
+		most = max(active, own+peak+requests)
 		grown = tokens * int64(f.nodes-1)
 	}
 	if extra && pending == 0 {
-		return g.InFlight > 0 && active > int64(g.InFlight)
+		return g.InFlight > 0 && most >= int64(g.InFlight)
 	}
-	if g.InFlight > 0 && active >= int64(g.InFlight) || g.TTFT > 0 && (l.queued+float64(grown))/l.rate+l.overdue >= g.TTFT.Seconds() {
+	if g.InFlight > 0 && most >= int64(g.InFlight) || g.TTFT > 0 && (l.queued+float64(grown))/l.rate+l.overdue >= g.TTFT.Seconds() {
 		return true
 	}
 	if g.Waiting == 0 {

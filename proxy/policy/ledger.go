@@ -55,7 +55,7 @@ type slot struct {
 	busyUntil    int64           // ms; 0: none
 	adapters     adapters
 	growth       growth
-	_            [8]byte // pads to a cache line
+	_            [56]byte // pads to a cache line
 }
 
 // queued returns the own prefill tokens in front of a new request, less the progress of the running
