@@ -355,7 +355,7 @@ func (w *waitingRoom) offer(lane uint64, b prefixtree.Backend) {
 		}
 		return 0, false
 	}
-	for w.router.Open(b, picker.Now()) && w.queue.Offer(lane, int32(b), w.clock(), take) {
+	for w.router.Open(b, picker.Now()) && w.queue.Offer(lane, int32(b), false, w.clock(), take) {
 		w.call(taker, nil)
 	}
 	for _, e := range w.lost {

@@ -10,6 +10,7 @@ import (
 	"grapevine/gossip/wire"
 	"grapevine/node/share"
 	"grapevine/prefixtree"
+	"grapevine/proxy/queue"
 )
 
 // Intervals and the size of a batch in gossip.
@@ -26,6 +27,8 @@ type message struct {
 	origin int
 	batch  []byte      // of placements
 	loads  []wire.Load // changed
+	claims []queue.Claim
+	queued bool // claims are set
 	state  *share.State
 }
 
@@ -63,6 +66,7 @@ type sender struct {
 	next    []wire.Load
 	fullAt  time.Duration
 	state   []byte // last sent
+	claims  []queue.Claim
 	batches uint64
 }
 
@@ -170,7 +174,12 @@ func (x *exchange) send(node int, at time.Duration) {
 		m = message{sent: at, origin: node}
 		x.ages = append(x.ages, float64(x.known(at)-s.since)/float64(time.Millisecond))
 	}
-	if m.loads != nil {
+	if q := x.nodes[node].queue; q != nil && x.point.share.loads() {
+		if now := q.claims(); !slices.Equal(now, s.claims) {
+			s.claims, m.claims, m.queued = now, now, true
+		}
+	}
+	if m.loads != nil || m.queued {
 		x.post(m)
 	}
 }
@@ -282,6 +291,9 @@ func (x *exchange) take(node int, m *message, cut bool, at time.Duration) {
 	if m.loads != nil {
 		shared.PeerLoad(from, m.loads, false)
 	}
+	if m.queued {
+		x.nodes[node].queue.SetPeer(from, m.claims)
+	}
 	if m.state != nil {
 		shared.PeerState(from, m.state)
 	}
@@ -299,6 +311,9 @@ func (x *exchange) part(now time.Duration) {
 		for j := range x.nodes {
 			if x.link.far(i, j) {
 				x.nodes[i].shared.DropPeer(x.senders[j].name)
+				if q := x.nodes[i].queue; q != nil {
+					q.SetPeer(x.senders[j].name, nil)
+				}
 			}
 		}
 	}
@@ -313,7 +328,7 @@ func (x *exchange) reunite(now time.Duration) {
 	}
 	for i := range x.senders {
 		s := &x.senders[i]
-		s.fullAt, s.state = 0, nil
+		s.fullAt, s.state, s.claims = 0, nil, nil
 		for b := range s.loads {
 			s.loads[b] = wire.Load{Backend: uint32(b)}
 		}

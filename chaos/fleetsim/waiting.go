@@ -153,6 +153,15 @@ func (w *waiting) sorted() []uint64 {
 	return w.lanes
 }
 
+// claims returns what waits, in an order that does not depend on a map.
+func (w *waiting) claims() []queue.Claim {
+	all := w.Claims(nil)
+	slices.SortFunc(all, func(a, b queue.Claim) int {
+		return cmp.Or(cmp.Compare(a.Lane, b.Lane), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Client, b.Client))
+	})
+	return all
+}
+
 // route sends a new request to an engine, or lets it wait.
 func (f *fleet) route(fl *flight) {
 	n := &f.nodes[fl.node]
@@ -165,7 +174,7 @@ func (f *fleet) route(fl *flight) {
 	c := &f.cfg.Clients[fl.client]
 	behind, first := n.queue.Behind(lane, c.Priority, c.Name)
 	fl.query.Behind, fl.query.First = int64(behind), first
-	if !known || !n.queue.Waiting(lane) {
+	if !known || !n.queue.Waiting(lane) && !n.queue.Contended() {
 		err := n.router.Pick(&fl.query, clock(f.now), &fl.attempt)
 		switch {
 		case err == nil:
@@ -208,6 +217,7 @@ func (f *fleet) park(fl *flight, lane uint64, d *policy.Decision) {
 		f.refuse(fl)
 		return
 	}
+	f.acted(fl.node, f.now)
 	if f.tick == never {
 		f.tick = f.now/tickEvery*tickEvery + tickEvery
 	}
@@ -236,7 +246,9 @@ func (f *fleet) offer(node int, lane uint64, b prefixtree.Backend) {
 		}
 		return 0, false
 	}
-	for n.router.Open(b, clock(f.now)) && n.queue.Offer(lane, int32(b), f.now, take) {
+	room, bounded := n.router.Room(lane)
+	n.queue.Grant(lane, room, bounded, f.now)
+	for n.router.Open(b, clock(f.now)) && n.queue.Offer(lane, int32(b), n.router.Dry(b, clock(f.now)), f.now, take) {
 		f.dispatch(taker)
 	}
 }

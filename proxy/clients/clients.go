@@ -112,10 +112,10 @@ func New(list []*Client, anonymous string) (*Book, error) {
 		if first, taken := names[c.Name]; taken && c.Name != "" {
 			bad(i, "name", "client %d is called %s, too", first+1, c.Name)
 		}
-		if other := keys[nameKey(c.Name)]; other != "" && other != c.Name {
+		if other := keys[NameKey(c.Name)]; other != "" && other != c.Name {
 			bad(i, "name", "%s and %s have the same hash, by which nodes count use: change one name", c.Name, other)
 		}
-		names[c.Name], keys[nameKey(c.Name)] = i, c.Name
+		names[c.Name], keys[NameKey(c.Name)] = i, c.Name
 		if len(c.Keys) == 0 && c.Name != anonymous {
 			bad(i, "key_sha256", "%s has no key: add the hash that grapevine clients new prints", c.Name)
 		}

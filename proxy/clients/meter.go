@@ -100,7 +100,7 @@ func (m *Meter) Adopt(b *Book) {
 	defer m.mu.Unlock()
 	accounts, byKey := make(map[*Client]*account, len(b.Clients)), make(map[uint32]*account, len(b.Clients))
 	for _, c := range b.Clients {
-		key := nameKey(c.Name)
+		key := NameKey(c.Name)
 		a := m.byKey[key]
 		if a == nil {
 			a = &account{key: key}
@@ -112,7 +112,8 @@ func (m *Meter) Adopt(b *Book) {
 	m.accounts.Store(&accounts)
 }
 
-func nameKey(name string) uint32 { return uint32(xxh3.HashString(name)) }
+// NameKey is the number by which nodes name a client.
+func NameKey(name string) uint32 { return uint32(xxh3.HashString(name)) }
 
 // SetFleet takes effect with the next request.
 func (m *Meter) SetFleet(f Fleet) { m.fleet.Store(&f) }

@@ -117,11 +117,11 @@ func TestMeterReturnsAll(t *testing.T) {
 func TestMeterForgetsEndedProcesses(t *testing.T) {
 	c := &Client{Name: "c", InFlight: 100}
 	m := adopted(t, c)
-	use := []Use{{Client: nameKey(c.Name), InFlight: 3}}
+	use := []Use{{Client: NameKey(c.Name), InFlight: 3}}
 	for process := range uint64(50) {
 		m.Peer("peer", process, use, true, time.Hour)
 	}
-	a := m.byKey[nameKey(c.Name)]
+	a := m.byKey[NameKey(c.Name)]
 	if s := m.Standing(c, 0, Admitted, time.Hour); len(a.peers) != 1 || s.InFlight != 3 {
 		t.Errorf("the use of %d processes is kept: %+v", len(a.peers), s)
 	}
@@ -300,7 +300,7 @@ func BenchmarkReserve(b *testing.B) {
 	m.SetFleet(Fleet{Heard: 8, Nodes: 8})
 	var uses []Use
 	for _, c := range list {
-		uses = append(uses, Use{nameKey(c.Name), 1000, 5})
+		uses = append(uses, Use{NameKey(c.Name), 1000, 5})
 	}
 	for i := range 7 {
 		m.Peer(fmt.Sprint(i), 1, uses, true, time.Hour)

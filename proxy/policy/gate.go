@@ -125,6 +125,49 @@ func (r *Router) Open(b prefixtree.Backend, now prefixtree.Time) bool {
 	return !r.full(s, l, r.fleet.Load(), true, now)
 }
 
+// Room is what the engines of a lane may hold of all routers, and hold of this one.
+type Room struct {
+	May, Own float64
+	Requests bool // counted in requests in flight, else in prefill tokens before the first token
+}
+
+// Room returns the room of a lane by the bound that is nearest, TTFT or InFlight; false without both. What
+// engines hold beyond a bound counts as room.
+func (r *Router) Room(lane uint64) (room Room, bounded bool) {
+	p, g := r.table.Load().poolOf(lane), &r.cfg.Gate
+	if p == nil || g.TTFT == 0 && g.InFlight == 0 {
+		return Room{}, false
+	}
+	prior, ttft := r.rate.load(), g.TTFT.Seconds()
+	var may, held, own, places, active, ownActive float64
+	for i := range p.entries {
+		s := p.entries[i].slot
+		t, a := float64(s.charged.Load()), float64(s.active.Load())
+		all, allActive := t+float64(s.peerTokens.Load()), a+float64(s.peerActive.Load())
+		own, held, may = own+t, held+all, may+max(ttft*s.rateOr(prior), all)
+		ownActive, active, places = ownActive+a, active+allActive, places+max(float64(g.InFlight), allActive)
+	}
+	if g.TTFT == 0 || g.InFlight > 0 && active*may > held*places {
+		return Room{May: places, Own: ownActive, Requests: true}, true
+	}
+	return Room{May: may, Own: own}, true
+}
+
+// nearlyFull is the part of InFlight up to which an engine may be dry.
+const nearlyFull = 0.9
+
+// Dry reports whether a backend will have computed all prefill that is known of before this router hears
+// what the others send it.
+func (r *Router) Dry(b prefixtree.Backend, now prefixtree.Time) bool {
+	s, g := r.table.Load().slot(b), &r.cfg.Gate
+	if s == nil || g.InFlight > 0 && float64(s.active.Load()+s.peerActive.Load()) > nearlyFull*float64(g.InFlight) {
+		return false
+	}
+	rate := s.rateOr(r.rate.load())
+	queued, _ := s.queued(now, rate)
+	return (queued+float64(s.peerTokens.Load()))*1000 <= rate*float64(r.fleet.Load().staleness)
+}
+
 // close marks the candidates that are full. With a strategy that neither follows a key nor prices the
 // wait, they leave, unless all are.
 func (r *Router) close(s *Scene, strategy *named) {

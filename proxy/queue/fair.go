@@ -3,6 +3,8 @@ package queue
 import (
 	"cmp"
 	"slices"
+
+	"grapevine/proxy/clients"
 )
 
 // band is the requests of one priority in a lane, in start-time fair order of their clients: the next
@@ -20,7 +22,9 @@ type band struct {
 // flow is one client's requests in a band, in order of arrival.
 type flow struct {
 	client string
+	hash   uint32
 	weight float64
+	part   float64 // of the client's work that waits in the fleet: here; 1 without other routers
 	tag    float64 // work received, in tokens per weight, counted from the others' tags
 	usage
 	first, last *Waiter
@@ -51,7 +55,7 @@ func (b *band) push(w *Waiter) {
 			b.flows = make(map[string]*flow)
 		}
 		b.forget()
-		f = &flow{client: w.Client, lane: w.Lane, tag: b.least()}
+		f = &flow{client: w.Client, hash: clients.NameKey(w.Client), lane: w.Lane, part: 1, tag: b.least()}
 		b.flows[w.Client] = f
 	}
 	if f.first != nil {
@@ -137,23 +141,27 @@ func (b *band) remove(w *Waiter) {
 	}
 }
 
+// tags is by how much work moves the client's tag. Other routers serve it, too, in proportion to what waits
+// there.
+func (f *flow) tags(cost float64) float64 { return cost / (f.weight * f.part) }
+
 // charge counts work that a client received.
 func (b *band) charge(f *flow, cost float64) {
 	b.tag = max(b.tag, b.order[0].tag)
 	b.takeOut(f)
-	f.tag += cost / f.weight
+	f.tag += f.tags(cost)
 	b.insert(f)
 }
 
-// window appends the first requests in fair order, as if each were served in turn at its expected cost.
-func (b *band) window(dst []*Waiter) []*Waiter {
+// window appends the first requests in fair order, at most Window, as if each were served in turn at its expected cost.
+func (b *band) window(dst []*Waiter, most int) []*Waiter {
 	type turn struct {
 		tag float64
 		w   *Waiter
 	}
 	var later [2 * Window]turn // of clients of which a request is in the window, by tag
 	from, to := 0, 0
-	for at := 0; len(dst) < Window; {
+	for at := 0; len(dst) < most; {
 		var t turn
 		switch {
 		case from < to && (at == len(b.order) || later[from].tag < b.order[at].tag):
@@ -169,7 +177,7 @@ func (b *band) window(dst []*Waiter) []*Waiter {
 		if t.w.next == nil {
 			continue
 		}
-		t.tag, t.w = t.tag+t.w.cost()/t.w.flow.weight, t.w.next
+		t.tag, t.w = t.tag+t.w.flow.tags(t.w.cost()), t.w.next
 		i := to
 		for ; i > from && later[i-1].tag > t.tag; i-- {
 			later[i] = later[i-1]

@@ -106,6 +106,10 @@ type Queue struct {
 	outputs outputs
 	evicted []*Waiter
 	window  []*Waiter
+	peers   peers
+	round   int             // of grants
+	demands [bands][]demand // of the last grant
+	wants   [bands]float64  // their sums
 }
 
 const bands = int(clients.Interactive) + 1
@@ -131,6 +135,7 @@ type lane struct {
 	key   uint64
 	bands [bands]band
 	count int
+	grant grant
 }
 
 // Check returns what is wrong with the limits.
@@ -250,6 +255,9 @@ func (q *Queue) place(w *Waiter) {
 	}
 	l.count++
 	l.bands[w.Priority].push(w)
+	if w.flow.requests == 1 {
+		l.grant.until = 0 // another client, another share
+	}
 	q.crowded(w.Priority, w.flow, w.flow.requests-1)
 	q.count(w, 1)
 	heap.Push(&q.due, w)
@@ -379,24 +387,26 @@ func (q *Queue) Due() (at time.Duration, ok bool) {
 	return q.due[0].until, true
 }
 
-// Offer gives an open engine to a request of the lane, and reports whether one took it. take decides
+// Offer gives an open engine to a request of the lane, and reports whether one took it. If requests wait at
+// other routers, too, it does so within the lane's last Grant, or if the engine is dry. take decides
 // where the request goes, and returns the tokens that it costs there; if it returns false, the request
 // prefers to wait, and take has set Wants. A request that took an engine has left the queue. take must not
 // change the queue.
-func (q *Queue) Offer(lane uint64, engine int32, now time.Duration, take func(*Waiter) (cost float64, ok bool)) bool {
+func (q *Queue) Offer(lane uint64, engine int32, dry bool, now time.Duration, take func(*Waiter) (cost float64, ok bool)) bool {
 	l := q.lanes[lane]
-	if l == nil {
+	if l == nil || !l.grant.may(dry) {
 		return false
 	}
 	asked := 0
+	first, passed := l.grant.window()
 	for _, p := range l.byPriority() {
 		if p < 0 {
 			break
 		}
 		b := &l.bands[p]
-		q.window = b.window(q.window[:0])
+		q.window = b.window(q.window[:0], first)
 		for ; asked < tries; asked++ {
-			i := best(q.window, engine, now)
+			i := best(q.window, engine, passed, now)
 			if i < 0 {
 				break
 			}
@@ -421,13 +431,13 @@ func (q *Queue) Offer(lane uint64, engine int32, now time.Duration, take func(*W
 
 // best returns the first request that was passed over often enough, else the one of which the engine
 // holds most, the earlier one of equals; -1 if none may be asked.
-func best(window []*Waiter, engine int32, now time.Duration) int {
+func best(window []*Waiter, engine int32, passed int, now time.Duration) int {
 	at, most := -1, -1.0
 	for i, w := range window {
 		if !w.asks(engine, now) {
 			continue
 		}
-		if w.passed >= MaxPassed {
+		if w.passed >= passed {
 			return i
 		}
 		if held := w.holds(engine); held > most {
@@ -479,6 +489,7 @@ func (q *Queue) took(l *lane, w *Waiter, cost float64, now time.Duration) {
 	}
 	f := w.flow
 	own.charge(f, cost)
+	l.grant.took(w)
 	q.drain.took(w.cost(), now)
 	q.Remove(w)
 	if q.all.requests == 0 {

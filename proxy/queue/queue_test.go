@@ -34,7 +34,7 @@ func push(t testing.TB, q *Queue, w *Waiter) {
 
 // next returns the request that takes an engine, nil if none does.
 func next(q *Queue, engine int32, now time.Duration) (taker *Waiter) {
-	q.Offer(engines, engine, now, func(w *Waiter) (float64, bool) {
+	q.Offer(engines, engine, false, now, func(w *Waiter) (float64, bool) {
 		taker = w
 		return w.cost(), true
 	})
@@ -152,7 +152,7 @@ func TestDecliningWaits(t *testing.T) {
 	var asked []*Waiter
 	offer := func(engine int32, now time.Duration) bool {
 		asked = nil
-		return q.Offer(engines, engine, now, func(w *Waiter) (float64, bool) {
+		return q.Offer(engines, engine, false, now, func(w *Waiter) (float64, bool) {
 			asked = append(asked, w)
 			w.Wants = 5
 			return 100, w != picky || engine == 5
@@ -326,7 +326,7 @@ func TestNothingIsLost(t *testing.T) {
 				}
 			case 5:
 				var taker *Waiter
-				if q.Offer(uint64(rnd.IntN(2)), int32(rnd.IntN(4)), now, func(w *Waiter) (float64, bool) {
+				if q.Offer(uint64(rnd.IntN(2)), int32(rnd.IntN(4)), rnd.IntN(2) == 0, now, func(w *Waiter) (float64, bool) {
 					taker, w.Wants = w, int32(rnd.IntN(4))
 					return float64(1 + rnd.IntN(1000)), rnd.IntN(4) > 0
 				}) {
@@ -442,7 +442,7 @@ func BenchmarkDecision(b *testing.B) {
 			i := 0
 			for b.Loop() {
 				now := time.Duration(i) * time.Microsecond
-				q.Offer(engines, int32(i%64), now, take)
+				q.Offer(engines, int32(i%64), false, now, take)
 				if _, err := q.Push(taker, now); err != nil {
 					b.Fatal(err)
 				}

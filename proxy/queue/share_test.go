@@ -1,0 +1,203 @@
+package queue
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"grapevine/proxy/clients"
+	"grapevine/proxy/policy"
+)
+
+// fleet is routers that hear each other at once.
+func fleet(t testing.TB, n int) []*Queue {
+	list := make([]*Queue, n)
+	for i := range list {
+		list[i] = small(t, 5000)
+	}
+	return list
+}
+
+func exchange(list []*Queue) {
+	for i, q := range list {
+		claims := q.Claims(nil)
+		for j, other := range list {
+			if i != j {
+				other.SetPeer(string(rune('a'+i)), claims)
+			}
+		}
+	}
+}
+
+// The grants of all routers are together what the engines may hold, or what waits if that is less.
+func TestGrantsAddUp(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	for range 200 {
+		list := fleet(t, 2+rnd.IntN(7))
+		waits := 0.0
+		for range rnd.IntN(100) {
+			w := request(string(rune('a'+rnd.IntN(6))), float64(1+rnd.IntN(5000)))
+			w.Weight, w.Priority = float64(1+w.Client[0]%3), clients.Priority(rnd.IntN(bands))
+			push(t, list[rnd.IntN(len(list))], w)
+			waits += w.Prefill
+		}
+		exchange(list)
+		room := policy.Room{May: float64(1 + rnd.IntN(200_000))}
+		got := 0.0
+		for _, q := range list {
+			if l := q.lanes[engines]; l != nil {
+				q.Grant(engines, room, true, time.Minute)
+				if l.grant.limited {
+					got += l.grant.left
+				} else {
+					got += min(room.May, waits) // the only one with requests
+				}
+			}
+		}
+		if want := min(room.May, waits); math.Abs(got-want) > 1e-6*want+1e-6 {
+			t.Fatalf("grants of %.0f, %.0f wait and engines may hold %.0f", got, waits, room.May)
+		}
+	}
+}
+
+// Engines serve clients by weight wherever their requests entered, and what waits of one client evenly, as
+// far as parts of a request allow: each router's last place is a whole one.
+func TestClientsShareOverRouters(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	const nodes, places = 8, 128
+	list := fleet(t, nodes)
+	enter := func(client string, weight float64, node int) {
+		w := request(client, float64(50+rnd.IntN(100)))
+		w.Weight = weight
+		push(t, list[node], w)
+	}
+	for range 3000 {
+		enter("everywhere", 1, rnd.IntN(nodes))
+		enter("uneven", 1, min(rnd.IntN(nodes), rnd.IntN(nodes)))
+	}
+	for range 3000 {
+		enter("one", 2, 3)
+	}
+	type job struct {
+		node int
+		w    *Waiter
+	}
+	var running []job
+	var own [nodes]float64
+	served := map[string]float64{}
+	waited := map[string]int{} // of "everywhere", by router
+	for round := range 1200 {
+		exchange(list)
+		for tries := 0; len(running) < places && tries < 1000; tries++ {
+			node := rnd.IntN(nodes)
+			q := list[node]
+			if q.lanes[engines] == nil {
+				continue
+			}
+			q.lanes[engines].grant.until = 0
+			q.Grant(engines, policy.Room{May: places * 100, Own: own[node]}, true, time.Duration(round)*time.Second)
+			if w := next(q, 0, time.Duration(round)*time.Second); w != nil {
+				running = append(running, job{node, w})
+				own[node] += w.Prefill
+				served[w.Client] += w.cost()
+				if w.Client == "everywhere" {
+					waited[string(rune('0'+node))]++
+				}
+				exchange(list)
+			}
+		}
+		for range 4 {
+			i := rnd.IntN(len(running))
+			own[running[i].node] -= running[i].w.Prefill
+			running[i] = running[len(running)-1]
+			running = running[:len(running)-1]
+		}
+	}
+	sum := served["everywhere"] + served["uneven"] + served["one"]
+	for client, part := range map[string]float64{"everywhere": 0.25, "uneven": 0.25, "one": 0.5} {
+		if got := served[client] / sum; math.Abs(got-part) > 0.05 {
+			t.Errorf("%s got %.3f of the work, want %.2f: %v", client, got, part, served)
+		}
+	}
+	for node, n := range waited {
+		if all := served["everywhere"] / 100; math.Abs(float64(n)-all/nodes) > 0.3*all/nodes {
+			t.Errorf("router %s served %d requests of the client that entered everywhere, of %.0f: %v", node, n, all, waited)
+		}
+	}
+}
+
+// What waits elsewhere with a higher priority leaves this router a twentieth.
+func TestPrioritiesOverRouters(t *testing.T) {
+	list := fleet(t, 2)
+	for range 100 {
+		w := request("c", 100)
+		w.Priority = clients.Interactive
+		push(t, list[0], w)
+		w = request("d", 100)
+		w.Priority = clients.Batch
+		push(t, list[1], w)
+	}
+	exchange(list)
+	for i, want := range []float64{950, 50} {
+		list[i].Grant(engines, policy.Room{May: 1000}, true, time.Second)
+		if got := list[i].lanes[engines].grant.left; math.Abs(got-want) > 1e-9 {
+			t.Errorf("router %d: %v, want %v", i, got, want)
+		}
+	}
+}
+
+// Without a grant left, only an engine that is dry is taken; and once no other router has requests, all are.
+func TestGrantLimits(t *testing.T) {
+	list := fleet(t, 2)
+	for range 10 {
+		push(t, list[0], request("c", 100))
+		push(t, list[1], request("c", 100))
+	}
+	exchange(list)
+	q := list[0]
+	q.Grant(engines, policy.Room{May: 1000, Own: 400}, true, time.Second)
+	if next(q, 0, time.Second) == nil || next(q, 0, time.Second) != nil {
+		t.Error("a grant of 100 tokens is not one request")
+	}
+	if !q.Offer(engines, 0, true, time.Second, func(*Waiter) (float64, bool) { return 100, true }) {
+		t.Error("a dry engine is not taken")
+	}
+	q.SetPeer("b", nil)
+	q.Grant(engines, policy.Room{May: 1000, Own: 400}, true, 2*time.Second)
+	if q.Contended() || next(q, 0, 2*time.Second) == nil {
+		t.Error("the router is alone, and takes nothing")
+	}
+}
+
+func TestPeersClaimsReturnToZero(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 0))
+	q := small(t, 10)
+	origin := func() string { return string(rune('a' + rnd.IntN(5))) }
+	for range 2000 {
+		var claims []Claim
+		for range rnd.IntN(6) {
+			claims = append(claims, Claim{
+				Lane: uint64(rnd.IntN(3)), Client: rnd.Uint32N(4), Priority: clients.Priority(rnd.IntN(bands + 1)),
+				Weight: float64(rnd.IntN(3)), Tokens: 1000 * rnd.Float64(), Requests: float64(rnd.IntN(9)),
+			})
+		}
+		q.SetPeer(origin(), claims)
+	}
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		q.SetPeer(name, nil)
+	}
+	if q.Contended() || len(q.peers.byOrigin) != 0 {
+		t.Errorf("%d claims are left, of %d routers", len(q.peers.sum), len(q.peers.byOrigin))
+	}
+	q.SetPeer("a", make([]Claim, 10*MaxClaims))
+	if len(q.peers.byOrigin["a"]) > MaxClaims {
+		t.Error("claims are not bounded")
+	}
+}
