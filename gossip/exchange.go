@@ -48,7 +48,7 @@ func (r roster) connect(ctx context.Context, peer member.Info) (net.Conn, member
 // Exchange sends and receives one node's knowledge. Safe for concurrent use. Lock order:
 // peer.applying, peer.order, subscriber.mu, Exchange.mu, peer.mu, subscription.mu; other locks are
 // leaves. Calls to Knowledge hold at most peer.applying (Apply) or peer.order (PeerLoad, PeerUsage,
-// PeerFigures, PeerState, DropPeer).
+// PeerFigures, PeerClaims, PeerState, DropPeer).
 type Exchange struct {
 	knowledge Knowledge
 	flush     time.Duration
@@ -66,6 +66,7 @@ type Exchange struct {
 	usage   usageTable
 	figures figureTable
 	state   stateSlot
+	claims  stateSlot
 	warming warming
 	touched chan struct{}
 

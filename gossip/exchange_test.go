@@ -173,6 +173,41 @@ func TestFiguresFollowAndEndWithTheirOrigin(t *testing.T) {
 	})
 }
 
+// Claims replace the previous ones within a flush, cost nothing while they do not change, and end with their
+// origin. A node that never had any sends none.
+func TestClaimsFollowAndEndWithTheirOrigin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		nodes := net.startAll(2, nil)
+		defer stopAll(t, nodes[1:])
+		a, b := nodes[0], nodes[1]
+		claims := func() string {
+			b.know.mu.Lock()
+			defer b.know.mu.Unlock()
+			return b.know.claimed["n0"]
+		}
+		set := func(claims string) {
+			a.know.mu.Lock()
+			defer a.know.mu.Unlock()
+			a.know.claims = claims
+		}
+		for _, text := range []string{"seven wait", "", "two wait"} {
+			set(text)
+			until(t, 3*defaultFlush, "claims "+text, func() bool { return claims() == text })
+		}
+		before := a.Stats().SentByKind["claims"]
+		time.Sleep(5 * time.Second)
+		if n := a.Stats().SentByKind["claims"] - before; n > 0 {
+			t.Errorf("%d bytes without changes", n)
+		}
+		if n := b.Stats().SentByKind["claims"]; n > 0 {
+			t.Errorf("%d bytes of a node without claims", n)
+		}
+		a.kill(t)
+		until(t, net.notice+time.Second, "claims of a dead node are void", func() bool { return claims() == "" })
+	})
+}
+
 func TestStateIsSentWhenItChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

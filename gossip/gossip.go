@@ -60,7 +60,11 @@ type Knowledge interface {
 	// PeerFigures is PeerUsage for figures, which were measured at the given time in Unix milliseconds
 	// of the peer's clock.
 	PeerFigures(origin string, incarnation uint64, at int64, changed []Figure, full bool)
-	// DropPeer voids the load, usage, figures and state, not the facts, of a peer that ended, restarted or is
+	// Claims appends at most wire.MaxClaims bytes, which replace the previous ones: what waits at this node.
+	Claims(dst []byte) []byte
+	// PeerClaims takes a peer's latest claims.
+	PeerClaims(origin string, claims []byte)
+	// DropPeer voids the load, usage, figures, claims and state, not the facts, of a peer that ended, restarted or is
 	// silent.
 	DropPeer(origin string)
 	// State appends at most wire.MaxState bytes, which replace the previous state.

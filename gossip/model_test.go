@@ -29,6 +29,8 @@ type model struct {
 	used     map[string]peerUses
 	figures  []Figure
 	figured  map[string]map[uint32]Figure
+	claims   string
+	claimed  map[string]string
 	states   map[string]string
 	state    string
 	dropped  map[string]int
@@ -254,6 +256,21 @@ func (m *model) PeerFigures(origin string, _ uint64, _ int64, changed []Figure, 
 	m.figured[origin] = v
 }
 
+func (m *model) Claims(dst []byte) []byte {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return append(dst, m.claims...)
+}
+
+func (m *model) PeerClaims(origin string, claims []byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.claimed == nil {
+		m.claimed = map[string]string{}
+	}
+	m.claimed[origin] = string(claims)
+}
+
 func (m *model) PeerUsage(origin string, incarnation uint64, changed []Usage, full bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -294,6 +311,7 @@ func (m *model) DropPeer(origin string) {
 	delete(m.states, origin)
 	delete(m.used, origin)
 	delete(m.figured, origin)
+	delete(m.claimed, origin)
 	m.dropped[origin]++
 }
 

@@ -28,7 +28,7 @@ type peer struct {
 	name string
 
 	applying sync.Mutex // orders batches
-	order    sync.Mutex // orders PeerLoad, PeerUsage, PeerFigures, PeerState and DropPeer
+	order    sync.Mutex // orders PeerLoad, PeerUsage, PeerFigures, PeerClaims, PeerState and DropPeer
 
 	mu     sync.Mutex // guards the following
 	Peer              // what describe does not compute

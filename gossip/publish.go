@@ -27,6 +27,7 @@ type publisher struct {
 	loads       []Load
 	uses        []Usage
 	figures     []Figure
+	claims      []byte
 	figuresAt   time.Time
 	time        int64
 }
@@ -60,6 +61,14 @@ func (x *Exchange) flushNews(p *publisher, now time.Time) {
 		moved, beyond := x.figures.update(p.figures, ms)
 		x.count(&x.stats.DroppedBound, uint64(beyond))
 		changed = changed || moved
+	}
+	switch p.claims = x.knowledge.Claims(p.claims[:0]); {
+	case len(p.claims) > wire.MaxClaims:
+		x.log.Error().Int("bytes", len(p.claims)).Int("limit", wire.MaxClaims).Msg("claims beyond the bound: not sent")
+		x.count(&x.stats.Malformed, 1)
+	case len(p.claims) == 0 && !x.claims.begun():
+	case x.claims.set(p.claims, ms):
+		changed = true
 	}
 	subscribers := x.listSubscribers()
 	left := x.budget.left(now)
@@ -122,6 +131,7 @@ func (x *Exchange) flushLast(ctx context.Context) {
 	}
 }
 
+// stateSlot holds the latest of what replaces its predecessor: the state, or the claims.
 type stateSlot struct {
 	mu      sync.Mutex
 	version uint64
@@ -138,6 +148,13 @@ func (s *stateSlot) set(blob []byte, ms int64) bool {
 	s.version++
 	s.blob, s.time = bytes.Clone(blob), ms
 	return true
+}
+
+// begun is false until the first set.
+func (s *stateSlot) begun() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.version > 0
 }
 
 func (s *stateSlot) get() (blob []byte, version uint64, ms int64) {

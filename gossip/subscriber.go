@@ -46,6 +46,7 @@ type subscriber struct {
 	uses    vectorSent[Usage]
 	figures vectorSent[Figure]
 	state   uint64 // version sent last
+	claims  uint64 // version sent last
 }
 
 func (x *Exchange) serve(c net.Conn, peer member.Info) {
@@ -236,6 +237,10 @@ func (d *subscriber) fill(dst []byte, now time.Time) (out []byte, wait time.Dura
 	dst = d.loads.fill(dst, now, &d.x.loads, wire.AppendLoad)
 	dst = d.uses.fill(dst, now, &d.x.usage, wire.AppendUsage)
 	dst = d.figures.fill(dst, now, &d.x.figures, wire.AppendFigures)
+	if blob, version, ms := d.x.claims.get(); version != d.claims {
+		d.claims = version
+		dst = wire.AppendClaims(dst, ms, blob)
+	}
 	dst, held, ok := d.fillBatches(dst, now)
 	if !ok {
 		return dst, 0, false

@@ -246,6 +246,8 @@ func (s *subscription) take(kind wire.Kind, body []byte, now time.Time) error {
 		return s.takeUsage(body, now)
 	case wire.KindFigures:
 		return s.takeFigures(body)
+	case wire.KindClaims:
+		return s.takeClaims(body, now)
 	case wire.KindState:
 		return s.takeState(body)
 	case wire.KindSnapshotHead, wire.KindPage, wire.KindSnapshotDone:
@@ -380,6 +382,16 @@ func (s *subscription) takeFigures(body []byte) error {
 	}
 	s.figured = true
 	s.pass(func() { s.x.knowledge.PeerFigures(s.p.name, s.id.incarnation, ms, figures, full) })
+	return nil
+}
+
+func (s *subscription) takeClaims(body []byte, now time.Time) error {
+	ms, claims, err := wire.DecodeClaims(body)
+	if err != nil {
+		return err
+	}
+	s.lagged(time.UnixMilli(ms), now)
+	s.pass(func() { s.x.knowledge.PeerClaims(s.p.name, claims) })
 	return nil
 }
 

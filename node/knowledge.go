@@ -12,6 +12,7 @@ import (
 	"grapevine/node/share"
 	"grapevine/proxy/clients"
 	"grapevine/proxy/policy"
+	"grapevine/proxy/queue"
 )
 
 // knowledge implements gossip.Knowledge: it gives share the time, adds the health of engines and the doctor's diagnoses to the
@@ -25,12 +26,23 @@ type knowledge struct {
 	history *history.History
 	doctor  *doctor.Doctor
 	figures func([]gossip.Figure) []gossip.Figure // appends this node's
+	waiting waiting                               // the proxy, which is built later; nil until then
+
+	claims    []queue.Claim // scratch of Claims, and what it returned last
+	claimed   []byte
+	nextClaim time.Time
 
 	poke      func()        // called when nodes changes; set before gossip starts; may be nil
 	turns     atomic.Uint64 // calls of Loads, one per turn of gossip's loop
 	nodes     atomic.Int64  // alive, including this one
 	staleness atomic.Int64  // of peers' actions, ns
-	malformed atomic.Uint64 // states
+	malformed atomic.Uint64 // states and claims
+}
+
+// waiting is the queue of the proxy.
+type waiting interface {
+	Claims(dst []queue.Claim) []queue.Claim
+	PeerClaims(origin string, claims []queue.Claim)
 }
 
 var _ gossip.Knowledge = (*knowledge)(nil)
@@ -93,7 +105,39 @@ func (k *knowledge) PeerFigures(origin string, incarnation uint64, at int64, cha
 	k.history.Peer(origin, incarnation, at, changed, full)
 }
 
+// perClaimByte spreads the claims of many clients: at most 20 kB/s to each peer.
+const perClaimByte = 50 * time.Microsecond
+
+// Claims is called by one goroutine.
+func (k *knowledge) Claims(dst []byte) []byte {
+	if k.waiting == nil {
+		return dst
+	}
+	if at := time.Now(); !at.Before(k.nextClaim) {
+		k.claims = k.waiting.Claims(k.claims[:0])
+		k.claimed = queue.AppendClaims(k.claimed[:0], k.claims)
+		k.nextClaim = at.Add(time.Duration(len(k.claimed)) * perClaimByte)
+	}
+	return append(dst, k.claimed...)
+}
+
+// PeerClaims keeps the peer's previous claims if these are malformed.
+func (k *knowledge) PeerClaims(origin string, b []byte) {
+	if k.waiting == nil {
+		return
+	}
+	claims, err := queue.ParseClaims(b)
+	if err != nil {
+		k.malformed.Add(1)
+		return
+	}
+	k.waiting.PeerClaims(origin, claims)
+}
+
 func (k *knowledge) DropPeer(origin string) {
+	if k.waiting != nil {
+		k.waiting.PeerClaims(origin, nil)
+	}
 	k.history.DropPeer(origin)
 	k.meter.DropPeer(origin, k.meter.Now())
 	k.shared.DropPeer(origin)

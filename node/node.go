@@ -270,6 +270,9 @@ func (n *Node) buildProxy() error {
 	if err != nil {
 		return fmt.Errorf("proxy: %w", err)
 	}
+	if n.knowledge != nil {
+		n.knowledge.waiting = n.proxy
+	}
 	return nil
 }
 

@@ -143,3 +143,47 @@ func TestReloadOfTheQueue(t *testing.T) {
 		}
 	}
 }
+
+// What waits at one node reaches the other. A node at which nothing waited sends nothing.
+func TestClaimsReachPeers(t *testing.T) {
+	t.Parallel()
+	e := newFakeEngine(t, "m")
+	release := e.holdAnswers()
+	defer release()
+	var nodes []*Node
+	var join []string
+	for _, name := range []string{"one", "two"} {
+		cfg := fleetConfig(name, join, e.URL)
+		cfg.QueueRequests, cfg.QueueInFlight = 8, 1
+		nodes = append(nodes, startNode(t, cfg))
+		join = []string{nodes[0].GossipAddr()}
+	}
+	awaitFleet(t, nodes...)
+	ended := make(chan int, 3)
+	send := func(n *Node) {
+		resp, err := http.Post("http://"+n.Addr()+"/v1/chat/completions", "application/json", strings.NewReader(chatBody("m", "slow")))
+		if err != nil {
+			ended <- 0
+			return
+		}
+		_, _ = io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+		ended <- resp.StatusCode
+	}
+	go send(nodes[0])
+	<-e.entered
+	go send(nodes[0])
+	heard := func(n *Node) float64 {
+		return scrape(t, n)[`grapevine_gossip_bytes_total{direction="received",frame="claims"}`]
+	}
+	eventually(t, "one request waits, and the other node hears of it", func() bool { return heard(nodes[1]) > 0 })
+	if heard(nodes[0]) > 0 {
+		t.Error("a node sends claims although nothing waits there")
+	}
+	release()
+	for range 2 {
+		if status := <-ended; status != http.StatusOK {
+			t.Errorf("status %d, want 200", status)
+		}
+	}
+}

@@ -36,6 +36,7 @@ type waitingRoom struct {
 	proxy  *Proxy
 	router *policy.Router
 	count  atomic.Int64  // that wait; read without the lock
+	others atomic.Bool   // requests wait at other routers
 	begun  chan struct{} // capacity 1: the first one waits
 
 	mu     sync.Mutex // guards the fields below, and the seats of the exchanges that wait
@@ -103,6 +104,29 @@ func (p *Proxy) Queued(priority clients.Priority) (requests int, bytes int64) {
 	return p.waiting.queue.Usage(priority)
 }
 
+// Claims appends what waits here, for the other routers.
+func (p *Proxy) Claims(dst []queue.Claim) []queue.Claim {
+	w := p.waiting
+	if w == nil || w.count.Load() == 0 {
+		return dst
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.queue.Claims(dst)
+}
+
+// PeerClaims replaces what waits at another router; none if it is gone. It keeps no claims.
+func (p *Proxy) PeerClaims(origin string, claims []queue.Claim) {
+	w := p.waiting
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.queue.SetPeer(origin, claims)
+	w.others.Store(w.queue.Contended())
+}
+
 // mayWait: inference that an engine computes, before its first attempt. One that moves to another engine
 // after a failure has had its turn, and a stored response has only one engine.
 func (e *exchange) mayWait() bool {
@@ -167,7 +191,7 @@ func (e *exchange) pickInTurn() (t Target, settled bool, err error) {
 	defer func() { e.query.MayWait = false }()
 	parked := false
 	for tries := 0; !parked; tries++ {
-		if tries > 0 || w.count.Load() == 0 { // no other request waits
+		if tries > 0 || w.count.Load() == 0 && !w.others.Load() { // no other request waits
 			e.query.MayWait = tries < maxRaces
 			if t, err = e.pick(); !errors.Is(err, policy.ErrFull) {
 				return t, false, err
@@ -227,7 +251,7 @@ func (w *waitingRoom) enter(e *exchange) (parked bool, err error) {
 	switch {
 	case full != nil && !errors.Is(full, policy.ErrFull):
 		return false, nil // Pick says why
-	case full == nil && !w.queue.Waiting(lane):
+	case full == nil && !w.queue.Waiting(lane) && !w.queue.Contended():
 		return false, nil // one opened meanwhile
 	}
 	s.waiter.Prefill, s.waiter.Output = float64(d.UncachedTokens), w.queue.Output(s.waiter.Client, e.query.OutputHint)
@@ -355,7 +379,11 @@ func (w *waitingRoom) offer(lane uint64, b prefixtree.Backend) {
 		}
 		return 0, false
 	}
-	for w.router.Open(b, picker.Now()) && w.queue.Offer(lane, int32(b), false, w.clock(), take) {
+	if now := w.clock(); w.queue.GrantDue(lane, now) {
+		room, bounded := w.router.Room(lane)
+		w.queue.Grant(lane, room, bounded, now)
+	}
+	for w.router.Open(b, picker.Now()) && w.queue.Offer(lane, int32(b), w.router.Dry(b, picker.Now()), w.clock(), take) {
 		w.call(taker, nil)
 	}
 	for _, e := range w.lost {

@@ -103,6 +103,51 @@ func TestQueueWaits(t *testing.T) {
 	}
 }
 
+// A router tells what waits, serves its requests although far more waits elsewhere, as long as engines would
+// have nothing to do, and forgets routers that are gone.
+func TestQueueAmongRouters(t *testing.T) {
+	b := newGated(t)
+	r := newRig(t, []string{b.addr}, withQueue(1, roomy))
+	if got := r.proxy.Claims(nil); len(got) != 0 {
+		t.Fatalf("claims of an idle router: %+v", got)
+	}
+	_, first := r.start("first")
+	<-b.begun
+	_, second := r.start("second", "X-Grapevine-Priority: batch")
+	r.waiting(1)
+	mine := r.proxy.Claims(nil)
+	if len(mine) != 1 || mine[0].Requests != 1 || mine[0].Tokens < 1 || mine[0].Weight != 1 || mine[0].Priority != clients.Batch {
+		t.Fatalf("claims %+v", mine)
+	}
+	theirs := queue.Claim{Lane: mine[0].Lane, Client: 7, Priority: clients.Interactive, Weight: 1, Tokens: 1e6, Requests: 1000}
+	r.proxy.PeerClaims("other", []queue.Claim{theirs})
+	b.answer <- true
+	(<-first).want(t, 200)
+	<-b.begun
+	_, third := r.start("third")
+	r.waiting(1)
+	b.answer <- true
+	(<-second).want(t, 200)
+	<-b.begun
+	b.answer <- true
+	(<-third).want(t, 200)
+	_, fourth := r.start("fourth") // nothing waits here, but elsewhere
+	<-b.begun
+	b.answer <- true
+	(<-fourth).want(t, 200)
+	if rec := r.record(3); rec.Waited <= 0 {
+		t.Error("a request did not queue although others wait elsewhere")
+	}
+	r.proxy.PeerClaims("other", nil)
+	_, fifth := r.start("fifth")
+	<-b.begun
+	b.answer <- true
+	(<-fifth).want(t, 200)
+	if rec := r.record(4); rec.Waited != 0 || len(r.proxy.Claims(nil)) != 0 {
+		t.Errorf("the other router is gone, and a request waited %v; claims %+v", rec.Waited, r.proxy.Claims(nil))
+	}
+}
+
 func TestQueueRefuses(t *testing.T) {
 	b := newGated(t)
 	r := newRig(t, []string{b.addr}, withQueue(1, queue.Limits{Requests: 1, Bytes: 1 << 20, Wait: time.Minute}))

@@ -312,6 +312,10 @@ func (g *guest) Figures(dst []gossip.Figure) []gossip.Figure { return dst }
 
 func (g *guest) PeerFigures(string, uint64, int64, []gossip.Figure, bool) {}
 
+func (g *guest) Claims(dst []byte) []byte { return dst }
+
+func (g *guest) PeerClaims(string, []byte) {}
+
 func (g *guest) DropPeer(string) {}
 
 func (g *guest) State(dst []byte) []byte { return dst }

@@ -246,8 +246,10 @@ func (f *fleet) offer(node int, lane uint64, b prefixtree.Backend) {
 		}
 		return 0, false
 	}
-	room, bounded := n.router.Room(lane)
-	n.queue.Grant(lane, room, bounded, f.now)
+	if n.queue.GrantDue(lane, f.now) {
+		room, bounded := n.router.Room(lane)
+		n.queue.Grant(lane, room, bounded, f.now)
+	}
 	for n.router.Open(b, clock(f.now)) && n.queue.Offer(lane, int32(b), n.router.Dry(b, clock(f.now)), f.now, take) {
 		f.dispatch(taker)
 	}

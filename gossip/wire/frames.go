@@ -201,6 +201,19 @@ func DecodeState(body []byte) (time int64, state []byte, err error) {
 	return time, state, c.err
 }
 
+// AppendClaims appends a Claims frame; time is in Unix milliseconds.
+func AppendClaims(dst []byte, time int64, claims []byte) []byte {
+	dst, mark := begin(dst, KindClaims)
+	return end(blob(uvarints(dst, uint64(time)), claims), mark)
+}
+
+// DecodeClaims decodes its body.
+func DecodeClaims(body []byte) (time int64, claims []byte, err error) {
+	c := cursor{rest: body}
+	time, claims = int64(c.bounded(maxTime)), c.bytes(MaxClaims)
+	return time, claims, c.err
+}
+
 // Outcome is how a snapshot ended.
 type Outcome uint8
 

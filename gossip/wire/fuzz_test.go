@@ -63,6 +63,10 @@ func again(k Kind, body []byte) []byte {
 		if v, at, full, err := DecodeFigures(nil, body); err == nil {
 			return AppendFigures(nil, at, full, v)
 		}
+	case KindClaims:
+		if at, v, err := DecodeClaims(body); err == nil {
+			return AppendClaims(nil, at, v)
+		}
 	case KindState:
 		if at, v, err := DecodeState(body); err == nil {
 			return AppendState(nil, at, v)

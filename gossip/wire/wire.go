@@ -35,6 +35,7 @@ const (
 	KindSnapshotDone Kind = 0x18 // ends or refuses a snapshot
 	KindUsage        Kind = 0x19
 	KindFigures      Kind = 0x1a
+	KindClaims       Kind = 0x1b
 )
 
 const Kinds = 0x20 // exceeds all kinds
@@ -46,6 +47,7 @@ const (
 	MaxPage      = 64 << 10  // live frames wait for milliseconds only
 	MaxState     = 256 << 10 // a thousand backends of 256 bytes
 	MaxLoads     = 16384     // also clients in use, and figures
+	MaxClaims    = 16 << 10  // sent at most every flush
 	MaxName      = 255
 	MaxPositions = 2049 // 2048 members and the node itself
 
@@ -78,6 +80,7 @@ var kinds = [Kinds]struct {
 	KindSnapshotDone: {"snapshot_done", maxSmall},
 	KindUsage:        {"usage", MaxLoads*(4+2*binary.MaxVarintLen32) + slack},
 	KindFigures:      {"figures", MaxLoads*(4+2*binary.MaxVarintLen32) + slack},
+	KindClaims:       {"claims", MaxClaims + slack},
 }
 
 // Limit returns the longest body of a kind, in bytes; known is false for kinds of other versions.

@@ -17,6 +17,9 @@ type KeyHash [sha256.Size]byte
 // HashKey returns the hash of a key as a client sends it.
 func HashKey(key []byte) KeyHash { return sha256.Sum256(key) }
 
+// MaxWeight bounds a client's weight.
+const MaxWeight = 1000
+
 // Priority orders requests that wait. A client may ask for its own or a lower one.
 type Priority uint8
 
@@ -160,7 +163,7 @@ func (c *Client) check() (mistakes []Error) {
 	bad(wordless || len(c.Name) > MaxName, "name", "%q is not one word of at most %d visible ASCII characters", c.Name, MaxName)
 	bad(c.Name == "refuse", "name", "refuse is what anonymous says to refuse requests without a key: choose another name")
 	bad(len(c.Keys) > MaxKeys, "key_sha256", "%d keys are more than %d: remove old ones", len(c.Keys), MaxKeys)
-	bad(!(c.Weight > 0) || c.Weight > 1000, "weight", "%v is not above 0 and at most 1000", c.Weight)
+	bad(!(c.Weight > 0) || c.Weight > MaxWeight, "weight", "%v is not above 0 and at most %d", c.Weight, MaxWeight)
 	bad(c.TokensPerMinute < 0, "tokens_per_minute", "%d is negative: leave it out for no limit", c.TokensPerMinute)
 	bad(c.TokensPerMinute > MaxTokensPerMinute, "tokens_per_minute", "%d is more than %d: leave it out for no limit", c.TokensPerMinute, int64(MaxTokensPerMinute))
 	bad(c.InFlight < 0, "in_flight", "%d is negative: leave it out for no limit", c.InFlight)

@@ -125,10 +125,10 @@ func (r *Router) Open(b prefixtree.Backend, now prefixtree.Time) bool {
 	return !r.full(s, l, r.fleet.Load(), true, now)
 }
 
-// Room is what the engines of a lane may hold of all routers, and hold of this one.
+// Room is what the engines of a lane may hold of all routers, what they hold less, and what they hold of this one.
 type Room struct {
-	May, Own float64
-	Requests bool // counted in requests in flight, else in prefill tokens before the first token
+	May, Free, Own float64
+	Requests       bool // counted in requests in flight, else in prefill tokens before the first token
 }
 
 // Room returns the room of a lane by the bound that is nearest, TTFT or InFlight; false without both. What
@@ -148,9 +148,9 @@ func (r *Router) Room(lane uint64) (room Room, bounded bool) {
 		ownActive, active, places = ownActive+a, active+allActive, places+max(float64(g.InFlight), allActive)
 	}
 	if g.TTFT == 0 || g.InFlight > 0 && active*may > held*places {
-		return Room{May: places, Own: ownActive, Requests: true}, true
+		return Room{May: places, Free: places - active, Own: ownActive, Requests: true}, true
 	}
-	return Room{May: may, Own: own}, true
+	return Room{May: may, Free: may - held, Own: own}, true
 }
 
 // nearlyFull is the part of InFlight up to which an engine may be dry.

@@ -255,7 +255,7 @@ func (q *Queue) place(w *Waiter) {
 	}
 	l.count++
 	l.bands[w.Priority].push(w)
-	if w.flow.requests == 1 {
+	if w.flow.requests == 1 && l.grant.clients <= fewClients {
 		l.grant.until = 0 // another client, another share
 	}
 	q.crowded(w.Priority, w.flow, w.flow.requests-1)

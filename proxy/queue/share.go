@@ -2,6 +2,9 @@ package queue
 
 import (
 	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -23,8 +26,13 @@ type Claim struct {
 // MaxClaims bounds the claims of one router that count: its first clients in fair order.
 const MaxClaims = 256
 
-// A grant lasts until it is computed anew, at most this often; what is taken meanwhile is subtracted.
-const grantEvery = 10 * time.Millisecond
+// A grant is computed anew so often, and what is taken meanwhile is subtracted: at once when a client begins
+// to wait among few others, and more rarely among many, so that it takes less than a fiftieth of a processor.
+const (
+	grantEvery     = 10 * time.Millisecond
+	grantPerClient = 40 * time.Microsecond
+	fewClients     = 64
+)
 
 // Claims appends what waits, in any order of lanes, at most MaxClaims.
 func (q *Queue) Claims(dst []Claim) []Claim {
@@ -40,6 +48,51 @@ func (q *Queue) Claims(dst []Claim) []Claim {
 		}
 	}
 	return dst
+}
+
+// claimSize is the bytes of a claim between routers: lane u64, client u32, priority u8, weight f32, tokens u32,
+// requests u32, little-endian. A byte with the size precedes the claims; later versions may append fields.
+const claimSize = 25
+
+// ErrClaims: the bytes are no claims.
+var ErrClaims = errors.New("malformed claims")
+
+// AppendClaims appends the bytes of claims; nothing for none.
+func AppendClaims(dst []byte, claims []Claim) []byte {
+	if len(claims) == 0 {
+		return dst
+	}
+	dst = append(dst, claimSize)
+	for i := range claims {
+		c := &claims[i]
+		dst = binary.LittleEndian.AppendUint64(dst, c.Lane)
+		dst = binary.LittleEndian.AppendUint32(dst, c.Client)
+		dst = append(dst, byte(c.Priority))
+		dst = binary.LittleEndian.AppendUint32(dst, math.Float32bits(float32(c.Weight)))
+		dst = binary.LittleEndian.AppendUint32(dst, uint32(min(c.Tokens, math.MaxUint32)))
+		dst = binary.LittleEndian.AppendUint32(dst, uint32(min(c.Requests, math.MaxUint32)))
+	}
+	return dst
+}
+
+// ParseClaims reads at most MaxClaims claims. Errors wrap ErrClaims.
+func ParseClaims(b []byte) (claims []Claim, err error) {
+	if len(b) == 0 {
+		return nil, nil
+	}
+	size := int(b[0])
+	if b = b[1:]; size < claimSize || len(b)%size != 0 {
+		return nil, fmt.Errorf("%w: %d bytes in claims of %d", ErrClaims, len(b), size)
+	}
+	for ; len(b) > 0 && len(claims) < MaxClaims; b = b[size:] {
+		claims = append(claims, Claim{
+			Lane: binary.LittleEndian.Uint64(b), Client: binary.LittleEndian.Uint32(b[8:]), Priority: clients.Priority(b[12]),
+			Weight:   float64(math.Float32frombits(binary.LittleEndian.Uint32(b[13:]))),
+			Tokens:   float64(binary.LittleEndian.Uint32(b[17:])),
+			Requests: float64(binary.LittleEndian.Uint32(b[21:])),
+		})
+	}
+	return claims, nil
 }
 
 type claimKey struct {
@@ -74,12 +127,16 @@ func (q *Queue) SetPeer(origin string, claims []Claim) {
 		return
 	}
 	for _, c := range claims[:min(len(claims), MaxClaims)] {
-		if c.Tokens > 0 && c.Requests >= 1 && c.Weight > 0 && int(c.Priority) < bands {
+		if c.valid() {
 			p.add(&c, 1)
 			held = append(held, c)
 		}
 	}
 	p.byOrigin[origin] = held
+}
+
+func (c *Claim) valid() bool {
+	return c.Tokens > 0 && c.Requests >= 1 && c.Weight > 0 && c.Weight <= clients.MaxWeight && int(c.Priority) < bands
 }
 
 func (p *peers) add(c *Claim, sign float64) {
@@ -101,7 +158,8 @@ func (q *Queue) Contended() bool { return len(q.peers.sum) > 0 }
 
 // grant is how much of a lane's engines this router may take.
 type grant struct {
-	limited  bool // requests wait at other routers
+	limited  bool // requests wait at other routers, and there is no room for all
+	clients  int  // that wait in the fleet
 	requests bool // left counts requests, else prefill tokens
 	left     float64
 	part     float64 // of the fleet's: this router's
@@ -113,39 +171,51 @@ type demand struct {
 	all, here, weight float64
 }
 
+// GrantDue reports whether a lane's grant is to be computed anew.
+func (q *Queue) GrantDue(lane uint64, now time.Duration) bool {
+	l := q.lanes[lane]
+	return l != nil && now >= l.grant.until && (l.grant.limited || q.Contended())
+}
+
 // Grant divides what the engines of a lane may hold among the routers at which requests wait, by what waits
 // where; see DESIGN.md. bounded is false if the engines have no bound that can be divided.
 func (q *Queue) Grant(lane uint64, room policy.Room, bounded bool, now time.Duration) {
 	l := q.lanes[lane]
-	if l == nil || now < l.grant.until {
+	if l == nil {
 		return
+	}
+	elsewhere := q.gather(l, room.Requests)
+	wants, clients := 0.0, 0
+	for p := range bands {
+		wants, clients = wants+q.wants[p], clients+len(q.demands[p])
 	}
 	g := &l.grant
-	*g = grant{limited: bounded && q.Contended(), requests: room.Requests, until: now + grantEvery}
+	*g = grant{
+		limited: bounded && elsewhere && wants > room.Free, clients: clients, requests: room.Requests,
+		until: now + max(grantEvery, time.Duration(clients)*grantPerClient),
+	}
 	if !g.limited {
-		for p := range l.bands {
-			for _, f := range l.bands[p].order {
-				f.part = 1
-			}
-		}
 		return
 	}
-	q.gather(l, room.Requests)
-	rest, mine := room.May, 0.0
+	// All that waits may be less than the engines hold; then the parts of what waits are those of what they hold.
+	amount := min(room.May, wants)
+	rest, mine := amount, 0.0
 	for p := bands - 1; p >= 0; p-- {
 		kept := 0.0
 		for lower := range p {
-			kept += min(leastShare*room.May, q.wants[lower])
+			kept += min(leastShare*amount, q.wants[lower])
 		}
 		got := min(q.wants[p], max(rest-kept, 0))
 		rest -= got
 		mine += received(q.demands[p], got)
 	}
-	g.left, g.part = mine-room.Own, min(mine/room.May, 1)
+	g.part = mine / amount
+	g.left = room.May*g.part - room.Own
 }
 
-// gather sets the demands of all clients that wait in a lane, by priority, and their sums.
-func (q *Queue) gather(l *lane, requests bool) {
+// gather sets the demands of all clients that wait in a lane, by priority, and their sums, and reports
+// whether requests of the lane wait at other routers.
+func (q *Queue) gather(l *lane, requests bool) (elsewhere bool) {
 	measure := func(tokens, n float64) float64 {
 		if requests {
 			return n
@@ -159,7 +229,7 @@ func (q *Queue) gather(l *lane, requests bool) {
 			here := measure(f.prefill, float64(f.requests))
 			d := demand{here, here, f.weight}
 			if s := q.peers.sum[claimKey{l.key, f.hash, clients.Priority(p)}]; s != nil {
-				s.round = q.round
+				s.round, elsewhere = q.round, true
 				d.all += measure(s.Tokens, s.Requests)
 			}
 			f.part = d.here / d.all
@@ -168,10 +238,12 @@ func (q *Queue) gather(l *lane, requests bool) {
 	}
 	for k, s := range q.peers.sum {
 		if k.lane == l.key && s.round != q.round {
+			elsewhere = true
 			d := demand{measure(s.Tokens, s.Requests), 0, s.Weight}
 			q.demands[k.priority], q.wants[k.priority] = append(q.demands[k.priority], d), q.wants[k.priority]+d.all
 		}
 	}
+	return elsewhere
 }
 
 // received returns what this router gets of an amount that fills the clients by weight, none beyond its
