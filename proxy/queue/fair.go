@@ -66,7 +66,7 @@ func (b *band) push(w *Waiter) {
 	if f.last != nil {
 		f.last.next = w
 	} else {
-		f.first = w
+		f.first, f.part = w, 1
 		f.tag = max(f.tag, b.least())
 		b.insert(f)
 	}
@@ -153,7 +153,8 @@ func (b *band) charge(f *flow, cost float64) {
 	b.insert(f)
 }
 
-// window appends the first requests in fair order, at most Window, as if each were served in turn at its expected cost.
+// window appends the first requests in fair order, at most so many, as if each were served in turn at its
+// expected cost.
 func (b *band) window(dst []*Waiter, most int) []*Waiter {
 	type turn struct {
 		tag float64

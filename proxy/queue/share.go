@@ -158,7 +158,8 @@ func (q *Queue) Contended() bool { return len(q.peers.sum) > 0 }
 
 // grant is how much of a lane's engines this router may take.
 type grant struct {
-	limited  bool // requests wait at other routers, and there is no room for all
+	shared   bool // requests wait at other routers
+	limited  bool // so they do, and there is no room for all
 	clients  int  // that wait in the fleet
 	requests bool // left counts requests, else prefill tokens
 	left     float64
@@ -174,7 +175,7 @@ type demand struct {
 // GrantDue reports whether a lane's grant is to be computed anew.
 func (q *Queue) GrantDue(lane uint64, now time.Duration) bool {
 	l := q.lanes[lane]
-	return l != nil && now >= l.grant.until && (l.grant.limited || q.Contended())
+	return l != nil && now >= l.grant.until && (l.grant.shared || q.Contended())
 }
 
 // Grant divides what the engines of a lane may hold among the routers at which requests wait, by what waits
@@ -191,7 +192,7 @@ func (q *Queue) Grant(lane uint64, room policy.Room, bounded bool, now time.Dura
 	}
 	g := &l.grant
 	*g = grant{
-		limited: bounded && elsewhere && wants > room.Free, clients: clients, requests: room.Requests,
+		shared: elsewhere, limited: bounded && elsewhere && wants > room.Free, clients: clients, requests: room.Requests,
 		until: now + max(grantEvery, time.Duration(clients)*grantPerClient),
 	}
 	if !g.limited {

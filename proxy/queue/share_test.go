@@ -181,6 +181,26 @@ func TestGrantLimits(t *testing.T) {
 	}
 }
 
+// Once no other router has requests, a client's work counts in full again, also if there was room for all.
+func TestPartsEndWithClaims(t *testing.T) {
+	list := fleet(t, 2)
+	for _, q := range list {
+		push(t, q, request("c", 100))
+	}
+	exchange(list)
+	q, f := list[0], list[0].lanes[engines].bands[clients.Default].flows["c"]
+	for i, want := range []float64{0.5, 1} {
+		now := time.Duration(1+i) * time.Second
+		if !q.GrantDue(engines, now) {
+			t.Fatalf("round %d: no grant is due", i)
+		}
+		if q.Grant(engines, policy.Room{May: 1000, Free: 900}, true, now); q.lanes[engines].grant.limited || f.part != want {
+			t.Fatalf("round %d: a part of %v, want %v; %+v", i, f.part, want, q.lanes[engines].grant)
+		}
+		q.SetPeer("b", nil)
+	}
+}
+
 func TestPeersClaimsReturnToZero(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
