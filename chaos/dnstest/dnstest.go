@@ -8,8 +8,23 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 )
+
+// asked has the address of the name server of the running test; nil: the system's.
+var asked atomic.Pointer[net.UDPAddr]
+
+// Once and for good: every dial reads net.DefaultResolver, and memberlist still dials while a test ends.
+func init() {
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, system string) (net.Conn, error) {
+		var dialer net.Dialer
+		if server := asked.Load(); server != nil {
+			return dialer.DialContext(ctx, "udp", server.String())
+		}
+		return dialer.DialContext(ctx, network, system)
+	}}
+}
 
 // Server is a name server on loopback. Safe for concurrent use.
 type Server struct {
@@ -22,17 +37,13 @@ type Server struct {
 func Start(t testing.TB) *Server {
 	t.Helper()
 	d := &Server{hosts: make(map[string][]netip.Addr), srv: make(map[string][]net.SRV)}
-	udp, err := net.ListenPacket("udp", "127.0.0.1:0")
+	udp, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	system := net.DefaultResolver
-	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var dialer net.Dialer
-		return dialer.DialContext(ctx, "udp", udp.LocalAddr().String())
-	}}
+	before := asked.Swap(udp.LocalAddr().(*net.UDPAddr))
 	t.Cleanup(func() {
-		net.DefaultResolver = system
+		asked.Store(before)
 		_ = udp.Close()
 	})
 	go func() {
