@@ -17,6 +17,7 @@ BLOCK = 32  # tokens
 BLOCKS = 512  # of an engine's cache: 16,384 tokens
 LONGEST = 8192  # tokens of prompt and answer
 STARTUP_S = 600  # where twenty other programs share two cores
+SLOW_START_S = 30  # the routers' default
 
 
 class Launcher:
@@ -164,6 +165,12 @@ class Fleet:
             known = collections.Counter(name for node in self.nodes for name, b in node.backends().items() if b["cache"]["known"] == "exact")
             return known == {e.name: 2 for e in self.engines}
         wait_until(all_exact, 60, f"two of the routers {self.name} follow the events of each engine")
+
+    def warm(self):
+        """Waits until no engine is in slow start: until then a router leaves it out for some of the prompts that it does not hold."""
+        def over():
+            return all(min(b.get("since_s", 0), b["health"].get("since_s", 0)) > SLOW_START_S for node in self.nodes for b in node.backends().values())
+        wait_until(over, 3 * SLOW_START_S, f"the routers {self.name} send engines their whole share")
 
     def requests(self, ids):
         """What the routers logged of requests, by their ids."""
