@@ -144,6 +144,7 @@ func TestEventsMirrorTheCache(t *testing.T) {
 			"loss":       {func(c *EventsConfig) { c.EventsLoss = 30 }, func(s *events.Stream, _ *mirror) bool { return s.Counters.Replayed.Load() > 0 }},
 			"duplicates": {func(c *EventsConfig) { c.EventsDuplicates = 100 }, func(s *events.Stream, _ *mirror) bool { return s.Counters.Duplicates.Load() > 0 }},
 			"restart":    {func(*EventsConfig) {}, func(_ *events.Stream, m *mirror) bool { return m.resets == 1 && m.cleared == 0 }},
+			"mute":       {func(*EventsConfig) {}, func(s *events.Stream, m *mirror) bool { return s.Counters.Replayed.Load() > 0 && m.resets == 0 }},
 		} {
 			t.Run(string(style)+"/"+name, func(t *testing.T) {
 				cfg := eventConfig(style)
@@ -166,11 +167,21 @@ func TestEventsMirrorTheCache(t *testing.T) {
 				}
 				l.traffic(rng, 60)
 				eventually(t, "mirror", mirrored)
-				if name == "restart" {
-					if err := l.Inject(Fault{Kind: "restart"}); err != nil {
+				if name == "restart" || name == "mute" {
+					if err := l.Inject(Fault{Kind: name}); err != nil {
 						t.Fatal(err)
 					}
+					heard := stream.Counters.Batches.Load()
 					l.traffic(rng, 60)
+					if n := stream.Counters.Batches.Load(); name == "mute" && n != heard {
+						t.Errorf("%d batches through a stream that is mute", n-heard)
+					}
+				}
+				if name == "mute" {
+					stream.Silent("no batch comes") // it connects again, to a publisher that does not answer
+					if err := l.Inject(Fault{Kind: "none"}); err != nil {
+						t.Fatal(err)
+					}
 				}
 				eventually(t, "mirror after "+name, func() bool {
 					same := mirrored()

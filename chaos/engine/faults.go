@@ -21,6 +21,7 @@ type Fault struct {
 	//	amnesia  empty the cache once; running jobs are recomputed
 	//	restart  the same without a cache event, and the stream of events begins anew, as with a new process
 	//	lie      until none, usage reports Factor times the prompt tokens, and the uncached ones as cached
+	//	mute     until none, the stream of cache events brings nothing: its connections stay open, and end with the fault
 	//	none     end all faults; requests that hang stay so until their client leaves
 	Kind string `json:"kind"`
 	// Factor is for slow and lie. A lie below 1 can report more cached tokens than prompt tokens.
@@ -61,6 +62,12 @@ func (s *Server) Inject(f Fault) error {
 		return s.ranks.each((*Model).Clear)
 	case "restart":
 		return s.driver.do(s.restart)
+	case "mute":
+		if s.events == nil {
+			return badRequest("kind", "mute needs a stream of cache events")
+		}
+		s.events.mute()
+		return nil
 	case "die":
 		s.die()
 		return nil
@@ -76,6 +83,9 @@ func (s *Server) Inject(f Fault) error {
 	s.faults.now, s.faults.left = f, f.Count
 	if f.Kind == "none" {
 		s.faults.lie = 0
+		if s.events != nil {
+			s.events.unmute()
+		}
 		return s.ranks.slow(1)
 	}
 	return nil

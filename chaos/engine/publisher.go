@@ -41,6 +41,7 @@ type publisher struct {
 	next   uint64   // sequence number
 	ring   [][]byte // the latest messages as they were sent, the last one numbered next-1
 	peers  map[*peer]struct{}
+	muted  chan struct{} // closed when the mute ends; nil: not muted
 	closed bool
 	work   sync.WaitGroup
 }
@@ -87,11 +88,14 @@ func (p *publisher) serve(ln net.Listener, socket string, handle func(*peer) err
 			}
 			c := &peer{conn: conn, in: bufio.NewReader(conn)}
 			p.mu.Lock()
-			if p.closed || len(p.peers) >= maxPeers {
+			if muted := p.muted; p.closed || len(p.peers) >= maxPeers {
 				_ = conn.Close()
 			} else {
 				p.peers[c] = struct{}{}
 				p.work.Go(func() {
+					if muted != nil {
+						<-muted
+					}
 					if c.shake(socket) == nil {
 						_ = handle(c) // peers leave at will
 					}
@@ -128,7 +132,7 @@ func (p *publisher) publish(batch []byte) {
 		p.ring[0] = nil
 		p.ring = p.ring[1:]
 	}
-	if p.rng.Float64() < p.loss {
+	if p.rng.Float64() < p.loss || p.muted != nil {
 		return
 	}
 	times := 1
@@ -158,8 +162,33 @@ func (p *publisher) restart() {
 	}
 }
 
+// mute is what a partition from the subscribers looks like to them: connections stay open, or open, and bring nothing. Only a replay
+// brings what is published meanwhile.
+func (p *publisher) mute() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.muted == nil && !p.closed {
+		p.muted = make(chan struct{})
+	}
+}
+
+// unmute ends all connections, as TCP does that gave up.
+func (p *publisher) unmute() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.muted == nil {
+		return
+	}
+	close(p.muted)
+	p.muted = nil
+	for c := range p.peers {
+		_ = c.conn.Close()
+	}
+}
+
 // close returns when all goroutines have ended.
 func (p *publisher) close() {
+	p.unmute()
 	p.mu.Lock()
 	p.closed = true
 	_ = p.pub.Close()

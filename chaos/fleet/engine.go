@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 
@@ -35,15 +36,20 @@ func (e *Engine) Start() error {
 	if e.server != nil {
 		return fmt.Errorf("%s: runs already", e.name)
 	}
-	s, err := engine.NewServer(e.cfg)
+	err := e.at.enter(func() error { // the server listens from NewServer on if it publishes cache events
+		s, err := engine.NewServer(e.cfg)
+		if err != nil {
+			return err
+		}
+		if err = s.Start(e.addr); err != nil {
+			return errors.Join(err, s.Close())
+		}
+		e.server = s
+		return nil
+	})
 	if err != nil {
 		return fmt.Errorf("%s: %w", e.name, err)
 	}
-	if err := e.at.enter(func() error { return s.Start(e.addr) }); err != nil {
-		_ = s.Close()
-		return fmt.Errorf("%s: %w", e.name, err)
-	}
-	e.server = s
 	return nil
 }
 

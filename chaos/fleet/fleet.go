@@ -31,6 +31,8 @@ type Config struct {
 	Nodes   int
 	Engines int // engine-0, ...; all in this process
 	Engine  engine.ServerConfig
+	// CacheEvents makes engines publish cache events, on addresses of their own.
+	CacheEvents bool
 
 	// Alone turns gossip off.
 	Alone bool
@@ -173,6 +175,9 @@ func (f *Fleet) startEngines(context.Context) error {
 	for i, name := range Names("engine", f.cfg.Engines) {
 		cfg := f.cfg.Engine
 		cfg.Log = f.cfg.Log
+		if f.cfg.CacheEvents {
+			cfg.Events, cfg.EventsReplay = f.net.of(f.cfg.Nodes+i, adminPort), f.net.of(f.cfg.Nodes+i, gossipPort)
+		}
 		e := newEngine(name, f.net.of(f.cfg.Nodes+i, dataPort), f.net.at(name), cfg)
 		if err := e.Start(); err != nil {
 			return err
