@@ -21,6 +21,7 @@ type Scenario struct {
 	Duration   time.Duration // of the traffic
 	Load       Load
 	HAProxy    bool
+	Events     bool     // engines publish cache events
 	Needs      []string // beyond the needs of its schedule; see fleet.Supports
 
 	events   string // see dice.script
@@ -79,6 +80,11 @@ var scenarios = []Scenario{
 	{
 		Name: "lying-engine", LeastNodes: 2, events: "0-100 lie $engine1 factor={0.1|0.5|3|50} for all",
 		Proves: "an engine reports wrong token counts: nothing suffers but its own hit rate",
+	},
+	{
+		Name: "silent-events", Events: true, LeastNodes: 2, Duration: 48 * time.Second, Must: []string{cachesKnown.Name, hitRateRecovers.Name},
+		events: "0-50 mute $engine1,$engine2 for 10s; 20-50 amnesia $engine1; 20-50 amnesia $engine3; 60-100 kill $node for 3s",
+		Proves: "streams of cache events are silent for 10 s, caches are lost meanwhile, and a follower restarts: routers soon know exactly again what engines hold, and hits stay",
 	},
 	{
 		Name: "membership-churn", Must: []string{removedStayQuiet.Name, membershipKept.Name}, events: "0-50 drain $engine1 for all; 25-75 remove $engine2 for all",

@@ -19,7 +19,7 @@ func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {
 	base := evidence{engines: fleet.Names("engine", 2), nodes: fleet.Names("node", 3), struck: 12 * sec, calm: 4 * sec, limit: 10 * sec, width: 2 * sec}
 	l, log, o := newLedger(), &marks{}, &observer{seen: make(map[string]*seen)}
 	for _, n := range base.nodes {
-		s := &seen{backends: map[string]*track[string]{"engine-0": {}, "engine-1": {}}}
+		s := &seen{backends: map[string]*track[string]{"engine-0": {}, "engine-1": {}}, caches: map[string]*track[string]{"engine-0": {}, "engine-1": {}}}
 		s.backends["engine-1"].note(span{100 * sec, 100 * sec}, absent)
 		s.backends["engine-1"].note(span{130 * sec, 130 * sec}, absent)
 		o.seen[n] = s

@@ -78,6 +78,7 @@ var specs = []spec{
 	{"break", toEngines, mustEnd, "the engine resets that many connections, each after that many bytes of an answer", "",
 		[]paramSpec{{"count", "5", isCount}, {"after", "200", isCount}}},
 	{"lie", toEngines, mustEnd, "the engine reports its prompt tokens multiplied by the factor, and uncached tokens as cached", "", []paramSpec{{"factor", "3", isFactor}}},
+	{"mute", toEngines, mustEnd, "the engine's stream of cache events brings nothing; its connections stay open, and end with the fault", "", nil},
 	{"drain", toEngines, mayEnd, "an operator drains the engine through a random node; resumed at the end", "", nil},
 	{"remove", toEngines, mayEnd, "an operator removes the engine through a random node; added again at the end", "", nil},
 	{"flood", toFleet, mustEnd, "sends that many requests per second with one long common prefix", "",

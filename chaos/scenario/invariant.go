@@ -88,14 +88,17 @@ type evidence struct {
 	drained  time.Duration
 	limit    time.Duration // of a node that drains: it cuts longer answers
 	quiet    quiet
-	harness  memoryUse
-	died     []Violation
+	// forecasts are of the time at rest.
+	forecasts []forecast
+	harness   memoryUse
+	died      []Violation
 }
 
 // Invariants are in the order of the report.
 func Invariants() []Invariant {
 	return []Invariant{
 		oneOutcome, noForeignBytes, streamsSurvive, requestsAnswered, removedStayQuiet, membershipKept, oneLeader, treesConverge, hitRateRecovers,
+		cachesKnown,
 		departuresEnd, countsReturn, resourcesReturn, readyIsTrue, nodesLive,
 	}
 }

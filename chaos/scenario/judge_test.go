@@ -27,9 +27,17 @@ func evident() *evidence {
 		{Event: event(20*sec, 0, "roll node-2"), Members: [][]string{{"node-2"}}, Began: 20 * sec, Struck: 23 * sec, Ending: -1, Over: 23 * sec, Steps: []Step{
 			{"node-2", "asked to stop", 20 * sec}, {"node-2", "gone", 22 * sec}, {"node-2", "started", 22 * sec}, {"node-2", "ready", 23 * sec}}},
 		{Event: event(24*sec, sec, "remove engine-1"), Members: [][]string{{"engine-1"}}, Began: 24 * sec, Struck: 24 * sec, Ending: 25 * sec, Over: 25 * sec},
+		{Event: event(25400*time.Millisecond, 500*time.Millisecond, "mute engine-0"), Members: [][]string{{"engine-0"}}, Began: 25400 * time.Millisecond,
+			Struck: 25400 * time.Millisecond, Ending: 25900 * time.Millisecond, Over: 25900 * time.Millisecond},
 	}
+	e.forecasts = []forecast{{"node-0", "engine-0", "a1", 0, sec, 960, 960, 1000}}
 	for i, n := range e.nodes {
-		s := &seen{backends: map[string]*track[string]{"engine-0": {}, "engine-1": {}}, first: make(map[int]meeting)}
+		s := &seen{
+			backends: map[string]*track[string]{"engine-0": {}, "engine-1": {}}, caches: map[string]*track[string]{"engine-0": {}, "engine-1": {}},
+			first: make(map[int]meeting),
+		}
+		s.caches["engine-0"].note(span{0, sec}, "exact")
+		s.caches["engine-1"].note(span{0, sec}, absent)
 		s.ready.note(span{0, sec}, readiness{true, i})
 		s.raft.note(span{0, sec}, leadership{id: fmt.Sprint(i), leader: "0", term: 1})
 		s.raft.note(span{15 * sec, 16 * sec}, leadership{id: fmt.Sprint(i), leader: "2", term: 2})
@@ -162,6 +170,14 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 				a.Cached = 990 * (i % 3) / 2
 			}
 		}, []string{"hit-rate-recovers"}},
+		{"a stream that does not come back", func(e *evidence) {
+			e.seen["node-0"].caches["engine-0"].note(span{26 * sec, 26 * sec}, "predicted")
+		}, []string{"caches-are-known"}},
+		{"a restarted node that knows a cache in part", func(e *evidence) {
+			e.seen["node-1"].caches["engine-0"].note(span{18 * sec, 18 * sec}, "degraded")
+			e.seen["node-1"].caches["engine-0"].note(span{24 * sec, 24 * sec}, "exact")
+		}, []string{"caches-are-known"}},
+		{"a cache without what it should hold", func(e *evidence) { e.forecasts[0].held = 0 }, []string{"caches-are-known"}},
 		{"an engine that goes on", func(e *evidence) { e.visits["a7"][0].Ended = e.attempts[7].End + 1100*time.Millisecond }, []string{"departures-end"}},
 		{"an engine that never ends", func(e *evidence) { e.visits["a7"][0].Ended = -1 }, []string{"departures-end"}},
 		{"a request long after its client left", func(e *evidence) {
@@ -274,7 +290,7 @@ func TestNotExercised(t *testing.T) {
 	e := evident()
 	e.marks, e.struck, e.healed = nil, e.stopped, e.stopped
 	e.attempts, e.visits, e.history = nil, nil, nil
-	e.quiet = quiet{}
+	e.quiet, e.forecasts = quiet{}, nil
 	for _, s := range e.seen {
 		s.raft, s.first, s.backends = track[leadership]{}, nil, nil
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -56,6 +57,7 @@ type seen struct {
 	ready    track[readiness]
 	raft     track[leadership]
 	backends map[string]*track[string] // engine -> state; "absent" if the node does not list it
+	caches   map[string]*track[string] // engine -> how the node, which follows its cache events, knows its cache
 	usage    []resources
 	first    map[int]meeting
 }
@@ -83,9 +85,9 @@ type observer struct {
 func newObserver(f *fleet.Fleet, l *ledger) *observer {
 	o := &observer{f: f, l: l, engines: f.EngineNames(), seen: make(map[string]*seen)}
 	for _, n := range f.Nodes() {
-		s := &seen{backends: make(map[string]*track[string]), first: make(map[int]meeting)}
+		s := &seen{backends: make(map[string]*track[string]), caches: make(map[string]*track[string]), first: make(map[int]meeting)}
 		for _, e := range o.engines {
-			s.backends[e] = new(track[string])
+			s.backends[e], s.caches[e] = new(track[string]), new(track[string])
 		}
 		o.seen[n.Name()] = s
 	}
@@ -160,14 +162,18 @@ const absent = "absent"
 func (o *observer) askView(ctx context.Context, n *fleet.Node) {
 	asked := o.l.now()
 	if list, err := n.Backends(ctx); err == nil {
-		states := make(map[string]string)
+		states, caches := make(map[string]string), make(map[string]string)
 		for _, b := range list.Backends {
 			states[b.Name] = b.State
+			if slices.Contains(b.Cache.Followers, n.Name()) {
+				caches[b.Name] = b.Cache.Known
+			}
 		}
 		s := span{asked, o.l.now()}
 		o.mu.Lock()
 		for _, e := range o.engines {
 			o.seen[n.Name()].backends[e].note(s, cmp.Or(states[e], absent))
+			o.seen[n.Name()].caches[e].note(s, cmp.Or(caches[e], absent))
 		}
 		o.mu.Unlock()
 	}

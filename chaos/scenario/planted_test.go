@@ -23,6 +23,7 @@ type sown struct {
 	schedule string
 	load     Load
 	pace     pace
+	events   bool
 }
 
 var brisk = pace{calm: time.Second, lead: 2 * time.Second, tail: 4 * time.Second}
@@ -45,6 +46,7 @@ var sowing = []sown{
 		defect: "turns-without-a-peer", schedule: "10s kill node-2 for 11s", load: Load{Rate: 15},
 		pace: pace{calm: 3 * time.Second, lead: 10 * time.Second, tail: time.Second},
 	},
+	{defect: "gap-unseen", events: true, schedule: "4s mute engine-0,engine-1 for 5s\n6s amnesia engine-0,engine-1", load: Load{Rate: 15}},
 	{defect: "departures-unseen", load: Load{Long: 0.4, Departing: 0.4}},
 	{defect: "departed-stay-counted", load: Load{Departing: 0.2}},
 	{
@@ -56,7 +58,8 @@ var sowing = []sown{
 }
 
 var fallow = sown{
-	schedule: "12s kill node-2 for 7s\n12.2s drain engine-3 for 3s\n14s break engine-0,engine-1 count=5 after=2000 for 2s\n22s stop node-1 for 1s",
+	schedule: "12s kill node-2 for 7s\n12.2s drain engine-3 for 3s\n14s break engine-0,engine-1 count=5 after=2000 for 2s\n14s mute engine-2 for 4s\n22s stop node-1 for 1s",
+	events:   true,
 	load:     Load{Long: 0.05, Departing: 0.1},
 	pace:     pace{calm: warmUp, lead: leadTime, tail: tailTime},
 }
@@ -75,7 +78,7 @@ func (s *sown) run(t *testing.T, program string) *run {
 	if s.defect != "" {
 		cfg.Env = []string{plant.Env + "=" + s.defect}
 	}
-	return &run{cfg: cfg, s: &Scenario{Name: cfg.Scenario, Nodes: cfg.Nodes, Engines: 4, Load: s.load}, pace: p}
+	return &run{cfg: cfg, s: &Scenario{Name: cfg.Scenario, Nodes: cfg.Nodes, Engines: 4, Load: s.load, Events: s.events}, pace: p}
 }
 
 func (s *sown) verdicts(t *testing.T, program string) map[string]Verdict {

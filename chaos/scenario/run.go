@@ -53,6 +53,9 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	}
 	t := newTraffic(load, r.cfg.Seed, f.URL(), engineConfig(), f.DialClient, l)
 	t.whole = ctx
+	if r.s.Events {
+		t.prompts = newPrompts(r.cfg.Seed)
+	}
 	w := &world{f: f, t: t, op: op, log: &marks{now: l.now}, newer: r.cfg.Newer, ready: readyWithin}
 	e = &evidence{cfg: engineConfig(), nodes: fleet.Names("node", r.cfg.Nodes), engines: f.EngineNames(), calm: r.pace.calm, limit: drainLimit, width: sliceOf(r.cfg.Duration), struck: r.cfg.Duration}
 	for _, ev := range r.cfg.Schedule {
@@ -73,6 +76,9 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	watching.Go(func() { unkept = folded.play(looking) })
 	if err = r.traffic(ctx, e, l, t, op, w); err == nil {
 		e.quiet = hush(ctx, f, l)
+		e.forecasts, err = forecasts(ctx, f, t.prompts)
+	}
+	if err == nil {
 		readAll(ctx, f, op)
 	}
 	look()
@@ -99,7 +105,7 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 		Binary: r.cfg.Binary, Nodes: r.cfg.Nodes, Engines: r.s.Engines, Engine: engineConfig(), Seed: r.cfg.Seed, Log: r.cfg.Log,
 		Settings: settings(), Dir: r.cfg.Keep, HAProxy: r.s.HAProxy,
 	}
-	cfg.Engine.Watch = l.watch
+	cfg.Engine.Watch, cfg.CacheEvents = l.watch, r.s.Events
 	// Without the heap floor of serve, in which a leak could hide.
 	cfg.Env = append([]string{"GOGC=100"}, r.cfg.Env...)
 	cfg.Spares = max(0, r.cfg.Nodes-3)

@@ -61,6 +61,8 @@ type traffic struct {
 	l      *ledger
 	heads  []string
 	whole  context.Context
+	// prompts takes what engines computed; nil: nothing.
+	prompts *prompts
 
 	underWay chan struct{}
 	work     sync.WaitGroup
@@ -168,6 +170,7 @@ func (t *traffic) turn(client *http.Client, c *conversation, m *memory) bool {
 		if a.Outcome == Complete {
 			a.Last = true
 			t.l.add(a)
+			t.prompts.add(a, &p)
 			*m = memory{}
 			if p.usage {
 				*m = memory{a.Prompt + a.Output, a.End, a.Backend}
