@@ -147,7 +147,7 @@ func installed(t *testing.T, dropIns ...string) string {
 	for _, d := range dropIns {
 		place(filepath.Join("etc/systemd/system/grapevine.service.d", filepath.Base(d)), read(d), 0o644)
 	}
-	for _, program := range []string{"usr/bin/grapevine", "bin/kill"} {
+	for _, program := range []string{"usr/bin/grapevine", "bin/sh"} {
 		place(program, []byte("#!/bin/sh\n"), 0o755)
 	}
 	// Units that every system has and the unit depends on.
