@@ -1,5 +1,5 @@
-# Every target works on a fresh machine with Go and make. The eight that need more
-# (test-clients, test-engines, test-deploy, test-ui, test-alerts, bench-proxy, live-race, chaos) install it by name and say so.
+# Every target works on a fresh machine with Go and make. The nine that need more
+# (test-clients, test-engines, test-deploy, test-packages, test-ui, test-alerts, bench-proxy, live-race, chaos) install it by name and say so.
 
 GO       ?= go
 BIN      := bin/grapevine
@@ -21,7 +21,7 @@ GOLANGCI    := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.6.1
 
 .DEFAULT_GOAL := help
-.PHONY: help build build-chaos build-newer install release test test-newer race fuzz bench bench-proxy live-race test-clients test-engines test-deploy test-restart test-ui test-alerts live lint sim herd traces mechanisms demo figures check chaos chaos-short chaos-planted chaos-virtual
+.PHONY: help build build-chaos build-newer install release test test-newer race fuzz bench bench-proxy live-race test-clients test-engines test-deploy test-packages test-restart test-ui test-alerts live lint sim herd traces mechanisms demo figures check chaos chaos-short chaos-planted chaos-virtual
 
 help: ## list the targets
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -99,6 +99,10 @@ test-deploy: build ## the unit and the example fleet: systemd and HAProxy read t
 	@missing="$$(command -v haproxy >/dev/null || echo haproxy) $$(command -v systemd-analyze >/dev/null || echo systemd)"; \
 		test "$$missing" = " " || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
 	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_DEPLOY=$(or $(DEPLOY),short) $(GO) test -count=1 -v -timeout 10m ./deploy
+
+# PACKAGES_CACHE names the directory in which the machines' Debian is kept (250 MB below ~/.cache/grapevine).
+test-packages: build ## two releases: the same bytes from two directories, lintian, and on three booted machines install, purge, upgrade under traffic, and a newcomer who has the README only; 4 minutes, as root (PACKAGES=short: without lintian and the newcomer; installs debootstrap and others with apt if missing)
+	GRAPEVINE=$(CURDIR)/$(BIN) PACKAGES=$(PACKAGES) bash deploy/package/test.sh
 
 # A browser on a busy machine paints late: UI=short allows it longer, and leaves the largest fleet out.
 test-ui: build ## the dashboard in Chromium, three routers with 2, 64 and 2,000 engines: console, first paint, axe-core, keyboard; 4 minutes (UI=short: two fleets; SHOTS=DIR: screenshots; installs chromium with apt, node packages with npm)

@@ -228,10 +228,10 @@ func (x *example) again(n *service) {
 	x.await(n, "READY=1")
 }
 
-func (x *example) startFront(haproxy string) {
+func (x *example) startFront(haproxy, config string) {
 	x.t.Helper()
 	log := x.frontLog()
-	cmd := x.start(log, os.Environ(), haproxy, "-db", "-f", x.file("example/haproxy.cfg", "haproxy.cfg"))
+	cmd := x.start(log, os.Environ(), haproxy, "-db", "-f", config)
 	x.t.Cleanup(func() {
 		_ = cmd.Wait()
 		if x.t.Failed() {

@@ -134,7 +134,7 @@ func roll(t *testing.T, haproxy string) (stalled bool) {
 	x := newExample(t)
 	x.startEngines()
 	x.startNodes()
-	x.startFront(haproxy)
+	x.startFront(haproxy, x.file("example/haproxy.cfg", "haproxy.cfg"))
 	r := startTraffic(t, x.front)
 	r.moves(x, x.nodes...)
 

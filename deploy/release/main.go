@@ -31,6 +31,7 @@ const keyVariable = "GRAPEVINE_RELEASE_KEY"
 type release struct {
 	version string    // X.Y.Z or X.Y.Z-PRE
 	time    time.Time // of every file
+	tags    string    // of the router's build; empty in every release that is published
 	out     string    // directory of the release's files
 	work    string    // temporary
 	files   []string  // finished, in out
@@ -40,14 +41,15 @@ func main() {
 	version := flag.String("version", "", "version, X.Y.Z or X.Y.Z-PRE")
 	out := flag.String("out", "out/release", "directory for the files; it is emptied first")
 	arches := flag.String("arch", "amd64,arm64", "architectures, comma-separated")
+	tags := flag.String("tags", "", "build tags of a release that only tests use")
 	flag.Parse()
-	if err := run(*version, *out, strings.Split(*arches, ",")); err != nil {
+	if err := run(*version, *out, *tags, strings.Split(*arches, ",")); err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
 	}
 }
 
-func run(version, out string, arches []string) error {
+func run(version, out, tags string, arches []string) error {
 	version, err := checkVersion(version)
 	if err != nil {
 		return err
@@ -58,7 +60,7 @@ func run(version, out string, arches []string) error {
 		}
 	}
 	syscall.Umask(0o022) // packages take the modes of directories from the tree
-	r := &release{version: version, out: out}
+	r := &release{version: version, tags: tags, out: out}
 	if r.time, err = sourceTime(); err != nil {
 		return err
 	}
@@ -154,7 +156,7 @@ func call(env []string, name string, args ...string) error {
 func (r *release) build(arch string) error {
 	for _, name := range []string{"grapevine", "grapevine-lab"} {
 		err := call([]string{"CGO_ENABLED=0", "GOOS=linux", "GOARCH=" + arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFLAGS="}, "go", "build",
-			"-trimpath", "-buildvcs=false", "-ldflags", "-s -w -buildid= -X main.version="+r.version, "-o", r.path(arch, name), "./cmd/"+name)
+			"-trimpath", "-buildvcs=false", "-tags", r.tags, "-ldflags", "-s -w -buildid= -X main.version="+r.version, "-o", r.path(arch, name), "./cmd/"+name)
 		if err != nil {
 			return err
 		}
