@@ -62,9 +62,13 @@ func headings(t *testing.T) map[string]bool {
 	anchors := make(map[string]bool)
 	for line := range strings.Lines(string(text)) {
 		if title := strings.TrimLeft(line, "#"); title != line {
-			drop := strings.NewReplacer("?", "", ",", "", ".", "", "`", "", " ", "-")
-			anchors[drop.Replace(strings.ToLower(strings.TrimSpace(title)))] = true
+			anchors[anchor(title)] = true
 		}
 	}
 	return anchors
+}
+
+func anchor(title string) string {
+	drop := strings.NewReplacer("?", "", ",", "", ".", "", "`", "", " ", "-")
+	return drop.Replace(strings.ToLower(strings.TrimSpace(title)))
 }

@@ -16,7 +16,7 @@ var update = flag.Bool("update", false, "write the generated parts of docs/opera
 
 const operateFile = "../docs/operate.md"
 
-// TestOperateReference compares the tables of docs/operate.md with Config, Events and a node's
+// TestOperateReference compares the contents and the tables of docs/operate.md with its headings, Config, Events and a node's
 // metrics. A counter ends in _total; other metrics without a type are gauges.
 func TestOperateReference(t *testing.T) {
 	text, err := os.ReadFile(operateFile)
@@ -26,6 +26,7 @@ func TestOperateReference(t *testing.T) {
 	want := replaceSection(t, text, "settings", settingsTable())
 	want = replaceSection(t, want, "metrics", metricsTable(t))
 	want = replaceSection(t, want, "events", eventsTable())
+	want = replaceSection(t, want, "contents", contents(text))
 	if bytes.Equal(text, want) {
 		return
 	}
@@ -58,6 +59,28 @@ func replaceSection(t *testing.T, text []byte, name, content string) []byte {
 	}
 	from += bytes.IndexByte(text[from:], '\n') + 1
 	return slices.Concat(text[:from], []byte(content), text[to:])
+}
+
+// contents lists the sections of a page, and in the same line what they are divided into.
+func contents(page []byte) string {
+	var b strings.Builder
+	between := ": "
+	for line := range strings.Lines(string(page)) {
+		if title, ok := strings.CutPrefix(line, "## "); ok {
+			title = strings.TrimSpace(title)
+			if b.Len() > 0 {
+				b.WriteByte('\n')
+			}
+			fmt.Fprintf(&b, "- [%s](#%s)", title, anchor(title))
+			between = ": "
+		} else if title, ok := strings.CutPrefix(line, "### "); ok {
+			title = strings.TrimSpace(title)
+			fmt.Fprintf(&b, "%s[%s](#%s)", between, title, anchor(title))
+			between = ", "
+		}
+	}
+	b.WriteByte('\n')
+	return b.String()
 }
 
 func settingsTable() string {
