@@ -59,6 +59,12 @@ func run(version, out, tags string, arches []string) error {
 			return fmt.Errorf("-arch %s: only amd64 and arm64 are released", arch)
 		}
 	}
+	key := os.Getenv(keyVariable)
+	if key != "" {
+		if err := checkChangelog("CHANGELOG.md", version); err != nil {
+			return err
+		}
+	}
 	syscall.Umask(0o022) // packages take the modes of directories from the tree
 	r := &release{version: version, tags: tags, out: out}
 	if r.time, err = sourceTime(); err != nil {
@@ -98,7 +104,6 @@ func run(version, out, tags string, arches []string) error {
 	if err != nil {
 		return err
 	}
-	key := os.Getenv(keyVariable)
 	if key == "" {
 		fmt.Printf("%s: %d files, NOT SIGNED: %s names no key\n", out, len(r.files), keyVariable)
 		return nil
@@ -118,6 +123,20 @@ func checkVersion(v string) (string, error) {
 		return "", fmt.Errorf("%q is no version of a release: tag the commit vX.Y.Z, or make release VERSION=X.Y.Z", v)
 	}
 	return m[1], nil
+}
+
+// checkChangelog refuses a release that would be signed without a word about what it changes.
+func checkChangelog(file, version string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(text)) {
+		if heading := strings.Fields(line); len(heading) > 1 && heading[0] == "##" && heading[1] == version {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s has no section \"## %s\": name the section Unreleased so, with the date", file, version)
 }
 
 // sourceTime is SOURCE_DATE_EPOCH, else the time of the commit.

@@ -51,6 +51,16 @@ func TestVersion(t *testing.T) {
 	}
 }
 
+func TestChangelog(t *testing.T) {
+	file := write(t, filepath.Join(t.TempDir(), "CHANGELOG.md"), "# Changelog\n\n## Unreleased\n\n## 1.2.3 (2026-11-23)\n")
+	if err := checkChangelog(file, "1.2.3"); err != nil {
+		t.Error(err)
+	}
+	if err := checkChangelog(file, "1.2.4"); err == nil || !strings.Contains(err.Error(), "## 1.2.4") {
+		t.Errorf("a release without a section: %v", err)
+	}
+}
+
 // The image has one file, and each blob the digest and size under which others refer to it.
 func TestImage(t *testing.T) {
 	dir := t.TempDir()
