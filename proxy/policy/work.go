@@ -61,11 +61,25 @@ type prefixWork struct {
 	seen   float64 // requests, decayed with the meter's total
 	left   int     // prompts of which engines held just this prefix, since it took its place
 	latest uint64  // number of the latest request that left here, or passed after several had left
+	blocks int32
+	above  prefixtree.Hash // the longest shorter prefix with a place in the latest prompt; 0: none
+	held   prefixtree.Hash // its last block that nodes tell each other of; see sharedDepth
 	decayedWork
 }
 
-// anchorStride is the tree's: of other nodes' placements only every fourth block is known.
-const anchorStride = 4
+// These are the tree's: of other nodes' placements all blocks are known down to a depth, and then every fourth.
+const (
+	denseDepth   = 16
+	anchorStride = 4
+)
+
+// sharedDepth returns the depth of the last block, of the first so many, that is known of other nodes' placements.
+func sharedDepth(blocks int) int {
+	if blocks <= denseDepth {
+		return blocks
+	}
+	return blocks - blocks%anchorStride
+}
 
 // decayedWork: the first request only starts the clock, since it shows no frequency.
 type decayedWork struct {
@@ -171,6 +185,7 @@ func (m *workMeter) add(hashes []prefixtree.Hash, known int, fair float64) (deep
 		}
 	}
 	m.number++
+	above := prefixtree.Hash(0)
 	for i, h := range hashes[:min(known, anchorDepth)] {
 		p, leaves := m.find(h), i == known-1
 		if leaves && p == nil {
@@ -180,6 +195,8 @@ func (m *workMeter) add(hashes []prefixtree.Hash, known int, fair float64) (deep
 			continue
 		}
 		p.seen++
+		p.blocks, p.above, p.held = int32(i+1), above, hashes[sharedDepth(i+1)-1]
+		above = h
 		if leaves {
 			p.left++
 		}
