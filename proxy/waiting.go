@@ -45,6 +45,32 @@ type waitingRoom struct {
 	engine []prefixtree.Backend
 	lanes  []uint64
 	lost   []*exchange // whose pick failed during an offer
+	// refused counts requests by clients.Priority.
+	refused [clients.Interactive + 1]QueueRefusals
+}
+
+// QueueRefusals are requests that the queue answered 429 since the start, by why; see RefusedFull and the others.
+type QueueRefusals struct{ Full, Timeout, Late uint64 }
+
+func (r *QueueRefusals) add(o QueueRefusals) {
+	r.Full, r.Timeout, r.Late = r.Full+o.Full, r.Timeout+o.Timeout, r.Late+o.Late
+}
+
+// QueueStanding is what waits for engines at this proxy now.
+type QueueStanding struct {
+	queue.Standing
+	Refused [clients.Interactive + 1]QueueRefusals // by clients.Priority
+}
+
+// QueueStanding returns what waits, with so many of its lines at most, the longest first; ok is false without a queue.
+func (p *Proxy) QueueStanding(lines int) (s QueueStanding, ok bool) {
+	w := p.waiting
+	if w == nil {
+		return s, false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return QueueStanding{w.queue.Standing(lines, w.clock()), w.refused}, true
 }
 
 // seat is an exchange's place in the waiting room.
@@ -505,12 +531,16 @@ const (
 // refuseWait answers a request that got no place in the queue, or waited too long.
 func (e *exchange) refuseWait(err error) bool {
 	message := ""
+	var one QueueRefusals
 	switch {
 	case errors.Is(err, queue.ErrFull), errors.Is(err, errGaveWay):
+		one.Full = 1
 		e.rec.Refused, message = RefusedFull, "all engines are busy, and too many requests wait for them"
 	case errors.Is(err, queue.ErrLate):
+		one.Late = 1
 		e.rec.Refused, message = RefusedLate, "all engines are busy, and the first token cannot come within the time that the header "+headerTTFT+" names"
 	case errors.Is(err, errWaitedOut):
+		one.Timeout = 1
 		e.rec.Refused, message = RefusedTimeout, "all engines are busy, and none was free in time"
 	default:
 		return false
@@ -518,6 +548,7 @@ func (e *exchange) refuseWait(err error) bool {
 	w := e.proxy.waiting
 	w.mu.Lock()
 	backlog := w.queue.Backlog(w.clock())
+	w.refused[e.priority].add(one)
 	w.mu.Unlock()
 	seconds := max(1, int((backlog+time.Second-1)/time.Second))
 	e.deny(fault{fasthttp.StatusTooManyRequests, "overloaded", message + ": try again in " + strconv.Itoa(seconds) + " s"})
