@@ -2,10 +2,12 @@ package node
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"grapevine/node/admin"
 	"grapevine/node/hot"
+	"grapevine/prefixtree"
 	"grapevine/raftstore"
 )
 
@@ -29,6 +31,49 @@ func (n *Node) Prefixes() (*admin.PrefixList, error) {
 		list.Prefixes = append(list.Prefixes, st)
 	}
 	return list, nil
+}
+
+const (
+	treePools    = 4
+	treePrefixes = 32 // in all pools
+	treeBackends = 8  // names of each prefix
+)
+
+// PrefixTree lists the most used prefixes that this node's requests share. It asks the tree for the engines of 32 blocks.
+func (n *Node) PrefixTree() *admin.PrefixTree {
+	out, at := &admin.PrefixTree{Node: n.name, Pools: []admin.PrefixTreePool{}}, now()
+	names := make(map[prefixtree.Backend]string)
+	for _, b := range n.backends.Roster().List {
+		names[b.ID] = b.Name
+	}
+	hotNow := make(map[prefixtree.Hash]bool)
+	if s, err := n.agreement(); err == nil {
+		for _, p := range s.State().Hot {
+			hotNow[prefixtree.Hash(p.Anchor)] = true
+		}
+	}
+	var found prefixtree.Matches
+	for _, s := range n.router.Shapes(treePools, treePrefixes) {
+		pool := admin.PrefixTreePool{Model: s.Model, Pool: s.Labels, Requests: tenths(s.Requests), Prefixes: make([]admin.SharedPrefix, 0, len(s.Prefixes))}
+		for _, p := range s.Prefixes {
+			one := admin.SharedPrefix{Anchor: hot.AnchorText(p.Anchor), Tokens: tenths(p.Tokens), Share: p.Requests / s.Requests, Continued: p.Left, Hot: hotNow[p.Anchor], Backends: []string{}}
+			if p.Above != 0 {
+				one.Above = hot.AnchorText(p.Above)
+			}
+			n.tree.Match(&found, []prefixtree.Hash{p.Held}, at)
+			for _, h := range found.Holders() {
+				if name := names[h.Backend]; name != "" && h.Fresh > 0 {
+					one.Backends = append(one.Backends, name)
+				}
+			}
+			slices.Sort(one.Backends)
+			one.Holders = len(one.Backends)
+			one.Backends = one.Backends[:min(len(one.Backends), treeBackends)]
+			pool.Prefixes = append(pool.Prefixes, one)
+		}
+		out.Pools = append(out.Pools, pool)
+	}
+	return out
 }
 
 func (n *Node) SwitchPrefixes(ctx context.Context, on bool) (*admin.Changed, error) {

@@ -47,7 +47,17 @@ func TestQueueAtNode(t *testing.T) {
 	if size := scrape(t, n)[`grapevine_queue_bytes{priority="interactive"}`]; size <= 0 {
 		t.Errorf("%v bytes wait", size)
 	}
+	q := n.Queue()
+	if top := q.Priorities[0]; !q.On || q.Requests != 1 || top.Priority != "interactive" || top.Requests != 1 || top.Bytes <= 0 || top.Tokens <= 0 || q.Bytes != top.Bytes || q.MaxRequests != 1 {
+		t.Errorf("one request waits, and the queue is %+v", q)
+	}
+	if len(q.Clients) != 1 || q.Clients[0].Client != "" || q.Clients[0].QueueWaiting.Requests != 1 {
+		t.Errorf("one request waits, and the clients are %+v", q.Clients)
+	}
 	send()
+	if got := n.Queue().Priorities[0].RefusedFull; got != 1 {
+		t.Errorf("%d requests were refused, want 1", got)
+	}
 	if status := <-statuses; status != http.StatusTooManyRequests {
 		t.Errorf("status %d without a place, want 429", status)
 	}
@@ -63,6 +73,13 @@ func TestQueueAtNode(t *testing.T) {
 		return m[`grapevine_queue_wait_seconds_count{model="other",priority="interactive"}`] == 1 && m[`grapevine_queue_refused_total{priority="interactive",reason="full"}`] == 1 &&
 			m[`grapevine_queue_requests{priority="interactive"}`] == 0
 	})
+}
+
+func TestNoQueueAtNode(t *testing.T) {
+	n := startNode(t, testConfig(newFakeEngine(t, "m").URL))
+	if q := n.Queue(); q.On || q.Requests != 0 || q.Clients == nil || q.Priorities == nil {
+		t.Errorf("without queue_requests: %+v", q)
+	}
 }
 
 func TestQueueSettings(t *testing.T) {

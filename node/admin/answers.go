@@ -249,6 +249,49 @@ type ClientAccount struct {
 	SpeedP50 float64 `json:"output_tokens_per_s_p50"`
 }
 
+// QueueStatus is what waits for engines at one node.
+type QueueStatus struct {
+	Node     string  `json:"node"`
+	On       bool    `json:"on"` // false: requests wait inside engines, and there is no more in this answer
+	Requests int     `json:"requests"`
+	Bytes    int64   `json:"bytes"` // of their bodies
+	OldestS  float64 `json:"oldest_s"`
+	// What the node may hold, and how long a request may wait.
+	MaxRequests int     `json:"max_requests"`
+	MaxBytes    int64   `json:"max_bytes"`
+	TimeoutS    float64 `json:"timeout_s"`
+	// DrainRate is the tokens, of prompts to compute and of outputs, that leave per second while requests wait; BacklogS is how long
+	// the present ones take at that rate. 0: not known.
+	DrainRate  float64         `json:"drain_tokens_per_s"`
+	BacklogS   float64         `json:"backlog_s"`
+	Priorities []QueuePriority `json:"priorities"` // the highest first
+	Clients    []QueueClient   `json:"clients"`    // 100 at most, those with most requests
+	More       int             `json:"more"`       // entries that Clients leaves out
+}
+
+type QueuePriority struct {
+	Priority string `json:"priority"`
+	QueueWaiting
+	// Requests answered 429 since the node's start: without a place, after the longest wait, for their deadline.
+	RefusedFull     uint64 `json:"refused_full"`
+	RefusedTimeout  uint64 `json:"refused_timeout"`
+	RefusedDeadline uint64 `json:"refused_deadline"`
+}
+
+type QueueClient struct {
+	Client   string `json:"client"` // "": requests of no client
+	Priority string `json:"priority"`
+	QueueWaiting
+}
+
+// QueueWaiting is requests that wait now.
+type QueueWaiting struct {
+	Requests int     `json:"requests"`
+	Bytes    int64   `json:"bytes"`
+	Tokens   float64 `json:"tokens"`   // of prompts to compute and of outputs
+	OldestS  float64 `json:"oldest_s"` // how long the first in line has waited
+}
+
 type RuleSet struct {
 	// Source is "fleet", or "configuration" for this node's own rules.
 	Source  string       `json:"source"`
@@ -300,6 +343,34 @@ type PrefixStatus struct {
 	AgeS     float64 `json:"age_s"` // since it became hot
 	ChangedS float64 `json:"changed_s"`
 	ExpiresS float64 `json:"expires_s"` // from now; renewed while hot
+}
+
+// PrefixTree is the prefixes that prompts share, as the requests of one node have shown: hashes and lengths.
+type PrefixTree struct {
+	Node  string           `json:"node"`
+	Pools []PrefixTreePool `json:"pools"` // 4 at most, the busiest first
+}
+
+// PrefixTreePool is of the engines of one model.
+type PrefixTreePool struct {
+	Model    string  `json:"model"`          // "": requests without one; "*": models that no engine lists
+	Pool     string  `json:"pool,omitempty"` // the labels of the engines, as a rule names them
+	Requests float64 `json:"requests"`       // that shares are of: of more than 2,048, older ones count half, and so on
+	// Prefixes has each one behind the one above it; 32 at most in all pools.
+	Prefixes []SharedPrefix `json:"prefixes"`
+}
+
+// SharedPrefix is a prefix from whose end prompts go on in different ways.
+type SharedPrefix struct {
+	Anchor string  `json:"anchor"`          // hex
+	Above  string  `json:"above,omitempty"` // the longest other one listed that it begins with; absent: none
+	Tokens float64 `json:"tokens"`          // its length
+	Share  float64 `json:"share"`           // of the requests, 0 to 1; a lower bound for one that is new
+	// Continued counts the requests that went on from its end as no engine had seen before.
+	Continued int      `json:"continued"`
+	Holders   int      `json:"holders"`  // engines that hold it, up to its last three blocks
+	Backends  []string `json:"backends"` // of these, 8 at most
+	Hot       bool     `json:"hot"`      // the fleet keeps it at several engines on purpose
 }
 
 // Receipt explains one decision. Token counts are estimates; see policy.Decision.

@@ -81,11 +81,13 @@ func (s *Server) Routes() map[string]http.Handler {
 
 		"GET /doctor":         only(show(s.Service.Doctor)),
 		"GET /clients":        only(show(s.Service.Clients)),
+		"GET /queue":          only(show(s.Service.Queue)),
 		"GET /rules":          only(show(s.Service.Rules)),
 		"PUT /rules":          only(replyTo(s.putRules), "dry_run"),
 		"GET /raft":           only(reply(func(*http.Request) (*RaftStatus, error) { return s.Service.Raft() })),
 		"POST /raft/transfer": only(replyTo(s.transfer)),
 		"GET /prefixes":       only(reply(func(*http.Request) (*PrefixList, error) { return s.Service.Prefixes() })),
+		"GET /prefixes/tree":  only(show(s.Service.PrefixTree)),
 		"PATCH /prefixes":     only(replyTo(s.switchPrefixes)),
 	}
 }

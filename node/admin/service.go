@@ -22,10 +22,12 @@ type Service interface {
 	Receipts(id string) *ReceiptList // of one id, unless it is empty
 	Doctor() *doctor.Report
 	Clients() *ClientList
+	Queue() *QueueStatus
 	Rules() *RuleSet
 	AgreedRules() (raftstore.Rules, error)
 	Raft() (*RaftStatus, error)
 	Prefixes() (*PrefixList, error)
+	PrefixTree() *PrefixTree
 	// Explain decides without sending or recording the request. header returns nil for absent
 	// headers.
 	Explain(path string, header func(name string) []byte, body []byte) (*Receipt, error)
