@@ -103,7 +103,7 @@ func show(ctx context.Context, o *options, n int) (err error) {
 		Log:    zerolog.New(os.Stderr).Level(zerolog.ErrorLevel),
 		Engine: engine.ServerConfig{Config: demo.EngineConfig(), Models: []string{model}},
 		// The balancer's clients have no keys.
-		Settings: map[string]any{"log_level": "warn", "clients_file": clients},
+		Settings: map[string]any{"log_level": "warn", "clients_file": clients, "queue_requests": 2048},
 	})
 	if err != nil {
 		return err

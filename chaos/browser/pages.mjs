@@ -131,10 +131,71 @@ async function depths(page) {
     return got === want ? '' : `${got}, want ${want}`
   })
   if (wrong) bad(`levels of prompts: ${wrong}`)
-  const bars = await page.locator('.barrow').count(), rows = await page.getByRole('table', { name: 'Prompt tokens by depth' }).getByRole('row').count() - 1
+  const drawn = page.locator('section').filter({ has: page.getByRole('heading', { name: 'Prompts by depth' }) })
+  const bars = await drawn.locator('.barrow').count(), rows = await drawn.getByRole('table', { name: 'Prompt tokens by depth' }).getByRole('row').count() - 1
   if (bars < 2 || bars !== rows) bad(`prefixes: ${bars} bars, ${rows} rows of the table`)
   await findings(page, 'depths')
   if (SHOTS) await page.screenshot({ path: `${SHOTS}/depths-${ENGINES}.png`, fullPage: true })
+}
+
+// The tree is that of the traffic: what a prefix continues is in the list, shorter, and in no fewer requests.
+async function tree(page) {
+  await page.goto(url + '#prefixes')
+  await page.getByRole('table', { name: 'Shared prefixes' }).waitFor()
+  const { pools } = await page.evaluate((token) => fetch('../prefixes/tree', { headers: { Authorization: 'Bearer ' + token } }).then((r) => r.json()), TOKEN)
+  for (const { requests, prefixes } of pools) {
+    const all = new Map(prefixes.map((p) => [p.anchor, p]))
+    for (const p of prefixes) {
+      const above = p.above && all.get(p.above)
+      if (p.share > 1 || !(requests > 0) || !(p.tokens > 0) || p.backends.length > p.holders || (p.above && !(above && above.tokens < p.tokens && above.share > p.share - 1e-9))) bad(`tree of prefixes: ${JSON.stringify({ p, above })}`)
+    }
+  }
+  const shown = page.locator('section').filter({ has: page.getByRole('heading', { name: /^Tree of/ }) }).first()
+  const bars = await shown.locator('.barrow').count(), rows = await shown.getByRole('row').count() - 1
+  if (bars < 1 || bars !== rows) bad(`tree of prefixes: ${bars} bars, ${rows} rows of the table`)
+  await findings(page, 'tree')
+  // The demo's system prompts share nothing, so a deeper tree is made up.
+  const made = (anchor, above, tokens, share, continued, holders) => ({ anchor: anchor.repeat(4), above: above.repeat(4), tokens, share, continued, holders, backends: ['engine-0', 'engine-1', 'engine-2', 'engine-3', 'engine-4'].slice(0, holders), hot: holders > 4 })
+  const deep = [made('aaaa', '', 2000, 0.62, 3, 40), made('bbbb', 'aaaa', 6000, 0.31, 210, 12), made('cccc', 'bbbb', 7000, 0.04, 4, 1), made('dddd', 'aaaa', 3500, 0.12, 96, 2), made('eeee', '', 8000, 0.008, 5, 0)]
+  await page.route('**/prefixes/tree', (r) => r.fulfill({ json: { node: 'x', pools: [{ model: '<b>m</b>', pool: 'tier=big', requests: 1980.4, prefixes: deep }, { model: 'quiet', requests: 3, prefixes: [] }] } }))
+  await page.goto('about:blank')
+  await page.goto(url + '#prefixes')
+  const panel = page.locator('section').filter({ has: page.getByRole('heading', { name: 'Tree of <b>m</b> on tier=big' }) })
+  await panel.getByText('the last 1,980 requests at this router; a full bar is 8,000 tokens').waitFor()
+  await panel.getByRole('row', { name: 'bbbbbbbb hot aaaaaaaa 6,000 tokens 31 % 210 engine-0, engine-1, engine-2, engine-3 and 8 more' }).waitFor()
+  const ways = await panel.locator('.barrow .track').evaluateAll((tracks) => tracks.map((t) => [...t.children].map((i) => i.className + ' ' + i.style.width).join(', ')))
+  const want = ['h5 25%', 'h5 25%, h4 50%', 'h5 25%, h4 50%, h2 12.5%', 'h5 25%, h3 18.75%', 'h1 100%']
+  if (JSON.stringify(ways) !== JSON.stringify(want)) bad(`tree of prefixes: ${JSON.stringify(ways)}, want ${JSON.stringify(want)}`)
+  await findings(page, 'deep tree')
+  if (SHOTS) await panel.screenshot({ path: `${SHOTS}/tree-${ENGINES}.png` })
+  await page.unroute('**/prefixes/tree')
+}
+
+// A queue with requests is made up; the fleet's own is there, and nothing is where there is none.
+async function queue(page) {
+  const heading = page.getByRole('heading', { name: 'Queue', exact: true })
+  await page.goto(url + '#clients')
+  await heading.waitFor()
+  const waits = (requests, tokens, oldest_s) => ({ requests, bytes: requests * 40000, tokens, oldest_s })
+  const refused = (refused_full, refused_timeout, refused_deadline) => ({ refused_full, refused_timeout, refused_deadline })
+  const full = { node: 'x', on: true, ...waits(1311, 2.1e7, 8.25), max_requests: 2048, max_bytes: 6.4e7, timeout_s: 30, drain_tokens_per_s: 512000, backlog_s: 41, more: 2,
+    priorities: [{ priority: 'interactive', ...waits(11, 1.6e5, 0.4), ...refused(0, 0, 3) }, { priority: 'default', ...waits(0, 0, 0), ...refused(0, 0, 0) }, { priority: 'batch', ...waits(1300, 2e7, 8.25), ...refused(1204, 17, 0) }],
+    clients: [{ client: 'nightly-<b>batch</b>', priority: 'batch', ...waits(1300, 2e7, 8.25) }, { client: '', priority: 'interactive', ...waits(11, 1.6e5, 0.4) }] }
+  const off = { node: 'x', on: false, priorities: [], clients: [] }
+  for (const answer of [full, off]) {
+    await page.route('**/queue', (r) => r.fulfill({ json: answer }))
+    await page.goto('about:blank')
+    await page.goto(url + '#clients')
+    await page.getByRole('cell', { name: 'search' }).waitFor()
+    if (answer.on) {
+      await page.getByText('1,311 of 2,048 requests wait, with 52.4 MB of 64.0 MB, for 30 s at most; 512.0 k tokens/s leave, so these take 41.0 s; 2 more lines').waitFor()
+      await page.getByRole('cell', { name: 'nightly-<b>batch</b>' }).waitFor()
+      await page.getByRole('row', { name: 'batch 1,300 52.0 MB 20.0 M tokens 8.25 s 1,204 17 0' }).waitFor()
+      await findings(page, 'queue')
+      if (SHOTS) await page.screenshot({ path: `${SHOTS}/queue-${ENGINES}.png`, fullPage: true })
+    } else if (await heading.isVisible()) bad('clients: a queue is shown, and there is none')
+    await page.unroute('**/queue')
+  }
 }
 
 // The demo's prompts are healthy, so the answer for ill ones is made up.
@@ -155,6 +216,8 @@ try {
   await drain(page)
   await explain(page)
   await depths(page)
+  await tree(page)
+  await queue(page)
   await diagnose(page)
   await page.close()
   await visit('dark')

@@ -1,5 +1,5 @@
 // Line charts of the history, each with its values as a table.
-import { h, say, fmt } from './dom.js'
+import { h, say, fmt, scroll } from './dom.js'
 
 const height = 168, left = 46, right = 8, top = 8, bottom = 20
 
@@ -25,7 +25,7 @@ export function chart({ title, note, lines, format = fmt.number, max }) {
   const when = h('span', { class: 'small muted right' })
   const tbody = h('tbody')
   const details = h('details', null, h('summary', { text: 'Values' }),
-    h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': title + ', values' }, h('table', null, h('caption', { class: 'vh', text: title }),
+    scroll(title + ', values', h('table', null, h('caption', { class: 'vh', text: title }),
       h('thead', null, h('tr', null, h('th', { scope: 'col', text: 'Time' }), lines.map((l) => h('th', { scope: 'col', class: 'num', text: l.label })))), tbody)))
   const el = h('section', { class: 'panel' }, h('header', null, h('h2', { text: title }), note && h('span', { class: 'small muted', text: note }), when), legend, h('figure', null, svg), details)
   let span = null, at = -1, width = 0

@@ -1,11 +1,42 @@
-// Clients: who may use the router, and how much of their limits they use over the fleet.
-import { h, say, api, fmt, table } from './dom.js'
+// Clients and queue: who may use the router, how much of their limits they use over the fleet, and whose requests wait.
+import { h, say, api, fmt, table, num, panel, scroll } from './dom.js'
 
 const hits = (c) => (c.here.prompt_tokens ? c.here.cached_tokens / c.here.prompt_tokens : null)
 const used = (n, of) => (of ? `${fmt.number(n)} of ${fmt.number(of)}` : fmt.number(n))
 
+// queue shows what waits at this router, and nothing where requests wait inside engines.
+function queue() {
+  const note = h('span', { class: 'small muted' }), now = h('p', { class: 'muted small' })
+  const waiting = [
+    num('Waiting', (w) => fmt.number(w.requests)),
+    num('Bodies', (w) => fmt.bytes(w.bytes)),
+    num('Work', (w) => fmt.number(w.tokens) + ' tokens'),
+    num('First in line for', (w) => (w.requests ? fmt.seconds(w.oldest_s) : '–')),
+  ]
+  const refused = (name, key) => num(name, (p) => fmt.number(p['refused_' + key]))
+  const bands = table({ caption: 'By priority; 429 since the start', key: (p) => p.priority, columns: [
+    { name: 'Priority', cell: (p) => p.priority }, ...waiting, refused('429: no place', 'full'), refused('429: too long', 'timeout'), refused('429: deadline', 'deadline')] })
+  const rows = table({ caption: 'By client', key: (c) => c.client + ' ' + c.priority, columns: [
+    { name: 'Client', cell: (c) => c.client || 'no client' }, { name: 'Priority', cell: (c) => c.priority }, ...waiting] })
+  const each = scroll('Queue by client', rows.el)
+  const el = panel('Queue', note, h('div', { class: 'stack' }, now, scroll('Queue by priority', bands.el), each))
+  return {
+    el,
+    update(q) {
+      el.hidden = !q.on
+      if (!q.on) return
+      say(note, `at ${q.node}; other routers have queues of their own`)
+      say(now, `${fmt.number(q.requests)} of ${fmt.number(q.max_requests)} requests wait, with ${fmt.bytes(q.bytes)} of ${fmt.bytes(q.max_bytes)}, for ${fmt.span(q.timeout_s)} at most` +
+        (q.requests && q.drain_tokens_per_s ? `; ${fmt.number(q.drain_tokens_per_s)} tokens/s leave, so these take ${fmt.seconds(q.backlog_s)}` : '') + (q.more ? `; ${fmt.count(q.more, 'more line')}` : ''))
+      bands.update(q.priorities)
+      each.hidden = !q.clients.length
+      rows.update(q.clients)
+    },
+  }
+}
+
 export const clients = {
-  name: 'clients', title: 'Clients',
+  name: 'clients', title: 'Clients and queue',
   open() {
     const title = h('h1', { text: 'Clients' }), note = h('span', { class: 'muted' })
     const error = h('p', { class: 'error', role: 'alert' })
@@ -15,24 +46,26 @@ export const clients = {
       columns: [
         { name: 'Client', sort: (c) => c.name, same: (c) => c.name + c.anonymous, cell: (c) => h('span', null, h('b', { text: c.name }), c.anonymous ? h('span', { class: 'muted', text: ' (requests without a key)' }) : null) },
         { name: 'Priority', cell: (c) => c.priority },
-        { name: 'In flight', num: true, sort: (c) => c.requests, cell: (c) => used(c.requests, c.in_flight) },
-        { name: 'Tokens of the minute', num: true, sort: (c) => (c.tokens_per_minute ? c.tokens_used / c.tokens_per_minute : 0), cell: (c) => (c.tokens_per_minute ? used(c.tokens_used, c.tokens_per_minute) : 'no limit') },
+        num('In flight', (c) => used(c.requests, c.in_flight), (c) => c.requests),
+        num('Tokens of the minute', (c) => (c.tokens_per_minute ? used(c.tokens_used, c.tokens_per_minute) : 'no limit'), (c) => (c.tokens_per_minute ? c.tokens_used / c.tokens_per_minute : 0)),
         { name: 'Models', cell: (c) => (c.models ? c.models.join(', ') : 'all') },
-        { name: 'Requests', num: true, sort: (c) => c.here.requests, cell: (c) => fmt.number(c.here.requests) + (c.here.refused ? `, ${fmt.number(c.here.refused)} refused` : '') },
-        { name: 'Hit rate', num: true, sort: (c) => hits(c) ?? -1, cell: (c) => fmt.percent(hits(c)) },
-        { name: 'First token', num: true, sort: (c) => c.here.ttft_p50_s, cell: (c) => (c.here.ttft_p50_s ? fmt.seconds(c.here.ttft_p50_s) : '–') },
-        { name: 'GPU time', num: true, sort: (c) => c.here.prefill_s + c.here.decode_s, cell: (c) => fmt.span(c.here.prefill_s + c.here.decode_s) },
-        { name: 'Saved', num: true, sort: (c) => c.here.saved_s, cell: (c) => fmt.span(c.here.saved_s) },
+        num('Requests', (c) => fmt.number(c.here.requests) + (c.here.refused ? `, ${fmt.number(c.here.refused)} refused` : ''), (c) => c.here.requests),
+        num('Hit rate', (c) => fmt.percent(hits(c)), (c) => hits(c) ?? -1),
+        num('First token', (c) => (c.here.ttft_p50_s ? fmt.seconds(c.here.ttft_p50_s) : '–'), (c) => c.here.ttft_p50_s),
+        num('GPU time', (c) => fmt.span(c.here.prefill_s + c.here.decode_s), (c) => c.here.prefill_s + c.here.decode_s),
+        num('Saved', (c) => fmt.span(c.here.saved_s), (c) => c.here.saved_s),
       ],
     })
-    const panel = h('section', { class: 'panel' }, h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Clients' }, rows.el))
-    panel.hidden = error.hidden = none.hidden = true
+    const listed = h('section', { class: 'panel' }, scroll('Clients', rows.el))
+    const line = queue()
+    listed.hidden = error.hidden = none.hidden = true
     return {
-      el: h('div', { class: 'stack' }, h('div', { class: 'head' }, title, note), error, none, panel), every: 3000,
+      el: h('div', { class: 'stack' }, h('div', { class: 'head' }, title, note), error, none, listed, line.el), every: 3000,
       async refresh() {
-        const a = await api('/clients')
+        const [a, q] = await Promise.all([api('/clients'), api('/queue')])
+        line.update(q)
         none.hidden = a.file !== ''
-        panel.hidden = a.file === ''
+        listed.hidden = a.file === ''
         error.hidden = !a.error
         say(error, a.error ? `${a.error}; the clients of before stay in force` : '')
         say(title, a.file ? fmt.count(a.clients.length, 'client') : 'Clients')

@@ -1,5 +1,5 @@
 // Doctor: where the prompts of an application diverge although they hold the same content behind it, and what a mended prompt would save.
-import { h, say, api, fmt, pill, table } from './dom.js'
+import { h, say, api, fmt, pill, table, num, scroll, keyed } from './dom.js'
 
 const levels = { mend: 'bad', 'nothing to mend': 'ok' }
 const most = 50 // applications shown
@@ -18,21 +18,21 @@ function card(name) {
     columns: [
       { name: 'Where', same: (f) => f.field + f.offset, cell: (f) => h('span', null, h('b', { text: f.field }), `, byte ${f.offset}`) },
       { name: 'What', cell: what },
-      { name: 'Of requests', num: true, cell: (f) => fmt.percent(f.share) },
-      { name: 'Would save an hour', num: true, cell: (f) => `${fmt.number(f.saved_tokens)} tokens, ${fmt.span(f.saved_prefill_s)} of prefill` },
+      num('Of requests', (f) => fmt.percent(f.share)),
+      num('Would save an hour', (f) => `${fmt.number(f.saved_tokens)} tokens, ${fmt.span(f.saved_prefill_s)} of prefill`),
       { name: 'Remedy', cell: (f) => f.remedy },
     ],
   })
   const verdict = h('span'), why = h('p'), figures = h('p', { class: 'muted' })
-  const scroll = h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Findings for ' + name }, findings.el)
+  const found = scroll('Findings for ' + name, findings.el)
   return {
-    el: h('section', { class: 'panel' }, h('div', { class: 'head' }, h('h2', { text: name }), verdict), why, figures, scroll),
+    el: h('section', { class: 'panel' }, h('div', { class: 'head' }, h('h2', { text: name }), verdict), why, figures, found),
     update(a) {
       if (verdict.textContent !== a.verdict) verdict.replaceChildren(pill(a.verdict, levels[a.verdict]))
       say(why, a.why)
       say(figures, `${fmt.number(a.requests)} requests an hour, ${fmt.number(a.prompt_tokens)} prompt tokens, ${fmt.percent(a.prompt_tokens ? a.cached_tokens / a.prompt_tokens : null)} cached; ` +
         `${fmt.count(a.samples, 'sample')} over ${fmt.span(a.seen_s)}`)
-      scroll.hidden = a.findings.length === 0
+      found.hidden = a.findings.length === 0
       findings.update(a.findings)
     },
   }
@@ -42,7 +42,7 @@ export const doctor = {
   name: 'doctor', title: 'Doctor',
   open() {
     const note = h('span', { class: 'muted' }), none = h('p', { class: 'hint' }), list = h('div', { class: 'stack' })
-    const cards = new Map()
+    const show = keyed(list, card)
     return {
       el: h('div', { class: 'stack' }, h('div', { class: 'head' }, h('h1', { text: 'Do prompts share what they could?' }), note), none, list), every: 10000,
       async refresh() {
@@ -51,13 +51,7 @@ export const doctor = {
         say(none, a.sampling ? 'No request was sampled in the last half hour.' : 'This router samples no requests: set doctor_samples.')
         const beyond = a.applications.length - most
         say(note, `hashes and lengths of some requests, no text; ${fmt.count(a.reporting, 'router')}` + (beyond > 0 ? `; ${beyond} more: grapevine doctor` : ''))
-        const shown = a.applications.slice(0, most).map((d) => {
-          const name = nameOf(d)
-          if (!cards.has(name)) cards.set(name, card(name))
-          cards.get(name).update(d)
-          return cards.get(name).el
-        })
-        if (shown.length !== list.children.length || shown.some((e, i) => e !== list.children[i])) list.replaceChildren(...shown)
+        show(a.applications.slice(0, most), nameOf)
       },
     }
   },

@@ -92,6 +92,35 @@ export const compare = (x, y) => (typeof x === 'string' ? natural.compare(x, y) 
 // pill is a state in words on a colour; level is ok, warn, bad or empty.
 export const pill = (text, level) => h('span', { class: 'state ' + (level || ''), text })
 
+// scroll lets the keyboard reach what is wider than the page; panel frames what belongs together.
+export const scroll = (name, el) => h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': name }, el)
+export const panel = (title, note, ...content) => h('section', { class: 'panel' }, h('header', null, h('h2', { text: title }), typeof note === 'string' ? h('span', { class: 'small muted', text: note }) : note), ...content)
+
+// bar is a row with a label, segments [class, width of 1] of a track, and a value; swatch explains a segment's colour.
+export const bar = (label, segments, value, cls = '') => h('div', { class: 'barrow ' + cls }, h('span', { text: label }),
+  h('span', { class: 'track' }, segments.map(([c, width]) => h('i', { class: c, css: { width: 100 * width + '%' } }))), h('span', { class: 'num', text: value }))
+export const swatch = (cls, label) => h('span', null, h('i', { class: 'swatch ' + cls }), label)
+
+// keyed shows the parts of el that a list needs; make(name) -> { el, update(item) } makes each once.
+export function keyed(el, make) {
+  const made = new Map()
+  return (list, name) => {
+    const shown = list.map((item) => {
+      const n = name(item)
+      if (!made.has(n)) made.set(n, make(n))
+      made.get(n).update(item)
+      return made.get(n).el
+    })
+    if (shown.length !== el.children.length || shown.some((e, i) => e !== el.children[i])) el.replaceChildren(...shown)
+  }
+}
+
+// names lists the first engines of so many.
+export const names = (list, all) => (list.length ? list.slice(0, 4).join(', ') + (all > 4 ? ` and ${all - 4} more` : '') : '–')
+
+// num is a column of numbers.
+export const num = (name, cell, sort) => ({ name, num: true, cell, sort })
+
 // table keeps its rows by key and changes only the cells that differ, so that focus and selection
 // survive updates. A column: { name, num, cell(row) -> text or element, same(row) -> what an element
 // depends on, sort(row) }.

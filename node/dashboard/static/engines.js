@@ -1,5 +1,5 @@
 // Engines: a heat grid of large fleets, a table, drain and resume.
-import { h, say, api, fmt, table, pill, ask, toast, compare } from './dom.js'
+import { h, say, api, fmt, table, panel, scroll, swatch, pill, ask, toast, compare } from './dom.js'
 
 const gridFrom = 64, rowsAtOnce = 100
 const levels = { active: 'ok', draining: 'warn', avoided: 'warn', down: 'bad' }
@@ -85,14 +85,14 @@ export const engines = {
     })
     const kv = (b) => (b.engine && b.engine.kv_usage >= 0 ? h('span', null, h('span', { class: 'meter' }, h('i', { css: { width: 100 * Math.min(b.engine.kv_usage, 1) + '%' } })), fmt.percent(b.engine.kv_usage)) : h('span', { text: '–' }))
     const heat = h('div', { class: 'heat', role: 'img', on: { click: (e) => { const b = list.find((x) => x.name === e.target.dataset.name); if (b) look(b) } } })
-    const legend = h('p', { class: 'small muted row' }, 'Prefill queue:', ['none', '50 ms', '0.2 s', '0.5 s', '1 s', '3 s'].map((t, i) => h('span', null, h('i', { class: 'swatch h' + i }), t)), h('span', null, h('i', { class: 'swatch warn' }), 'draining or avoided'), h('span', null, h('i', { class: 'swatch bad' }), 'down'))
-    const heated = h('section', { class: 'panel' }, h('header', null, h('h2', { text: 'Heat' }), h('span', { class: 'small muted', text: 'one cell for each engine, by name; click for details, or use the table' })), heat, legend)
+    const legend = h('p', { class: 'small muted row' }, 'Prefill queue:', ['none', '50 ms', '0.2 s', '0.5 s', '1 s', '3 s'].map((t, i) => swatch('h' + i, t)), swatch('warn', 'draining or avoided'), swatch('bad', 'down'))
+    const heated = panel('Heat', 'one cell for each engine, by name; click for details, or use the table', heat, legend)
     heated.hidden = true
     const more = h('button', { type: 'button', on: { click: () => { most += rowsAtOnce * 4; draw() } } })
     const empty = h('p', { class: 'hint' })
     const sources = h('div')
     const el = h('div', null, h('div', { class: 'head' }, title, h('div', { class: 'row right' }, h('div', { class: 'seg', role: 'group', 'aria-label': 'Only engines of this state' }, states), search)),
-      sources, heated, h('section', { class: 'panel' }, h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Engines' }, rows.el), empty, h('p', { class: 'row' }, more)))
+      sources, heated, h('section', { class: 'panel' }, scroll('Engines', rows.el), empty, h('p', { class: 'row' }, more)))
 
     const fits = (b) => (state === 'all' || b.state === state) && (!filter || [b.name, b.url, ...(b.models || [])].some((t) => t.toLowerCase().includes(filter)))
     const cells = new Map()

@@ -1,5 +1,5 @@
 // Fleet: the state in one sentence, five figures, four charts, and what caches save per model.
-import { h, say, api, fmt, table, Refused } from './dom.js'
+import { h, say, api, fmt, table, panel, scroll, Refused } from './dom.js'
 import { chart } from './chart.js'
 
 const ranges = { '15 min': { coarse: false, points: 180 }, '1 hour': { coarse: false, points: 720 }, '12 hours': { coarse: true, points: 720 } }
@@ -83,7 +83,7 @@ export const fleet = {
         { name: 'What choosing caches gains', cell: (m) => m.verdict },
       ],
     })
-    const affinity = h('section', { class: 'panel' }, h('header', null, h('h2', { text: 'Does affinity pay?' }), h('span', { class: 'small muted', text: 'this router, last minute' })), h('div', { class: 'scroll' }, models.el))
+    const affinity = panel('Does affinity pay?', 'this router, last minute', scroll('Does affinity pay?', models.el))
     affinity.hidden = true
     const reporting = h('p', { class: 'small muted' })
     const el = h('div', null,

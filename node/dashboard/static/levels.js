@@ -1,5 +1,5 @@
 // How deep prompts go and how much of each depth engines had cached, as bars and as a table.
-import { h, say, fmt, table } from './dom.js'
+import { h, say, fmt, table, num, panel, scroll, bar, swatch } from './dom.js'
 
 // Depths in tokens at which levels begin; the last one has no end.
 const begins = [0, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]
@@ -32,28 +32,26 @@ export function shape() {
     caption: 'Prompt tokens by depth', key: (l) => l.from,
     columns: [
       { name: 'Depth, tokens', cell: name },
-      { name: 'Prompts reach it', num: true, cell: (l) => fmt.number(l.requests) },
-      { name: 'Cached parts reach it', num: true, cell: (l) => fmt.number(l.found) },
-      { name: 'Tokens', num: true, cell: (l) => fmt.number(l.tokens) },
-      { name: 'Cached', num: true, cell: (l) => fmt.number(l.cached) },
-      { name: 'Share', num: true, cell: (l) => fmt.percent(l.cached / l.tokens) },
+      num('Prompts reach it', (l) => fmt.number(l.requests)),
+      num('Cached parts reach it', (l) => fmt.number(l.found)),
+      num('Tokens', (l) => fmt.number(l.tokens)),
+      num('Cached', (l) => fmt.number(l.cached)),
+      num('Share', (l) => fmt.percent(l.cached / l.tokens)),
     ],
   })
   const drawn = h('div', null, h('div', { class: 'stack' },
-    h('div', { class: 'legend' }, h('span', null, h('i', { class: 'swatch b2' }), 'cached'), h('span', null, h('i', { class: 'swatch b3' }), 'computed')), bars,
-    h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Prompt tokens by depth' }, rows.el)))
-  const el = h('section', { class: 'panel stack' }, h('header', null, h('h2', { text: 'Prompts by depth' }), note), facts, drawn)
+    h('div', { class: 'legend' }, swatch('b2', 'cached'), swatch('b3', 'computed')), bars,
+    scroll('Prompt tokens by depth', rows.el)))
+  const el = panel('Prompts by depth', note, h('div', { class: 'stack' }, facts, drawn))
   return {
     el,
     update(receipts, { node, tree, block_bytes: block }) {
       const list = levels(receipts), most = Math.max(...list.map((l) => l.tokens), 1)
       say(facts, `${node} remembers ${fmt.count(tree.facts, 'block')} on engines (a block of ${fmt.number(block)} bytes on two engines counts twice) in ${fmt.bytes(tree.bytes)} of ${fmt.bytes(tree.budget)}. ` +
-        'It keeps no depth with them: depths are those of its last requests.')
+        'Depths are those of its last requests.')
       say(note, list.length ? `the last ${fmt.count(list[0].requests, 'request')} at ${node} whose engine counted tokens` : '')
       drawn.hidden = !list.length
-      bars.replaceChildren(...list.map((l) => h('div', { class: 'barrow' }, h('span', { text: name(l) }),
-        h('span', { class: 'track' }, h('i', { class: 'b2', css: { width: (100 * l.cached) / most + '%' } }), h('i', { class: 'b3', css: { width: (100 * (l.tokens - l.cached)) / most + '%' } })),
-        h('span', { class: 'num', text: fmt.percent(l.cached / l.tokens) }))))
+      bars.replaceChildren(...list.map((l) => bar(name(l), [['b2', l.cached / most], ['b3', (l.tokens - l.cached) / most]], fmt.percent(l.cached / l.tokens))))
       rows.update(list)
     },
   }

@@ -1,6 +1,7 @@
-// Prefixes: those that many requests share, the engines that hold them, and how deep prompts go.
-import { h, say, api, fmt, table, Refused } from './dom.js'
+// Prefixes: those that many requests share, the engines that hold them, the tree that they are, and how deep prompts go.
+import { h, say, api, fmt, table, num, scroll, names, Refused } from './dom.js'
 import { shape } from './levels.js'
+import { tree } from './tree.js'
 
 export const prefixes = {
   name: 'prefixes', title: 'Prefixes',
@@ -10,21 +11,22 @@ export const prefixes = {
       key: (p) => p.anchor, sort: 2,
       columns: [
         { name: 'Prefix', same: (p) => p.anchor, cell: (p) => h('code', { text: p.anchor }) },
-        { name: 'Length', num: true, sort: (p) => p.tokens, cell: (p) => fmt.number(p.tokens) + ' tokens' },
-        { name: 'Of requests', num: true, sort: (p) => -p.share, cell: (p) => fmt.percent(p.share) },
-        { name: 'Keeps busy', num: true, sort: (p) => p.work, cell: (p) => fmt.number(p.work) + ' engines' },
-        { name: 'Held by', cell: (p) => (p.backends.length > 4 ? p.backends.slice(0, 4).join(', ') + ` and ${p.backends.length - 4} more` : p.backends.join(', ') || '–') },
+        num('Length', (p) => fmt.number(p.tokens) + ' tokens', (p) => p.tokens),
+        num('Of requests', (p) => fmt.percent(p.share), (p) => -p.share),
+        num('Keeps busy', (p) => fmt.number(p.work) + ' engines', (p) => p.work),
+        { name: 'Held by', cell: (p) => names(p.backends, p.backends.length) },
         { name: 'Why', cell: (p) => p.why },
-        { name: 'Hot for', num: true, sort: (p) => p.age_s, cell: (p) => fmt.span(p.age_s) },
+        num('Hot for', (p) => fmt.span(p.age_s), (p) => p.age_s),
       ],
     })
-    const panel = h('section', { class: 'panel' }, h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Hot prefixes' }, rows.el))
-    const depths = shape()
+    const panel = h('section', { class: 'panel' }, scroll('Hot prefixes', rows.el))
+    const depths = shape(), shared = tree()
     return {
-      el: h('div', null, h('div', { class: 'head' }, title, note), none, panel, depths.el), every: 3000,
+      el: h('div', null, h('div', { class: 'head' }, title, note), none, panel, shared.el, depths.el), every: 10000,
       async refresh() {
-        const [receipts, status] = await Promise.all([api('/receipts'), api('/status')])
+        const [receipts, status, t] = await Promise.all([api('/receipts'), api('/status'), api('/prefixes/tree')])
         depths.update(receipts.receipts, status)
+        shared.update(t)
         let a
         try { a = await api('/prefixes') } catch (e) {
           if (!(e instanceof Refused) || e.status === 401) throw e

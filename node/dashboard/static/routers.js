@@ -1,5 +1,5 @@
 // Routers: the nodes, who hears whom and how late, the Raft group, refused joins.
-import { h, say, api, fmt, table, pill, Refused } from './dom.js'
+import { h, say, api, fmt, table, num, panel, scroll, pill, Refused } from './dom.js'
 
 const matrixUpTo = 32
 const levels = { alive: 'ok', failed: 'bad', left: '' }
@@ -22,18 +22,18 @@ export const routers = {
       columns: [
         { name: 'Router', same: (n) => n.name + n.self, cell: (n) => h('span', null, h('b', { text: n.name }), n.self ? h('span', { class: 'muted', text: ' (this one)' }) : null) },
         { name: 'State', same: (n) => n.state, cell: (n) => pill(n.state, levels[n.state]) },
-        { name: 'For', num: true, cell: (n) => fmt.span(n.since_s) },
+        num('For', (n) => fmt.span(n.since_s)),
         { name: 'Version', cell: (n) => n.version },
-        { name: 'Heard after', num: true, cell: (n) => (n.self ? '–' : n.connected ? fmt.seconds(n.lag_ms / 1000) : 'not heard') },
-        { name: 'Round trip', num: true, cell: (n) => (n.self || !n.rtt_ms ? '–' : fmt.seconds(n.rtt_ms / 1000)) },
-        { name: 'Clock', num: true, cell: (n) => (n.self || !n.rtt_ms ? '–' : (n.offset_ms > 0 ? '+' : '') + Math.round(n.offset_ms) + ' ms') },
-        { name: 'Received', num: true, cell: (n) => (n.self ? '–' : fmt.bytes(n.received_bytes)) },
+        num('Heard after', (n) => (n.self ? '–' : n.connected ? fmt.seconds(n.lag_ms / 1000) : 'not heard')),
+        num('Round trip', (n) => (n.self || !n.rtt_ms ? '–' : fmt.seconds(n.rtt_ms / 1000))),
+        num('Clock', (n) => (n.self || !n.rtt_ms ? '–' : (n.offset_ms > 0 ? '+' : '') + Math.round(n.offset_ms) + ' ms')),
+        num('Received', (n) => (n.self ? '–' : fmt.bytes(n.received_bytes))),
         { name: 'Data port', cell: (n) => n.data },
         { name: 'Trouble', cell: (n) => n.last_error || (n.behind > 100 ? `${n.behind} batches behind` : n.missed ? `took a snapshot for ${n.missed} batches` : '') },
       ],
     })
-    const matrix = h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Who hears whom' })
-    const matrixPanel = h('section', { class: 'panel' }, h('header', null, h('h2', { text: 'Who hears whom, and how late' }), h('span', { class: 'small muted', text: 'a row hears a column; milliseconds, those of other routers to a quarter' })), matrix)
+    const matrix = scroll('Who hears whom', '')
+    const matrixPanel = panel('Who hears whom, and how late', 'a row hears a column; milliseconds, those of other routers to a quarter', matrix)
     const raftText = h('p'), raftProblem = h('p', { class: 'error' })
     const servers = table({
       key: (s) => s.id,
@@ -41,21 +41,21 @@ export const routers = {
         { name: 'Server', same: (s) => s.name + s.leads, cell: (s) => h('span', null, h('b', { text: s.name || s.id }), s.leads ? h('span', { class: 'muted', text: ' (leader)' }) : null) },
         { name: 'Vote', cell: (s) => (s.voter ? 'votes' : 'follows') },
         { name: 'State', same: (s) => String(s.alive), cell: (s) => pill(s.alive ? 'alive' : 'gone', s.alive ? 'ok' : 'bad') },
-        { name: 'Log', num: true, cell: (s) => (s.index ? s.index : '–') },
+        num('Log', (s) => (s.index ? s.index : '–')),
         { name: 'Address', cell: (s) => s.addr },
       ],
     })
     const refusals = table({
       key: (r) => r.name + r.addr,
       columns: [
-        { name: 'Who', cell: (r) => r.name || r.addr }, { name: 'Address', cell: (r) => r.addr }, { name: 'Times', num: true, cell: (r) => r.count ?? 1 },
-        { name: 'Last', num: true, cell: (r) => fmt.span(r.age_s) + ' ago' }, { name: 'Why', cell: (r) => r.error }, { name: 'Remedy', cell: (r) => remedy(r.error) },
+        { name: 'Who', cell: (r) => r.name || r.addr }, { name: 'Address', cell: (r) => r.addr }, num('Times', (r) => r.count ?? 1),
+        num('Last', (r) => fmt.span(r.age_s) + ' ago'), { name: 'Why', cell: (r) => r.error }, { name: 'Remedy', cell: (r) => remedy(r.error) },
       ],
     })
-    const refused = h('section', { class: 'panel' }, h('header', null, h('h2', { text: 'Refused' }), h('span', { class: 'small muted', text: 'nodes that this fleet did not take, and seeds that did not take this node' })), h('div', { class: 'scroll' }, refusals.el))
+    const refused = panel('Refused', 'nodes that this fleet did not take, and seeds that did not take this node', scroll('Refused', refusals.el))
     const el = h('div', null, h('div', { class: 'head' }, title, h('span', { class: 'muted', id: 'stale' })),
-      h('section', { class: 'panel' }, h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Routers' }, nodes.el)), matrixPanel,
-      h('section', { class: 'panel' }, h('header', null, h('h2', { text: 'Raft group' }), h('span', { class: 'small muted', text: 'agrees on engines, rules and hot prefixes; never in the way of a request' })), h('div', { class: 'stack' }, raftText, raftProblem, h('div', { class: 'scroll' }, servers.el))), refused)
+      h('section', { class: 'panel' }, scroll('Routers', nodes.el)), matrixPanel,
+      panel('Raft group', 'agrees on engines, rules and hot prefixes; never in the way of a request', h('div', { class: 'stack' }, raftText, raftProblem, scroll('Raft group', servers.el))), refused)
 
     function drawMatrix(list, lags) {
       const alive = list.map((n, i) => [n, i]).filter(([n]) => n.state !== 'left')

@@ -1,5 +1,5 @@
 // Why: what would decide about a request, and what it would cost on each candidate.
-import { h, say, api, fmt, table, pill, Refused } from './dom.js'
+import { h, say, api, fmt, table, num, panel, scroll, bar, swatch, pill, Refused } from './dom.js'
 
 const example = JSON.stringify({ model: '', messages: [{ role: 'user', content: 'Hello' }] }, null, 1)
 const parts = [['wait_s', 'waits in the queue', 'b1'], ['compute_s', 'computes what is not cached', 'b2'], ['later_s', 'delays other requests', 'b3']]
@@ -15,19 +15,18 @@ function priced(candidates) {
   const rows = table({
     caption: 'Candidates, the chosen one first', key: (c) => c.backend,
     columns: [
-      { name: 'Engine', cell: (c) => c.backend }, { name: 'Holds', num: true, cell: (c) => fmt.number(c.held_tokens) + ' tokens' + (c.exact ? '' : ' (est.)') }, { name: 'Queue ahead', num: true, cell: (c) => fmt.number(c.queued_tokens) + ' tokens' },
-      { name: 'In flight', num: true, cell: (c) => c.active }, { name: 'Waits', num: true, cell: (c) => fmt.seconds(c.wait_s) }, { name: 'Computes', num: true, cell: (c) => fmt.seconds(c.compute_s) },
-      { name: 'Delays others', num: true, cell: (c) => fmt.seconds(c.later_s) }, { name: 'Cost', num: true, cell: (c) => (inSeconds ? fmt.seconds(c.cost) : fmt.number(c.cost)) },
+      { name: 'Engine', cell: (c) => c.backend }, num('Holds', (c) => fmt.number(c.held_tokens) + ' tokens' + (c.exact ? '' : ' (est.)')), num('Queue ahead', (c) => fmt.number(c.queued_tokens) + ' tokens'),
+      num('In flight', (c) => c.active), num('Waits', (c) => fmt.seconds(c.wait_s)), num('Computes', (c) => fmt.seconds(c.compute_s)),
+      num('Delays others', (c) => fmt.seconds(c.later_s)), num('Cost', (c) => (inSeconds ? fmt.seconds(c.cost) : fmt.number(c.cost))),
     ],
   })
   rows.update(candidates)
   const bars = inSeconds && [
-    h('div', { class: 'legend' }, parts.map(([, label, cls]) => h('span', null, h('i', { class: 'swatch ' + cls }), label))),
+    h('div', { class: 'legend' }, parts.map(([, label, cls]) => swatch(cls, label))),
     h('div', { class: 'bars', role: 'img', 'aria-label': candidates.map((c) => `${c.backend} ${fmt.seconds(c.cost)}`).join(', ') },
-      candidates.map((c, i) => h('div', { class: 'barrow' + (i ? '' : ' chosen') }, h('span', { text: c.backend }),
-        h('span', { class: 'track' }, parts.map(([k, , cls]) => h('i', { class: cls, css: { width: (100 * c[k]) / most + '%' } }))), h('span', { class: 'num', text: fmt.seconds(c.cost) })))),
+      candidates.map((c, i) => bar(c.backend, parts.map(([k, , cls]) => [cls, c[k] / most]), fmt.seconds(c.cost), i ? '' : 'chosen'))),
   ]
-  return [bars, h('div', { class: 'scroll' }, rows.el)].flat()
+  return [bars, scroll('Candidates', rows.el)].flat()
 }
 
 const chosen = (r) => `${r.backend}, by ${rungs[r.rung] || r.rung}`
@@ -83,18 +82,18 @@ export const why = {
         { name: 'Client', cell: (r) => r.client || '–' },
         { name: 'Engine', cell: (r) => r.backend || '–' },
         { name: 'By', same: (r) => r.rung, cell: (r) => pill(r.rung || 'none') },
-        { name: 'Prompt', num: true, cell: (r) => (r.prompt_tokens < 0 ? '–' : fmt.number(r.prompt_tokens)) },
-        { name: 'Expected', num: true, cell: (r) => fmt.number(r.predicted_tokens) },
-        { name: 'Cached', num: true, cell: (r) => (r.cached_tokens < 0 ? '–' : fmt.number(r.cached_tokens)) },
-        { name: 'First token', num: true, cell: (r) => (r.ttft_s ? fmt.seconds(r.ttft_s) : '–') },
+        num('Prompt', (r) => (r.prompt_tokens < 0 ? '–' : fmt.number(r.prompt_tokens))),
+        num('Expected', (r) => fmt.number(r.predicted_tokens)),
+        num('Cached', (r) => (r.cached_tokens < 0 ? '–' : fmt.number(r.cached_tokens))),
+        num('First token', (r) => (r.ttft_s ? fmt.seconds(r.ttft_s) : '–')),
         { name: 'Status', same: (r) => r.status, cell: (r) => pill(String(r.status), r.status < 400 ? 'ok' : r.status < 500 ? 'warn' : 'bad') },
       ],
     })
     const none = h('p', { class: 'hint' })
-    const panel = h('section', { class: 'panel' }, h('header', null, h('h2', { text: 'Last requests' }), h('span', { class: 'small muted', text: 'of this router; expected and cached are tokens of the prompt' })), none, h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Last requests' }, latest.el))
+    const past = panel('Last requests', 'of this router; expected and cached are tokens of the prompt', none, scroll('Last requests', latest.el))
     if (wanted) { id.value = wanted; lookUp(wanted) }
     return {
-      el: h('div', null, h('div', { class: 'head' }, h('h1', { text: 'Why this engine?' })), form, finding, error, out, panel), every: 3000,
+      el: h('div', null, h('div', { class: 'head' }, h('h1', { text: 'Why this engine?' })), form, finding, error, out, past), every: 3000,
       async refresh() {
         let list = []
         try {
