@@ -62,7 +62,8 @@ type QueueStanding struct {
 	Refused [clients.Interactive + 1]QueueRefusals // by clients.Priority
 }
 
-// QueueStanding returns what waits, with so many of its lines at most, the longest first; ok is false without a queue.
+// QueueStanding returns what waits, with so many of its lines at most, the longest first; ok is false without a queue, once
+// nothing waits any more of one that a reload ended.
 func (p *Proxy) QueueStanding(lines int) (s QueueStanding, ok bool) {
 	w := p.waiting
 	if w == nil {
@@ -70,6 +71,9 @@ func (p *Proxy) QueueStanding(lines int) (s QueueStanding, ok bool) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if !p.tuned.Load().queues() && w.queue.Len() == 0 {
+		return s, false
+	}
 	return QueueStanding{w.queue.Standing(lines, w.clock()), w.refused}, true
 }
 
