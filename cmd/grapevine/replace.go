@@ -16,14 +16,16 @@ import (
 // replacement is a process that is to replace this one; nil: there is none.
 type replacement struct {
 	cancel context.CancelFunc
-	done   chan error // capacity 1
+	done   chan error    // capacity 1
+	gone   chan struct{} // closed when nothing of it runs any more
 }
 
 // replace starts the installed program in this one's place.
 func (r *router) replace() *replacement {
 	ctx, cancel := context.WithCancel(context.Background())
-	next := &replacement{cancel, make(chan error, 1)}
+	next := &replacement{cancel, make(chan error, 1), make(chan struct{})}
 	go func() {
+		defer close(next.gone)
 		defer cancel()
 		next.done <- r.handOver(ctx)
 	}()
@@ -42,7 +44,7 @@ func (next *replacement) ended() <-chan error {
 func (next *replacement) callOff() {
 	if next != nil {
 		next.cancel()
-		<-next.done
+		<-next.gone
 	}
 }
 
