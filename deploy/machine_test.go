@@ -16,7 +16,7 @@ import (
 )
 
 // packages returns the directory with the releases old and new, which make test-packages fills.
-// The process is in a network and a mount namespace of its own, so addresses are free and mounts end with it.
+// The process is in network, mount and process namespaces of its own: addresses are free, and mounts and machines end with it.
 func packages(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("GRAPEVINE_PACKAGES")
@@ -39,17 +39,13 @@ func host(t *testing.T, name string, args ...string) string {
 // lan makes the network of the example fleet, with this process as the balancer, 10.0.0.1, and as four engines.
 func lan(t *testing.T) {
 	t.Helper()
-	host(t, "mount", "-t", "tmpfs", "tmpfs", "/run") // systemd-nspawn keeps its locks there
 	host(t, "ip", "link", "set", "lo", "up")
 	host(t, "ip", "link", "add", "lan", "type", "bridge")
 	for _, addr := range []string{"10.0.0.1/16", "10.0.1.1/16", "10.0.1.2/16", "10.0.1.3/16", "10.0.1.4/16"} {
 		host(t, "ip", "address", "add", addr, "dev", "lan")
 	}
 	host(t, "ip", "link", "set", "lan", "up")
-	t.Cleanup(func() {
-		host(t, "ip", "link", "del", "lan")
-		host(t, "umount", "/run")
-	})
+	t.Cleanup(func() { host(t, "ip", "link", "del", "lan") })
 }
 
 // machine is a container of systemd-nspawn in which systemd is process 1. Its root is a layer in memory over GRAPEVINE_BASE, a Debian
@@ -135,11 +131,11 @@ func ownGroups(t *testing.T, name string) (dirs []string) {
 		hierarchies = []string{"/sys/fs/cgroup/cgroup.procs"} // version 2 only
 	}
 	for _, h := range hierarchies {
-		dir := filepath.Join(filepath.Dir(h), fmt.Sprintf("grapevine-test-%d-%s", os.Getpid(), name))
 		if strings.Contains(h, "cpuset") { // without processors of its own it takes none
 			continue
 		}
-		if err := os.Mkdir(dir, 0o755); err != nil {
+		dir, err := os.MkdirTemp(filepath.Dir(h), "grapevine-test-"+name+"-")
+		if err != nil {
 			t.Fatal(err)
 		}
 		dirs = append(dirs, dir)
@@ -183,8 +179,8 @@ func (m *machine) status() string {
 // owner and mode.
 func (m *machine) files() []string {
 	m.t.Helper()
-	out := m.run(`find / -xdev \( -path /root -o -path /tmp -o -path /run -o -path /var/log -o -path /var/cache -o -path /var/backups -o -path /var/lib/dpkg -o -path /var/lib/apt -o -path /var/lib/systemd \
-		-o -path /var/tmp -o -path '/etc/*-' -o -path /etc/.pwd.lock \) -prune -o -printf '%p %y %u:%g %m\n'; cat /etc/passwd /etc/group; systemctl --failed --plain --no-legend`)
+	out := m.run(`find / -xdev \( -path /root -o -path /tmp -o -path /run -o -path /var/log -o -path /var/cache -o -path /var/backups \
+		-o -path /var/lib/dpkg -o -path /var/lib/apt -o -path /var/lib/systemd -o -path /var/tmp -o -path '/etc/*-' -o -path /etc/.pwd.lock \) -prune -o -printf '%p %y %u:%g %m\n'; cat /etc/passwd /etc/group; systemctl --failed --plain --no-legend`)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
 	slices.Sort(lines)
 	return lines

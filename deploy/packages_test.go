@@ -79,7 +79,7 @@ func difference(before, after []string) string {
 // On a machine that stalls, HAProxy may take live routers for dead; such a trial is repeated, up to three times.
 func TestUpgradePackages(t *testing.T) {
 	dir := packages(t)
-	haproxy := "/usr/sbin/haproxy"
+	haproxy := tool(t, "haproxy")
 	for trial := range 3 {
 		stalled := true
 		t.Run(fmt.Sprintf("trial %d", trial+1), func(t *testing.T) { stalled = upgradePackages(t, dir, haproxy) })

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # make test-packages: makes two releases, the older one twice, and tries their packages on booted machines (deploy/packages_test.go).
-# PACKAGES=short leaves out lintian, which comes with a hundred packages of its own, a roll back, and the newcomer with his demo.
+# PACKAGES=short leaves out lintian, which comes with a hundred packages of its own, a roll back, and the newcomer, who plays the demo.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -54,5 +54,8 @@ fi
 
 go test -c -o "$out/deploy.test" ./deploy
 cd deploy
-GRAPEVINE_PACKAGES=$out GRAPEVINE_BASE=$base GRAPEVINE_DEPLOY=$mode unshare --net --mount --pid --fork --kill-child --mount-proc \
-	"$out/deploy.test" -test.v -test.timeout 8m -test.run "^(TestInstallAndPurge|TestUpgradePackages$([ "$mode" = short ] || echo '|TestNewcomer'))\$"
+# Everything ends with the tests. systemd-nspawn keeps its locks in /run.
+export GRAPEVINE_PACKAGES=$out GRAPEVINE_BASE=$base GRAPEVINE_DEPLOY=$mode
+tests="^(TestInstallAndPurge|TestUpgradePackages$([ "$mode" = short ] || echo '|TestNewcomer'))\$"
+unshare --net --mount --pid --fork --kill-child --mount-proc sh -c 'mount -t tmpfs tmpfs /run && exec "$@"' sh \
+	"$out/deploy.test" -test.v -test.timeout 8m -test.run "$tests"
