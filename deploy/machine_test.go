@@ -130,12 +130,14 @@ func ownGroups(t *testing.T, name string) (dirs []string) {
 	if err != nil || len(hierarchies) == 0 || !strings.Contains(strings.Join(hierarchies, " "), "/systemd/") {
 		hierarchies = []string{"/sys/fs/cgroup/cgroup.procs"} // version 2 only
 	}
+	// systemd-nspawn makes a group of version 2 in the hierarchy of systemd, too: the names are equal.
+	group := fmt.Sprintf("grapevine-test-%s-%x", name, time.Now().UnixNano())
 	for _, h := range hierarchies {
 		if strings.Contains(h, "cpuset") { // without processors of its own it takes none
 			continue
 		}
-		dir, err := os.MkdirTemp(filepath.Dir(h), "grapevine-test-"+name+"-")
-		if err != nil {
+		dir := filepath.Join(filepath.Dir(h), group)
+		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
 		dirs = append(dirs, dir)
