@@ -60,7 +60,7 @@ func setStage(ctx context.Context, o options, dir, backend string) (*stage, erro
 		return st, err
 	}
 	st.field = []*contender{{Name: "direct", Version: "no proxy, one of the backends", addr: backends[0], streamAddr: backends[0]}}
-	for _, name := range []string{"nginx", "haproxy", "bare", "grapevine"} {
+	for _, name := range []string{"nginx", "haproxy", "bare", "grapevine", "again", "page", "unsampled"} {
 		if !strings.Contains(","+o.only+",", ","+name+",") {
 			continue
 		}
@@ -77,11 +77,14 @@ func setStage(ctx context.Context, o options, dir, backend string) (*stage, erro
 		case "bare":
 			c.streamAddr, c.Version = "", "what grapevine's HTTP library costs alone" // it cannot stream
 			argv = append([]string{self, "bare", addrs[0]}, backends...)
-		case "grapevine":
+		case "grapevine", "again", "page", "unsampled":
 			c.admin, c.Version = addrs[1], programs.Version(o.binary, "version")
 			argv = []string{o.binary, "serve", "--listen", addrs[0], "--admin", addrs[1], "--log-level", "warn", "--pprof"}
 			for _, b := range backends {
 				argv = append(argv, "--backend", "http://"+b)
+			}
+			if name == "unsampled" {
+				argv = append(argv, "--doctor-samples", "0")
 			}
 		}
 		if c.Config = strings.Join(argv, " "); argv == nil {
