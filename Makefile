@@ -5,6 +5,7 @@ GO       ?= go
 BIN      := bin/grapevine
 LAB      := bin/grapevine-lab
 MAXSIZE  := 24000000
+LINKED   := grapevine.example/cmd/commandline.linked
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 PKGS     ?= ./...
 FUZZTIME ?= 30s
@@ -27,15 +28,15 @@ help: ## list the targets
 	@grep -hE '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
 build: ## bin/grapevine, the router, of at most MAXSIZE bytes, and bin/grapevine-lab, which tries it; both static
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(BIN) ./cmd/grapevine
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o $(LAB) ./cmd/grapevine-lab
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X $(LINKED)=$(VERSION)' -o $(BIN) ./cmd/grapevine
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X $(LINKED)=$(VERSION)' -o $(LAB) ./cmd/grapevine-lab
 	@size=$$(wc -c <$(BIN)); echo "$(BIN): $$size bytes"; test $$size -le $(MAXSIZE) || { echo "$(BIN) is larger than $(MAXSIZE) bytes: go list -deps ./cmd/grapevine shows what it links" >&2; exit 1; }
 
 build-chaos: ## bin/grapevine-chaos, the router with a clock that can be stepped, a disk that can fail and defects that can be planted (a minute; never shipped)
 	$(GO) run ./chaos/instrument -o $(BIN)-chaos -plant . ./cmd/grapevine
 
 build-newer: ## bin/grapevine-newer, a router of a release that does not exist yet, to try upgrades with (never shipped)
-	CGO_ENABLED=0 $(GO) build -trimpath -tags newer -ldflags '-X main.version=$(VERSION)-newer' -o $(BIN)-newer ./cmd/grapevine
+	CGO_ENABLED=0 $(GO) build -trimpath -tags newer -ldflags '-X $(LINKED)=$(VERSION)-newer' -o $(BIN)-newer ./cmd/grapevine
 
 install: build ## the router, its unit and its user into DESTDIR (docs/operate.md, "As a service")
 	install -D -m 0755 $(BIN) $(DESTDIR)/usr/bin/grapevine

@@ -1,4 +1,4 @@
-module grapevine
+module grapevine.example
 
 go 1.26.0
 

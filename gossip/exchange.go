@@ -11,8 +11,8 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/gossip/member"
-	"grapevine/gossip/wire"
+	"grapevine.example/gossip/member"
+	"grapevine.example/gossip/wire"
 )
 
 const (

@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"grapevine/gossip/member"
+	"grapevine.example/gossip/member"
 )
 
 func seeded(t *testing.T) *rand.Rand {

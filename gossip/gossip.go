@@ -8,8 +8,8 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/gossip/member"
-	"grapevine/gossip/wire"
+	"grapevine.example/gossip/member"
+	"grapevine.example/gossip/wire"
 )
 
 // Load is one node's outstanding work on one backend.

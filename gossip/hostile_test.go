@@ -10,8 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"grapevine/gossip/member"
-	"grapevine/gossip/wire"
+	"grapevine.example/gossip/member"
+	"grapevine.example/gossip/wire"
 )
 
 type hostile struct {

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/gossip/wire"
+	"grapevine.example/gossip/wire"
 )
 
 const t0 = int64(1_795_232_000_000)

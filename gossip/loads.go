@@ -3,7 +3,7 @@ package gossip
 import (
 	"sync"
 
-	"grapevine/gossip/wire"
+	"grapevine.example/gossip/wire"
 )
 
 // keepIdle is in updates; subscribers further behind get the full vector.

@@ -16,7 +16,7 @@ import (
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
-	"grapevine/gossip/member"
+	"grapevine.example/gossip/member"
 )
 
 func TestMain(m *testing.M) {

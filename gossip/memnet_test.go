@@ -12,7 +12,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/gossip/member"
+	"grapevine.example/gossip/member"
 )
 
 // memnet is a network in virtual time. Its streams stall, like TCP, while nodes are cut off.

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/gossip/member"
+	"grapevine.example/gossip/member"
 )
 
 const (

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"grapevine/gossip/wire"
+	"grapevine.example/gossip/wire"
 )
 
 const (

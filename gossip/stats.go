@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
-	"grapevine/gossip/member"
-	"grapevine/gossip/wire"
+	"grapevine.example/gossip/member"
+	"grapevine.example/gossip/wire"
 )
 
 // Peer describes another node and its stream to this node. Counters continue over reconnections and

@@ -6,7 +6,7 @@ import (
 	"net"
 	"time"
 
-	"grapevine/gossip/wire"
+	"grapevine.example/gossip/wire"
 )
 
 // writeTimeout bounds one write: 10 kB/s is too slow for a fleet.

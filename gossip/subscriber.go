@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/gossip/member"
-	"grapevine/gossip/wire"
+	"grapevine.example/gossip/member"
+	"grapevine.example/gossip/wire"
 )
 
 const (

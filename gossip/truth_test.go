@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // The last backend is never fenced and takes the probes.

@@ -7,8 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"grapevine/chaos/virtual"
-	"grapevine/gossip/member"
+	"grapevine.example/chaos/virtual"
+	"grapevine.example/gossip/member"
 )
 
 const (

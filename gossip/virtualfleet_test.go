@@ -13,9 +13,9 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/virtual"
-	"grapevine/gossip/wire"
-	"grapevine/prefixtree"
+	"grapevine.example/chaos/virtual"
+	"grapevine.example/gossip/wire"
+	"grapevine.example/prefixtree"
 )
 
 // virtualFleet is a fleet of real nodes in virtual time. The seed does not determine the order of

@@ -11,8 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"grapevine/gossip/member"
-	"grapevine/gossip/wire"
+	"grapevine.example/gossip/member"
+	"grapevine.example/gossip/wire"
 )
 
 const (

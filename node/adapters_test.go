@@ -12,7 +12,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/engine"
+	"grapevine.example/chaos/engine"
 )
 
 // The router learns from the engines which models are adapters and which of them are in use, and loads each on one engine.

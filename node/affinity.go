@@ -3,9 +3,9 @@ package node
 import (
 	"fmt"
 
-	"grapevine/node/admin"
-	"grapevine/node/metrics"
-	"grapevine/proxy/policy"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/metrics"
+	"grapevine.example/proxy/policy"
 )
 
 const (

@@ -14,10 +14,10 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/engine"
-	"grapevine/node/metrics"
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/node/metrics"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 func startEngine(t *testing.T) string { return startRanks(t, 1) }

@@ -8,14 +8,14 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/gossip"
-	"grapevine/gossip/member"
-	"grapevine/node/admin"
-	"grapevine/node/backends"
-	"grapevine/node/config"
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/gossip"
+	"grapevine.example/gossip/member"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/backends"
+	"grapevine.example/node/config"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 // startStore joins the Raft group without waiting: the node routes by its own list until a state

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node/admin"
-	"grapevine/node/config"
-	"grapevine/raftstore"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/config"
+	"grapevine.example/raftstore"
 )
 
 func founderAddrs(t *testing.T, count int) (addrs []string) {

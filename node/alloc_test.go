@@ -5,7 +5,7 @@ package node
 import (
 	"testing"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // TestDecideDoesNotAllocate counts all allocations of many requests: a mean would round down to 0.

@@ -8,8 +8,8 @@ import (
 	"os"
 	"time"
 
-	"grapevine/gossip/member"
-	"grapevine/node/admin"
+	"grapevine.example/gossip/member"
+	"grapevine.example/node/admin"
 )
 
 const maxKeyFile = 1 << 20

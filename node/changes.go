@@ -9,12 +9,12 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/node/admin"
-	"grapevine/node/config"
-	"grapevine/node/health"
-	"grapevine/node/sources"
-	"grapevine/prefixtree"
-	"grapevine/raftstore"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/config"
+	"grapevine.example/node/health"
+	"grapevine.example/node/sources"
+	"grapevine.example/prefixtree"
+	"grapevine.example/raftstore"
 )
 
 // change applies a command and waits until this node routes by it, so that the client's next

@@ -5,12 +5,12 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/gossip/discovery"
-	"grapevine/node/accounts"
-	"grapevine/node/admin"
-	"grapevine/node/config"
-	"grapevine/node/metrics"
-	"grapevine/proxy/clients"
+	"grapevine.example/gossip/discovery"
+	"grapevine.example/node/accounts"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/config"
+	"grapevine.example/node/metrics"
+	"grapevine.example/proxy/clients"
 )
 
 const (

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/proxy/clients"
+	"grapevine.example/proxy/clients"
 )
 
 func clientsText(keys ...string) string {

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/gossip/member"
-	"grapevine/node/config"
+	"grapevine.example/gossip/member"
+	"grapevine.example/node/config"
 )
 
 func TestCopiedDataIsRefused(t *testing.T) {

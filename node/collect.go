@@ -3,12 +3,12 @@ package node
 import (
 	"time"
 
-	"grapevine/node/admin"
-	"grapevine/node/backends"
-	"grapevine/node/metrics"
-	"grapevine/node/streams"
-	"grapevine/proxy/clients"
-	"grapevine/raftstore"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/backends"
+	"grapevine.example/node/metrics"
+	"grapevine.example/node/streams"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/raftstore"
 )
 
 func (n *Node) collect(s metrics.Scrape) {

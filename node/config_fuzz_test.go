@@ -5,9 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node/backends"
-	"grapevine/node/config"
-	"grapevine/proxy/policy"
+	"grapevine.example/node/backends"
+	"grapevine.example/node/config"
+	"grapevine.example/proxy/policy"
 )
 
 func FuzzView(f *testing.F) {

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"grapevine/node/config"
+	"grapevine.example/node/config"
 )
 
 // TestDataPortIsClosedByDefault: each setting opens only what it names.

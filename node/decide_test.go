@@ -10,9 +10,9 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/prompt"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/prompt"
 )
 
 type decider struct {

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node/config"
-	"grapevine/prefixtree"
+	"grapevine.example/node/config"
+	"grapevine.example/prefixtree"
 )
 
 func TestDiscoveryRoutesByModel(t *testing.T) {

@@ -18,8 +18,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node/config"
-	"grapevine/proxy/clients"
+	"grapevine.example/node/config"
+	"grapevine.example/proxy/clients"
 )
 
 // The battery: whatever clients try, an engine receives only what it may. proxy/DESIGN.md lists all of it.

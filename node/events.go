@@ -1,10 +1,10 @@
 package node
 
 import (
-	"grapevine/gossip/member"
-	"grapevine/node/backends"
-	"grapevine/node/health"
-	"grapevine/raftstore"
+	"grapevine.example/gossip/member"
+	"grapevine.example/node/backends"
+	"grapevine.example/node/health"
+	"grapevine.example/raftstore"
 )
 
 // Values of the log field "event": unlike messages, they never change.

@@ -11,10 +11,10 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/node/admin"
-	"grapevine/node/backends"
-	"grapevine/node/config"
-	"grapevine/raftstore"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/backends"
+	"grapevine.example/node/config"
+	"grapevine.example/raftstore"
 )
 
 type eventLog struct {

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"strings"
 
-	"grapevine/node/admin"
-	"grapevine/node/hot"
-	"grapevine/proxy/policy"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/hot"
+	"grapevine.example/proxy/policy"
 )
 
 func fillReceipt(r *admin.Receipt, d *policy.Decision) {

@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node/admin"
-	"grapevine/node/config"
-	"grapevine/proxy/policy"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/config"
+	"grapevine.example/proxy/policy"
 )
 
 func explain(t *testing.T, n *Node, path string, headers map[string]string, body string) (*admin.Receipt, error) {

@@ -22,9 +22,9 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/gossip/member"
-	"grapevine/node/admin"
-	"grapevine/node/config"
+	"grapevine.example/gossip/member"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/config"
 )
 
 func fleetConfig(name string, join []string, urls ...string) config.Config {

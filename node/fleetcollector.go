@@ -4,10 +4,10 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/gossip"
-	"grapevine/gossip/member"
-	"grapevine/node/metrics"
-	"grapevine/node/share"
+	"grapevine.example/gossip"
+	"grapevine.example/gossip/member"
+	"grapevine.example/node/metrics"
+	"grapevine.example/node/share"
 )
 
 type fleetFigures struct {

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/gossip/member"
-	"grapevine/node/admin"
-	"grapevine/raftstore"
+	"grapevine.example/gossip/member"
+	"grapevine.example/node/admin"
+	"grapevine.example/raftstore"
 )
 
 func TestChangesComeAfterOwnList(t *testing.T) {

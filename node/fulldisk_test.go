@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"grapevine/node/config"
+	"grapevine.example/node/config"
 )
 
 // TestFullDiskKeepsUp: a node with a full disk follows, reports it, and votes once space returns.

@@ -11,8 +11,8 @@ import (
 	"os"
 	"time"
 
-	"grapevine/gossip"
-	"grapevine/gossip/member"
+	"grapevine.example/gossip"
+	"grapevine.example/gossip/member"
 )
 
 const joinPoll = 20 * time.Millisecond

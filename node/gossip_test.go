@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"grapevine/gossip/member"
+	"grapevine.example/gossip/member"
 )
 
 func TestIsRefusal(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node/config"
+	"grapevine.example/node/config"
 )
 
 type authority struct {

@@ -11,12 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node/admin"
-	"grapevine/node/config"
-	"grapevine/node/health"
-	"grapevine/node/share"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/config"
+	"grapevine.example/node/health"
+	"grapevine.example/node/share"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 type mortal struct {

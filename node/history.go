@@ -6,12 +6,12 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"grapevine/gossip/member"
-	"grapevine/node/admin"
-	"grapevine/node/doctor"
-	"grapevine/node/history"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/gossip/member"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/doctor"
+	"grapevine.example/node/history"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 // loadTooOld is the age at which an engine's report no longer counts as waiting requests.

@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node/admin"
-	"grapevine/node/history"
-	"grapevine/raftstore"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/history"
+	"grapevine.example/raftstore"
 )
 
 // TestEveryNodeHasTheFiguresOfTheFleet: requests that one node serves are in the history of the other, and both know who hears whom.

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 func hotBody(i int) string {

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-const module = "grapevine"
+const module = "grapevine.example"
 
 // mayImport lists what each package may import of this module (docs/design.md, section 3); /...
 // stands for everything below. Unlisted packages are an error.

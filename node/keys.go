@@ -3,8 +3,8 @@ package node
 import (
 	"context"
 
-	"grapevine/gossip/member"
-	"grapevine/node/admin"
+	"grapevine.example/gossip/member"
+	"grapevine.example/node/admin"
 )
 
 // ChangeKeys makes every node change its ring and returns each node's result.

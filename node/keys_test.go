@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/gossip/member"
-	"grapevine/node/admin"
+	"grapevine.example/gossip/member"
+	"grapevine.example/node/admin"
 )
 
 func TestKeyRotation(t *testing.T) {

@@ -5,14 +5,14 @@ import (
 	"sync/atomic"
 	"time"
 
-	"grapevine/gossip"
-	"grapevine/node/doctor"
-	"grapevine/node/health"
-	"grapevine/node/history"
-	"grapevine/node/share"
-	"grapevine/proxy/clients"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/queue"
+	"grapevine.example/gossip"
+	"grapevine.example/node/doctor"
+	"grapevine.example/node/health"
+	"grapevine.example/node/history"
+	"grapevine.example/node/share"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/queue"
 )
 
 // knowledge implements gossip.Knowledge: it gives share the time, adds the health of engines and the doctor's diagnoses to the

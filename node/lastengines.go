@@ -5,9 +5,9 @@ import (
 	"net/http"
 	"strings"
 
-	"grapevine/node/admin"
-	"grapevine/node/backends"
-	"grapevine/raftstore"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/backends"
+	"grapevine.example/raftstore"
 )
 
 // parts are the engines without which requests of a fleet with roles wait longer, or fail.

@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
-	"grapevine/gossip/member"
-	"grapevine/proxy/clients"
+	"grapevine.example/gossip/member"
+	"grapevine.example/proxy/clients"
 )
 
 const (

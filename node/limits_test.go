@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/proxy/clients"
+	"grapevine.example/proxy/clients"
 )
 
 // Eight real nodes hold clients that come in anywhere to limits that each node alone would grant eight times, and all see the same use.

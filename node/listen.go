@@ -12,8 +12,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"grapevine/node/admin"
-	"grapevine/node/dashboard"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/dashboard"
 )
 
 const adminReadTimeout = 30 * time.Second

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node/admin"
-	"grapevine/node/backends"
-	"grapevine/node/config"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/backends"
+	"grapevine.example/node/config"
 )
 
 // Both engines compute 20,000 tokens per second of prefill. SGLang says so in its loads, vLLM in the

@@ -14,15 +14,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
-	"grapevine/gossip"
-	"grapevine/gossip/member"
-	"grapevine/node/backends"
-	"grapevine/node/metrics"
-	"grapevine/node/share"
-	"grapevine/node/streams"
-	"grapevine/proxy"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/prompt"
+	"grapevine.example/gossip"
+	"grapevine.example/gossip/member"
+	"grapevine.example/node/backends"
+	"grapevine.example/node/metrics"
+	"grapevine.example/node/share"
+	"grapevine.example/node/streams"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/prompt"
 )
 
 func everyRecord() []*proxy.Record {

@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"grapevine/node/config"
+	"grapevine.example/node/config"
 )
 
 func TestModelListAsksNobody(t *testing.T) {

@@ -20,8 +20,8 @@ import (
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
-	"grapevine/node/config"
-	"grapevine/raftstore"
+	"grapevine.example/node/config"
+	"grapevine.example/raftstore"
 )
 
 func testConfig(urls ...string) config.Config {

@@ -8,10 +8,10 @@ import (
 	"strings"
 	"time"
 
-	"grapevine/gossip"
-	"grapevine/gossip/member"
-	"grapevine/node/admin"
-	"grapevine/prefixtree"
+	"grapevine.example/gossip"
+	"grapevine.example/gossip/member"
+	"grapevine.example/node/admin"
+	"grapevine.example/prefixtree"
 )
 
 func (n *Node) fleetStatus() *admin.FleetStatus {

@@ -18,8 +18,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"grapevine/node/health"
-	"grapevine/node/sources"
+	"grapevine.example/node/health"
+	"grapevine.example/node/sources"
 )
 
 type document map[string]any

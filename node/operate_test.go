@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/node/config"
+	"grapevine.example/node/config"
 )
 
 var update = flag.Bool("update", false, "write the generated parts of docs/operate.md")

@@ -7,10 +7,10 @@ import (
 	"strconv"
 	"strings"
 
-	"grapevine/node/admin"
-	"grapevine/node/config"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/config"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 func (n *Node) Rules() *admin.RuleSet {

@@ -11,12 +11,12 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/gossip"
-	"grapevine/node/backends"
-	"grapevine/prefixtree"
-	"grapevine/proxy"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/gossip"
+	"grapevine.example/node/backends"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 func stateWith(version uint64, generation uint32, names ...string) *raftstore.State {

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/engine"
-	"grapevine/node/config"
-	"grapevine/proxy/policy"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/node/config"
+	"grapevine.example/proxy/policy"
 )
 
 // roleEngines are emulated engines whose transfers take long enough to be interrupted.

@@ -5,10 +5,10 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/node/admin"
-	"grapevine/node/hot"
-	"grapevine/prefixtree"
-	"grapevine/raftstore"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/hot"
+	"grapevine.example/prefixtree"
+	"grapevine.example/raftstore"
 )
 
 func (n *Node) Prefixes() (*admin.PrefixList, error) {

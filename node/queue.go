@@ -3,9 +3,9 @@ package node
 import (
 	"slices"
 
-	"grapevine/node/admin"
-	"grapevine/proxy/clients"
-	"grapevine/proxy/queue"
+	"grapevine.example/node/admin"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/queue"
 )
 
 const queueLines = 100 // that an answer lists

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/node/config"
+	"grapevine.example/node/config"
 )
 
 // A node with queue_requests lets requests wait, refuses what has no place, and shows both.

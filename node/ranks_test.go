@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node/admin"
-	"grapevine/node/config"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/config"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 // Each rank has a cache of its own, and an engine that chooses the rank goes by load.

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/raftstore"
+	"grapevine.example/raftstore"
 )
 
 // TestRecoveredApart: the second of two separately recovered nodes does not start, even alone.

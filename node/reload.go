@@ -6,10 +6,10 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/node/accesslog"
-	"grapevine/node/admin"
-	"grapevine/node/backends"
-	"grapevine/node/config"
+	"grapevine.example/node/accesslog"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/backends"
+	"grapevine.example/node/config"
 )
 
 // Reloaded says what a reload did with the settings that differ.

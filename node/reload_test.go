@@ -19,9 +19,9 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/node/admin"
-	"grapevine/node/config"
-	"grapevine/proxy/policy"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/config"
+	"grapevine.example/proxy/policy"
 )
 
 func another(t *testing.T, c *config.Config, s config.Setting) {

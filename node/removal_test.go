@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/node/admin"
-	"grapevine/raftstore"
+	"grapevine.example/node/admin"
+	"grapevine.example/raftstore"
 )
 
 func TestRequestsOutliveTheirBackend(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"net"
 	"time"
 
-	"grapevine/node/handover"
-	"grapevine/node/share"
+	"grapevine.example/node/handover"
+	"grapevine.example/node/share"
 )
 
 // ErrNotReplaceable is wrapped by HandOver's errors about the node's state.

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/raftstore"
+	"grapevine.example/raftstore"
 )
 
 // BenchmarkAdopt measures until decisions use a new state. Goal: 5 ms at 2,000 backends.

@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 // TestPicksAmongChanges: models are learned between the adoptions.

@@ -3,8 +3,8 @@ package node
 import (
 	"testing"
 
-	"grapevine/node/config"
-	"grapevine/raftstore"
+	"grapevine.example/node/config"
+	"grapevine.example/raftstore"
 )
 
 func TestRulesInForce(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/node/config"
+	"grapevine.example/node/config"
 )
 
 func TestSecretFilesAreGuarded(t *testing.T) {

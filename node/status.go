@@ -6,12 +6,12 @@ import (
 	"runtime"
 	"time"
 
-	"grapevine/node/admin"
-	"grapevine/node/backends"
-	"grapevine/node/health"
-	"grapevine/node/streams"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/backends"
+	"grapevine.example/node/health"
+	"grapevine.example/node/streams"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 func (n *Node) Status() *admin.Status {

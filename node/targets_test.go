@@ -15,9 +15,9 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/engine"
-	"grapevine/node/admin"
-	"grapevine/node/config"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/config"
 )
 
 // labelledEngines starts an emulated engine of model qwen for each list of labels.

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/node/config"
+	"grapevine.example/node/config"
 )
 
 func TestTLS(t *testing.T) {

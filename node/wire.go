@@ -7,14 +7,14 @@ import (
 	mathrand "math/rand/v2"
 	"time"
 
-	"grapevine/node/backends"
-	"grapevine/node/config"
-	"grapevine/node/history"
-	"grapevine/node/streams"
-	"grapevine/prefixtree"
-	"grapevine/proxy"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/queue"
+	"grapevine.example/node/backends"
+	"grapevine.example/node/config"
+	"grapevine.example/node/history"
+	"grapevine.example/node/streams"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/queue"
 )
 
 // The parts implement their consumers' interfaces.

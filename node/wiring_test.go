@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node/admin"
-	"grapevine/node/config"
-	"grapevine/prefixtree"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/config"
+	"grapevine.example/prefixtree"
 )
 
 func TestGossipConfig(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"time"
 
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy/policy"
 )
 
 const pollEvery = 10 * time.Millisecond

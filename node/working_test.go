@@ -15,12 +15,12 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node/backends"
-	"grapevine/node/config"
-	"grapevine/node/notify"
-	"grapevine/node/share"
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/node/backends"
+	"grapevine.example/node/config"
+	"grapevine.example/node/notify"
+	"grapevine.example/node/share"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 func works(t *testing.T, n *Node) error {

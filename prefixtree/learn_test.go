@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/virtual"
+	"grapevine.example/chaos/virtual"
 )
 
 func visit(tree *Tree, b Backend, chain []Hash, cached int, at, stay Time) Lesson {

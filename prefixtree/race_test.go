@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/virtual"
+	"grapevine.example/chaos/virtual"
 )
 
 func TestReadersAndWriters(t *testing.T) {

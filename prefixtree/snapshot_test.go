@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/virtual"
+	"grapevine.example/chaos/virtual"
 )
 
 func take(t testing.TB, from *Tree, now Time, limit int) (to *Tree, pages, records, size int) {

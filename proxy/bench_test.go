@@ -19,8 +19,8 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 func fixed(b *testing.B, answer string) string {

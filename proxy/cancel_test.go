@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy/policy"
 )
 
 type departure struct {

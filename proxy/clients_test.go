@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/proxy/clients"
+	"grapevine.example/proxy/clients"
 )
 
 func newBook(t *testing.T, anonymous string, list ...*clients.Client) *clients.Book {

@@ -7,12 +7,12 @@ import (
 	"github.com/valyala/fasthttp"
 	"github.com/zeebo/xxh3"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/clients"
-	"grapevine/proxy/engine"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/prompt"
-	"grapevine/proxy/queue"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/engine"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/prompt"
+	"grapevine.example/proxy/queue"
 )
 
 // Bounds of the scratch that a pooled exchange keeps.

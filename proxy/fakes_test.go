@@ -7,7 +7,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 const errTooMany = syscall.EMFILE

@@ -6,9 +6,9 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"grapevine/proxy/clients"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/prompt"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/prompt"
 )
 
 // follow names q by a body that was read and lets it follow its rule. It returns names with the copies that q holds.

@@ -8,10 +8,10 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/engine"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/prompt"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/engine"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/prompt"
 )
 
 // bufferedBody bounds, in bytes, responses read whole, so that another backend can take over.

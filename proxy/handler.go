@@ -9,10 +9,10 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/clients"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/prompt"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/prompt"
 )
 
 func (p *Proxy) handle(ctx *fasthttp.RequestCtx) {

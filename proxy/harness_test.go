@@ -27,10 +27,10 @@ import (
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/clients"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/queue"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/queue"
 )
 
 func TestMain(m *testing.M) {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"grapevine/proxy/clients"
+	"grapevine.example/proxy/clients"
 )
 
 const (

@@ -14,8 +14,8 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 func TestRequestHeadersOnTheirWay(t *testing.T) {

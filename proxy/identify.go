@@ -5,8 +5,8 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"grapevine/proxy/clients"
-	"grapevine/proxy/prompt"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/prompt"
 )
 
 // identify finds the client of a request, or refuses it.

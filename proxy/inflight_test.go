@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy/policy"
 )
 
 var mixSeed = flag.Uint64("mix.seed", 0, "seed of TestEveryCountReturnsToZero; 0 takes a new one")

@@ -6,8 +6,8 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"grapevine/proxy/clients"
-	"grapevine/proxy/prompt"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/prompt"
 )
 
 // reserve takes what the request may use from its client's limits, or refuses it. settle returns the

@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/proxy/clients"
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/policy"
 )
 
 func withLimits(book *clients.Book, m *clients.Meter) rigOption {

@@ -11,8 +11,8 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"grapevine/proxy/engine"
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy/engine"
+	"grapevine.example/proxy/policy"
 )
 
 const (

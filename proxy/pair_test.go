@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/engine/events"
-	"grapevine/proxy/policy"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/engine/events"
+	"grapevine.example/proxy/policy"
 )
 
 // room is what tells SGLang's engines where to meet.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"grapevine/proxy/prompt"
+	"grapevine.example/proxy/prompt"
 )
 
 // methods returns the Allow header of a path, "" if unknown.

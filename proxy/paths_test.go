@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy/policy"
 )
 
 type keyed struct{ Picker }

@@ -5,9 +5,9 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"grapevine/proxy/engine"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/prompt"
+	"grapevine.example/proxy/engine"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/prompt"
 )
 
 // maxTransfer bounds, in bytes, a prefill backend's answer: it numbers the KV blocks of the prompt.

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 const params = `{"do_remote_prefill":true,"remote_block_ids":[1,2 ,3],"later":{"x":"}"}}`

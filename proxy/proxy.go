@@ -18,11 +18,11 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/valyala/fasthttp"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/clients"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/prompt"
-	"grapevine/proxy/queue"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/prompt"
+	"grapevine.example/proxy/queue"
 )
 
 // ErrConfig is wrapped by every error of New and Retune.

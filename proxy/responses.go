@@ -10,8 +10,8 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/prompt"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/prompt"
 )
 
 const responsePrefix = "resp_" // SGLang refuses ids without it

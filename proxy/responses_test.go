@@ -7,9 +7,9 @@ import (
 	"sync"
 	"testing"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/prompt"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/prompt"
 )
 
 func TestResponseIDs(t *testing.T) {

@@ -1,11 +1,11 @@
 package proxy
 
 import (
-	"grapevine/prefixtree"
-	"grapevine/proxy/engine"
-	"grapevine/proxy/engine/events"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/prompt"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/engine"
+	"grapevine.example/proxy/engine/events"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/prompt"
 )
 
 // Stamper gives requests session ids by which engines name them in their cache events. Safe for concurrent use; it must not block.

@@ -5,10 +5,10 @@ import (
 	"sync"
 	"testing"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/engine"
-	"grapevine/proxy/engine/events"
-	"grapevine/proxy/policy"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/engine"
+	"grapevine.example/proxy/engine/events"
+	"grapevine.example/proxy/policy"
 )
 
 const testStamp = "gv1.stamp"

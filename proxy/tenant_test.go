@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy/policy"
 )
 
 func secretPrompt(pin string) string {

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy/policy"
 )
 
 // After a stream's own end, a backend that hangs or breaks off causes no error event.

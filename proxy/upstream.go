@@ -13,8 +13,8 @@ import (
 	"syscall"
 	"time"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 // upstreamBuffer bounds a response's head; larger reads are not cheaper.

@@ -11,11 +11,11 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/clients"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/prompt"
-	"grapevine/proxy/queue"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/prompt"
+	"grapevine.example/proxy/queue"
 )
 
 // Queue lets requests wait until an engine is open.

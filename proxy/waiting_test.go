@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/proxy/clients"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/queue"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/queue"
 )
 
 var roomy = queue.Limits{Requests: 64, Bytes: 1 << 20, Wait: time.Minute}

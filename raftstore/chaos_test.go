@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/history"
+	"grapevine.example/chaos/history"
 )
 
 // GRAPEVINE_CHAOS asks for long fault tests: a duration, or anything else for 3 min.

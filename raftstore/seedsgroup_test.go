@@ -15,8 +15,8 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"grapevine/chaos/history"
-	"grapevine/chaos/virtual"
+	"grapevine.example/chaos/history"
+	"grapevine.example/chaos/virtual"
 )
 
 type virtualGroup struct {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	"grapevine/chaos/virtual"
+	"grapevine.example/chaos/virtual"
 )
 
 type naive struct {

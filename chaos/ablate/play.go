@@ -10,7 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"grapevine/chaos/overlay"
+	"grapevine.example/chaos/overlay"
 )
 
 // outcome is a played draw.

@@ -6,7 +6,7 @@ import (
 	"math"
 	"slices"
 
-	"grapevine/chaos/report"
+	"grapevine.example/chaos/report"
 )
 
 // measures are compared as differences, of which a large one is bad.

@@ -24,9 +24,9 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/engine"
-	"grapevine/node"
-	"grapevine/node/config"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/node"
+	"grapevine.example/node/config"
 )
 
 // load is Poisson traffic of two kinds, with the rates per second.

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"grapevine/chaos/programs"
+	"grapevine.example/chaos/programs"
 )
 
 type contender struct {

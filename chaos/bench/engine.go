@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/programs"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/programs"
 )
 
 // backendKinds says what the figures of each kind of backend mean.

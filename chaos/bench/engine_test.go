@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/engine"
+	"grapevine.example/chaos/engine"
 )
 
 func TestEngineBackend(t *testing.T) {

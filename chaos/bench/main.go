@@ -24,7 +24,7 @@ import (
 	"syscall"
 	"time"
 
-	"grapevine/chaos/programs"
+	"grapevine.example/chaos/programs"
 )
 
 type options struct {

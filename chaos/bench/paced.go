@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"grapevine/chaos/programs"
+	"grapevine.example/chaos/programs"
 )
 
 func quantile(sorted []time.Duration, q float64) float64 {

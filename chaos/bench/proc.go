@@ -5,7 +5,7 @@ package main
 import (
 	"time"
 
-	"grapevine/chaos/programs"
+	"grapevine.example/chaos/programs"
 )
 
 // moment holds the CPU time spent until now: by a contender and the backend, by this program with

@@ -16,7 +16,7 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/chaos/programs"
+	"grapevine.example/chaos/programs"
 )
 
 // sightBodies are the prompts of the measurement, at 1,000 requests/s.

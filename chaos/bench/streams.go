@@ -14,7 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/chaos/programs"
+	"grapevine.example/chaos/programs"
 )
 
 type streamLoad struct {

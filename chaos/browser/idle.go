@@ -8,7 +8,7 @@ import (
 	"net/http"
 	"strings"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 // idleEngines are engines that answer probes, and serve no request: one HTTP server at many addresses.

@@ -22,11 +22,11 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/demo"
-	"grapevine/chaos/engine"
-	"grapevine/chaos/fleet"
-	"grapevine/chaos/replay"
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/demo"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/chaos/replay"
+	"grapevine.example/chaos/workload"
 )
 
 const (

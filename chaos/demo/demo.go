@@ -16,10 +16,10 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/fleet"
-	"grapevine/chaos/replay"
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/chaos/replay"
+	"grapevine.example/chaos/workload"
 )
 
 // Baseline is the strategy to compare with, that of a plain HTTP balancer.

@@ -19,10 +19,10 @@ import (
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
-	"grapevine/chaos/fleet"
-	"grapevine/chaos/fleetsim"
-	"grapevine/chaos/replay"
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/chaos/fleetsim"
+	"grapevine.example/chaos/replay"
+	"grapevine.example/chaos/workload"
 )
 
 // TestMain fails if a goroutine is left, except fasthttp's for the Date header and net/http's
@@ -59,7 +59,7 @@ func binary(t *testing.T) string {
 			return
 		}
 		built.path = filepath.Join(built.dir, "grapevine")
-		if out, err := exec.Command("go", "build", "-o", built.path, "grapevine/cmd/grapevine").CombinedOutput(); err != nil {
+		if out, err := exec.Command("go", "build", "-o", built.path, "grapevine.example/cmd/grapevine").CombinedOutput(); err != nil {
 			built.err = fmt.Errorf("%w\n%s", err, out)
 		}
 	})

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 // tlsRecord is the overhead of each stream write as a TLS 1.3 record: header, tag and type.

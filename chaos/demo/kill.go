@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/chaos/fleet"
-	"grapevine/chaos/replay"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/chaos/replay"
 )
 
 // When the router is killed and restarted, as shares of a run's arrivals.

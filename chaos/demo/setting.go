@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"time"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/workload"
 )
 
 // pace is how much faster than in reality engines run and people think: two minutes stand for ten.

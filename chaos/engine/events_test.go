@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/proxy/engine/events"
+	"grapevine.example/proxy/engine/events"
 )
 
 // mirror counts the copies of each block of an engine by the router's reading of its stream.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	reports "grapevine/proxy/engine"
+	reports "grapevine.example/proxy/engine"
 )
 
 func TestRanks(t *testing.T) {

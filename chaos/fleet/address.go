@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"runtime"
 
-	"grapevine/chaos/netswitch"
+	"grapevine.example/chaos/netswitch"
 )
 
 type service uint8

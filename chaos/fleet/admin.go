@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"grapevine/node/admin"
+	"grapevine.example/node/admin"
 )
 
 // maxAnswer is in bytes.

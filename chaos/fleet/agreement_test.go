@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/fleet"
-	"grapevine/chaos/replay"
-	"grapevine/node/admin"
-	"grapevine/raftstore"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/chaos/replay"
+	"grapevine.example/node/admin"
+	"grapevine.example/raftstore"
 )
 
 func running(f *fleet.Fleet) []*fleet.Node {

@@ -22,8 +22,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/fleet"
 )
 
 const (

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 type backend struct {

@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 // TestMain fails if a goroutine is left, except fasthttp's for the Date header and net/http's
@@ -81,7 +81,7 @@ func (b *binary) make() {
 		return
 	}
 	b.path = filepath.Join(b.dir, "grapevine")
-	cmd := exec.Command("go", "build", "-o", b.dir+"/", "grapevine/cmd/grapevine", "grapevine/cmd/grapevine-lab")
+	cmd := exec.Command("go", "build", "-o", b.dir+"/", "grapevine.example/cmd/grapevine", "grapevine.example/cmd/grapevine-lab")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		b.err = fmt.Errorf("%w\n%s", err, out)
 	}

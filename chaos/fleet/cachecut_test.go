@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/engine"
+	"grapevine.example/chaos/engine"
 )
 
 // relay passes connections on to an address, and can hold back what the other side sends.

@@ -21,10 +21,10 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/engine"
-	"grapevine/node"
-	"grapevine/node/admin"
-	"grapevine/node/config"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/node"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/config"
 )
 
 const (

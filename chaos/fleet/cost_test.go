@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/fleet"
-	"grapevine/gossip"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/gossip"
 )
 
 const placementsPerSecond = 1000

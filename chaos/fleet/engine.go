@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"sync"
 
-	"grapevine/chaos/engine"
+	"grapevine.example/chaos/engine"
 )
 
 // Engine is an emulated engine in this process. Safe for concurrent use.

@@ -21,8 +21,8 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/engine"
-	"grapevine/node/admin"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/node/admin"
 )
 
 type Config struct {

@@ -15,8 +15,8 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/fleet"
 )
 
 const model = "emulated"

@@ -11,10 +11,10 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/fleet"
-	"grapevine/gossip"
-	"grapevine/gossip/member"
-	"grapevine/prefixtree"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/gossip"
+	"grapevine.example/gossip/member"
+	"grapevine.example/prefixtree"
 )
 
 // guest is a gossip member with synthetic placements. Safe for concurrent use.

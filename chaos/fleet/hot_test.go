@@ -6,11 +6,11 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/fleet"
-	"grapevine/chaos/replay"
-	"grapevine/chaos/workload"
-	"grapevine/node/admin"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/chaos/replay"
+	"grapevine.example/chaos/workload"
+	"grapevine.example/node/admin"
 )
 
 // hotEngine prefills fast enough for this machine to emulate sixteen.

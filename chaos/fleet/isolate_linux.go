@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"grapevine/chaos/netswitch"
+	"grapevine.example/chaos/netswitch"
 )
 
 const isolatedEnv = "GRAPEVINE_CHAOS_ISOLATED_FROM"

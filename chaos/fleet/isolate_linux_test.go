@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 func isolated(t *testing.T, required bool) bool {

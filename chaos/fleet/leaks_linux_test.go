@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/fleet"
 )
 
 type holdings struct {

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/fleet"
-	"grapevine/proxy/clients"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/proxy/clients"
 )
 
 const (

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"net"
 
-	"grapevine/chaos/netswitch"
+	"grapevine.example/chaos/netswitch"
 )
 
 // Link is the faults of packets from one member to another.

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 const (

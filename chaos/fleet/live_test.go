@@ -17,9 +17,9 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/fleet"
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/chaos/workload"
 )
 
 const liveEnv = "GRAPEVINE_LIVE"

@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/fleet"
-	"grapevine/chaos/replay"
-	"grapevine/node/admin"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/chaos/replay"
+	"grapevine.example/node/admin"
 )
 
 // engineProcess is an emulated engine that can be killed. Not safe for concurrent use.

@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/fleet"
-	"grapevine/node/admin"
-	"grapevine/raftstore"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/node/admin"
+	"grapevine.example/raftstore"
 )
 
 func TestLiveLeader(t *testing.T) {

@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/fleet"
-	"grapevine/chaos/replay"
-	"grapevine/node/admin"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/chaos/replay"
+	"grapevine.example/node/admin"
 )
 
 func TestLiveKill(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"grapevine/node/admin"
+	"grapevine.example/node/admin"
 )
 
 // Node is a router process that can be ended and started again with the same name, addresses and

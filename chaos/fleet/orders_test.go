@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 const seedEnv = "GRAPEVINE_LIVE_SEED"

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 func TestLivePartition(t *testing.T) {

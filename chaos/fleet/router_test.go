@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 func TestFindRouter(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"grapevine/chaos/netswitch"
+	"grapevine.example/chaos/netswitch"
 )
 
 // switched has a namespace per member, whose interface leads to a port of a switch in this process.

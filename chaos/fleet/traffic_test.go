@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/fleet"
-	"grapevine/chaos/replay"
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/chaos/replay"
+	"grapevine.example/chaos/workload"
 )
 
 const blockBytes = 512

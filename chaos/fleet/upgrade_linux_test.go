@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 func TestUpgrade(t *testing.T) {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/workload"
 )
 
 func adapterName(k int) string { return fmt.Sprintf("adapter-%d", k) }

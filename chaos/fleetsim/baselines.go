@@ -4,7 +4,7 @@ import (
 	"math"
 	"sync/atomic"
 
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy/policy"
 )
 
 // Baselines returns rules of the literature and other routers, one set per router, because some

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"testing"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 type standing struct {

@@ -11,11 +11,11 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/workload"
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/queue"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/workload"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/queue"
 )
 
 // Ingress selects the node by which a request enters.

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/workload"
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/workload"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 const never = time.Duration(math.MaxInt64)

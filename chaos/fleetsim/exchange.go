@@ -6,11 +6,11 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/chaos/report"
-	"grapevine/gossip/wire"
-	"grapevine/node/share"
-	"grapevine/prefixtree"
-	"grapevine/proxy/queue"
+	"grapevine.example/chaos/report"
+	"grapevine.example/gossip/wire"
+	"grapevine.example/node/share"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/queue"
 )
 
 // Intervals and the size of a batch in gossip.

@@ -8,10 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/report"
-	"grapevine/chaos/workload"
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/chaos/report"
+	"grapevine.example/chaos/workload"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 // watched chooses by the prompt alone, so that fleets of any size choose alike; look sees each

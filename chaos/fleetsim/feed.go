@@ -3,8 +3,8 @@ package fleetsim
 import (
 	"fmt"
 
-	"grapevine/chaos/workload"
-	"grapevine/prefixtree"
+	"grapevine.example/chaos/workload"
+	"grapevine.example/prefixtree"
 )
 
 // treeBlockTokens is the live routers'. Shorter keys are grouped; longer ones make larger blocks.

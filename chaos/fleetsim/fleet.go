@@ -7,13 +7,13 @@ import (
 	"strconv"
 	"time"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/report"
-	"grapevine/chaos/workload"
-	"grapevine/node/share"
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/queue"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/report"
+	"grapevine.example/chaos/workload"
+	"grapevine.example/node/share"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/queue"
 )
 
 // epoch is the routers' clock at the start, in ms, so that an unset time is long ago.

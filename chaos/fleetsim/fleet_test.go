@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/report"
-	"grapevine/chaos/workload"
-	"grapevine/prefixtree"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/report"
+	"grapevine.example/chaos/workload"
+	"grapevine.example/prefixtree"
 )
 
 var allPolicies = []string{

@@ -5,9 +5,9 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/chaos/report"
-	"grapevine/node/hot"
-	"grapevine/proxy/policy"
+	"grapevine.example/chaos/report"
+	"grapevine.example/node/hot"
+	"grapevine.example/proxy/policy"
 )
 
 // hotBoard is the first node's decision about hot prefixes, half-way between the nodes' reports.

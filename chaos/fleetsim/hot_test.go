@@ -4,8 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/workload"
-	"grapevine/prefixtree"
+	"grapevine.example/chaos/workload"
+	"grapevine.example/prefixtree"
 )
 
 func hotFleet(share float64) Config {

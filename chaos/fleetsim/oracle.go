@@ -6,9 +6,9 @@ import (
 	"strings"
 	"time"
 
-	"grapevine/chaos/workload"
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/chaos/workload"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 // oracle is what the routers of a run know perfectly, named in the policy: prefix+contents+load. It

@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/workload"
-	"grapevine/proxy/policy"
+	"grapevine.example/chaos/workload"
+	"grapevine.example/proxy/policy"
 )
 
 func TestOracleNames(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"grapevine/chaos/report"
+	"grapevine.example/chaos/report"
 )
 
 // Run returns the reports of every combination of policy, nodes, share and staleness in this order,

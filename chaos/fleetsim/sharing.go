@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/node/share"
-	"grapevine/proxy/policy"
+	"grapevine.example/node/share"
+	"grapevine.example/proxy/policy"
 )
 
 // Share selects what the nodes of a run send each other.

@@ -3,9 +3,9 @@ package fleetsim
 import (
 	"time"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/engine"
-	"grapevine/proxy/policy"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/engine"
+	"grapevine.example/proxy/policy"
 )
 
 // Telemetry is what engines report of their load, as grapevine reads it by default.

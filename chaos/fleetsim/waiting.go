@@ -8,10 +8,10 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/clients"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/queue"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/queue"
 )
 
 // Client is one application or team that sends a share of the sessions.

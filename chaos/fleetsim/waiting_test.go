@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/workload"
-	"grapevine/proxy/clients"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/queue"
+	"grapevine.example/chaos/workload"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/queue"
 )
 
 // crowded is the chat workload beyond what the engines serve.

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/overlay"
+	"grapevine.example/chaos/overlay"
 )
 
 type teller struct {

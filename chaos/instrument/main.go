@@ -24,8 +24,8 @@ import (
 	"path/filepath"
 	"strings"
 
-	"grapevine/chaos/overlay"
-	"grapevine/chaos/plant"
+	"grapevine.example/chaos/overlay"
+	"grapevine.example/chaos/plant"
 )
 
 // Files added to packages time and syscall.

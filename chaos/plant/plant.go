@@ -15,7 +15,7 @@ import (
 	"slices"
 	"strings"
 
-	"grapevine/chaos/overlay"
+	"grapevine.example/chaos/overlay"
 )
 
 // Env activates one defect.

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/chaos/overlay"
+	"grapevine.example/chaos/overlay"
 )
 
 const root = "../.."

@@ -13,10 +13,10 @@ import (
 	"strings"
 	"time"
 
-	"grapevine/chaos/fleet"
-	"grapevine/chaos/programs"
-	"grapevine/chaos/replay"
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/chaos/programs"
+	"grapevine.example/chaos/replay"
+	"grapevine.example/chaos/workload"
 )
 
 // stage is the running programs of one cell.

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"grapevine/chaos/programs"
+	"grapevine.example/chaos/programs"
 )
 
 // contender is a router in one configuration. It is grapevine, a proxy from Debian (balance) or a

@@ -25,9 +25,9 @@ import (
 	"syscall"
 	"time"
 
-	"grapevine/chaos/fleet"
-	"grapevine/chaos/programs"
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/chaos/programs"
+	"grapevine.example/chaos/workload"
 )
 
 type options struct {

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/replay"
-	"grapevine/chaos/report"
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/replay"
+	"grapevine.example/chaos/report"
+	"grapevine.example/chaos/workload"
 )
 
 // The shares of the engines' compute that the traffic asks for without caches, as traffic.go says.

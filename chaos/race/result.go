@@ -10,8 +10,8 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"grapevine/chaos/replay"
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/replay"
+	"grapevine.example/chaos/workload"
 )
 
 // result is the whole race, enough to repeat it.

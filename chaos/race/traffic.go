@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/workload"
 )
 
 // The engines together compute 216,000 prompt tokens per second and hold 600,000 tokens. An event

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/workload"
 )
 
 func TestRetries(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/workload"
 )
 
 // client sends streaming chat requests. Safe for concurrent use.

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"time"
 
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/workload"
 )
 
 type outcome struct {

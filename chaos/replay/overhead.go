@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"grapevine/chaos/report"
+	"grapevine.example/chaos/report"
 )
 
 // overheadMetric is the routers' histogram of their own time per request, in seconds, which is too

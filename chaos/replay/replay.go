@@ -22,8 +22,8 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/chaos/report"
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/report"
+	"grapevine.example/chaos/workload"
 )
 
 // Spread selects the target of a request.

@@ -15,7 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/workload"
 )
 
 // net/http keeps a closing connection for half a second; that is not a leak.

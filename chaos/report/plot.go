@@ -12,7 +12,7 @@ import (
 	"strconv"
 	"strings"
 
-	"grapevine/chaos/plot"
+	"grapevine.example/chaos/plot"
 )
 
 // ErrPlot is wrapped by every error of drawing.

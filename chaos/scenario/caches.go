@@ -12,8 +12,8 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/chaos/fleet"
-	"grapevine/node/admin"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/node/admin"
 )
 
 const (

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 type Scenario struct {

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 func chapters(t *testing.T, keep string, moments ...time.Duration) *evidence {

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/engine"
+	"grapevine.example/chaos/engine"
 )
 
 func server(t *testing.T, answer func(w http.ResponseWriter, r *http.Request)) (url string, client *http.Client) {

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 
-	"grapevine/chaos/engine"
+	"grapevine.example/chaos/engine"
 )
 
 const (

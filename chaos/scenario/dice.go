@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 type dice struct {

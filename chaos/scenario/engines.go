@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 const removalBound = 500 * time.Millisecond

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 // settle is how long after its end a fault can show, by delayed packets or late detection.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 // reach is which members a fault names: how many groups, the word between them, and the usage.

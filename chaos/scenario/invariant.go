@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/history"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/history"
 )
 
 // Invariant is a promise of the fleet.

@@ -8,10 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/history"
-	"grapevine/node/admin"
+	"grapevine.example/chaos/history"
+	"grapevine.example/node/admin"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 const sec = time.Second

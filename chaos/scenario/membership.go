@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/chaos/history"
+	"grapevine.example/chaos/history"
 )
 
 // judgeWithin bounds the search for an order of the history.

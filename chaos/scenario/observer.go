@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 const (

@@ -12,9 +12,9 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/chaos/fleet"
-	"grapevine/chaos/history"
-	"grapevine/node/admin"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/chaos/history"
+	"grapevine.example/node/admin"
 )
 
 // idleBackends serve a model without traffic and change all the time.

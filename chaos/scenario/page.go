@@ -9,8 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	"grapevine/chaos/plot"
-	"grapevine/chaos/report"
+	"grapevine.example/chaos/plot"
+	"grapevine.example/chaos/report"
 )
 
 //go:embed page.html

@@ -10,9 +10,9 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/plant"
+	"grapevine.example/chaos/plant"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 const plantedEnv = "GRAPEVINE_PLANTED"

@@ -7,9 +7,9 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/chaos/fleet"
-	"grapevine/node/admin"
-	"grapevine/prefixtree"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/node/admin"
+	"grapevine.example/prefixtree"
 )
 
 type quiet struct {

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/chaos/engine"
+	"grapevine.example/chaos/engine"
 )
 
 // Outcome is how one attempt of a client ended.

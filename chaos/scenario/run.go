@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/fleet"
 )
 
 type run struct {

@@ -14,8 +14,8 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/fleet"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/fleet"
 )
 
 // ErrConfig is wrapped by every error about a Config.

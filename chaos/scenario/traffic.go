@@ -13,7 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"grapevine/chaos/engine"
+	"grapevine.example/chaos/engine"
 )
 
 // Load describes the clients. Zero fields take the defaults.

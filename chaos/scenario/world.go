@@ -12,9 +12,9 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/fleet"
-	"grapevine/chaos/history"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/chaos/history"
 )
 
 type undo func(ctx context.Context) error

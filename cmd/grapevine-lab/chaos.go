@@ -19,9 +19,9 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/fleet"
-	"grapevine/chaos/scenario"
-	"grapevine/cmd/commandline"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/chaos/scenario"
+	"grapevine.example/cmd/commandline"
 )
 
 type chaosCmd struct {

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/scenario"
-	"grapevine/cmd/commandline"
+	"grapevine.example/chaos/scenario"
+	"grapevine.example/cmd/commandline"
 )
 
 func TestChaosList(t *testing.T) {
@@ -50,7 +50,7 @@ func build(t *testing.T) (dir, program string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("go", "build", "-o", dir+"/", "grapevine/cmd/grapevine", "grapevine/cmd/grapevine-lab").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", dir+"/", "grapevine.example/cmd/grapevine", "grapevine.example/cmd/grapevine-lab").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	return dir, filepath.Join(dir, "grapevine-lab")

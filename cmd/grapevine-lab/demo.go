@@ -15,11 +15,11 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/demo"
-	"grapevine/chaos/fleet"
-	"grapevine/chaos/replay"
-	"grapevine/chaos/report"
-	"grapevine/cmd/commandline"
+	"grapevine.example/chaos/demo"
+	"grapevine.example/chaos/fleet"
+	"grapevine.example/chaos/replay"
+	"grapevine.example/chaos/report"
+	"grapevine.example/cmd/commandline"
 )
 
 type demoCmd struct {

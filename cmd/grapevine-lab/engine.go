@@ -9,9 +9,9 @@ import (
 	"os/signal"
 	"syscall"
 
-	"grapevine/chaos/engine"
-	"grapevine/cmd/commandline"
-	"grapevine/node/config"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/cmd/commandline"
+	"grapevine.example/node/config"
 )
 
 type engineCmd struct {

@@ -16,9 +16,9 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"grapevine/chaos/fleetsim"
-	"grapevine/chaos/fleetsim/family"
-	"grapevine/chaos/report"
+	"grapevine.example/chaos/fleetsim"
+	"grapevine.example/chaos/fleetsim/family"
+	"grapevine.example/chaos/report"
 )
 
 // ofFamily are the flags of simulate that a family of draws leaves to the command line.

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/chaos/fleetsim/family"
+	"grapevine.example/chaos/fleetsim/family"
 )
 
 // What a draw is follows from its seed and number alone, so its line is golden; figures are not,

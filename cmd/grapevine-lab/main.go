@@ -13,10 +13,8 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"grapevine/cmd/commandline"
+	"grapevine.example/cmd/commandline"
 )
-
-var version = "dev"
 
 type cli struct {
 	Demo     demoCmd     `cmd:"" help:"Compare affinity with round robin on this machine: engines, routers, live traffic."`
@@ -54,7 +52,7 @@ func run(args []string, s *streams) int {
 			{Key: "events", Title: "Cache events:"},
 		},
 		Out: s.out, Err: s.err,
-	}.Run(&cli{}, args, kong.Vars{"version": "grapevine-lab " + version}, s)
+	}.Run(&cli{}, args, kong.Vars{"version": "grapevine-lab " + commandline.Version()}, s)
 }
 
 type routerFlag struct {

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/cmd/commandline"
+	"grapevine.example/cmd/commandline"
 )
 
 var update = flag.Bool("update", false, "write the golden files")

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/fleetsim"
-	"grapevine/chaos/replay"
+	"grapevine.example/chaos/fleetsim"
+	"grapevine.example/chaos/replay"
 )
 
 func TestProgressTexts(t *testing.T) {

@@ -12,10 +12,10 @@ import (
 	"syscall"
 	"time"
 
-	"grapevine/chaos/replay"
-	"grapevine/chaos/report"
-	"grapevine/chaos/workload"
-	"grapevine/cmd/commandline"
+	"grapevine.example/chaos/replay"
+	"grapevine.example/chaos/report"
+	"grapevine.example/chaos/workload"
+	"grapevine.example/cmd/commandline"
 )
 
 type replayCmd struct {

@@ -13,12 +13,12 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/fleetsim"
-	"grapevine/chaos/fleetsim/family"
-	"grapevine/chaos/report"
-	"grapevine/chaos/workload"
-	"grapevine/proxy/clients"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/fleetsim"
+	"grapevine.example/chaos/fleetsim/family"
+	"grapevine.example/chaos/report"
+	"grapevine.example/chaos/workload"
+	"grapevine.example/proxy/clients"
 )
 
 type simulateCmd struct {

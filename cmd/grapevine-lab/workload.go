@@ -3,7 +3,7 @@ package main
 import (
 	"cmp"
 
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/workload"
 )
 
 type workloadFlags struct {

@@ -5,7 +5,7 @@ import (
 	"io"
 	"time"
 
-	"grapevine/node/admin"
+	"grapevine.example/node/admin"
 )
 
 type adminFlags struct {

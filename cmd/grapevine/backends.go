@@ -12,8 +12,8 @@ import (
 	"time"
 	"unicode"
 
-	"grapevine/node/admin"
-	"grapevine/raftstore"
+	"grapevine.example/node/admin"
+	"grapevine.example/raftstore"
 )
 
 type backendsCmd struct {

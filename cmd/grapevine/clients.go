@@ -8,8 +8,8 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"grapevine/node/admin"
-	"grapevine/node/config"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/config"
 )
 
 type clientsCmd struct {

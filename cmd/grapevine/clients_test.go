@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/node/config"
+	"grapevine.example/node/config"
 )
 
 // What new prints belongs to the key that it prints, and check accepts it.

@@ -7,8 +7,8 @@ import (
 	"io"
 	"os"
 
-	"grapevine/node/admin"
-	"grapevine/node/doctor"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/doctor"
 )
 
 type doctorCmd struct {

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/node/admin"
-	"grapevine/node/config"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/config"
 )
 
 func TestExampleFleet(t *testing.T) {

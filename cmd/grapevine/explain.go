@@ -8,7 +8,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"grapevine/node/admin"
+	"grapevine.example/node/admin"
 )
 
 type explainCmd struct {

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"grapevine/node/admin"
+	"grapevine.example/node/admin"
 )
 
 const fleetSecret = "the secret of a fleet that is a test"

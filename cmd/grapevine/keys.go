@@ -12,7 +12,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"grapevine/node/admin"
+	"grapevine.example/node/admin"
 )
 
 // A rotation is install, use, remove.

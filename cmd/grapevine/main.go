@@ -12,11 +12,8 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"grapevine/cmd/commandline"
+	"grapevine.example/cmd/commandline"
 )
-
-// version is set by the linker: -X main.version=...
-var version = "dev"
 
 const (
 	exitFailed = commandline.ExitFailed
@@ -83,7 +80,7 @@ var groups = []kong.Group{
 type versionCmd struct{}
 
 func (versionCmd) Run(s *streams) error {
-	_, err := fmt.Fprintf(s.out, "grapevine %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	_, err := fmt.Fprintf(s.out, "grapevine %s (%s, %s/%s)\n", commandline.Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	return err
 }
 

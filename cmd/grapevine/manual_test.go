@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/cmd/commandline/manual"
-	"grapevine/node/config"
+	"grapevine.example/cmd/commandline/manual"
+	"grapevine.example/node/config"
 )
 
 // At release time the test writes what it checks.

@@ -7,7 +7,7 @@ import (
 	"math"
 	"text/tabwriter"
 
-	"grapevine/node/admin"
+	"grapevine.example/node/admin"
 )
 
 type nodesCmd struct {

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node/admin"
+	"grapevine.example/node/admin"
 )
 
 func slowEngine(t *testing.T) (url string, entered <-chan struct{}, let func()) {

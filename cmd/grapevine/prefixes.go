@@ -7,7 +7,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"grapevine/node/admin"
+	"grapevine.example/node/admin"
 )
 
 type prefixesCmd struct {

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"grapevine/node/admin"
-	"grapevine/raftstore"
+	"grapevine.example/node/admin"
+	"grapevine.example/raftstore"
 )
 
 type raftCmd struct {

@@ -9,8 +9,9 @@ import (
 	"os/exec"
 	"time"
 
-	"grapevine/node/config"
-	"grapevine/node/handover"
+	"grapevine.example/cmd/commandline"
+	"grapevine.example/node/config"
+	"grapevine.example/node/handover"
 )
 
 // replacement is a process that is to replace this one; nil: there is none.
@@ -89,7 +90,7 @@ func (r *router) takeOver(signals <-chan os.Signal) error {
 		}
 	}()
 	var mistakes error
-	err := r.from.Built(ctx, version, func(p *handover.Page) {
+	err := r.from.Built(ctx, commandline.Version(), func(p *handover.Page) {
 		if err := r.node.Inherit(p); err != nil {
 			mistakes = err
 		}

@@ -19,7 +19,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node/admin"
+	"grapevine.example/node/admin"
 )
 
 // restarts is what TestReplaceUnderLoad does: a little of it in every run, all of it with make test-restart.

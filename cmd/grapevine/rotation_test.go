@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"testing"
 
-	"grapevine/node/config"
+	"grapevine.example/node/config"
 )
 
 // TestRotation renames the access log under load, as logrotate does, and signals the router: each request is in one of the two files,

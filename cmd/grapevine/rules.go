@@ -9,8 +9,8 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"grapevine/node/admin"
-	"grapevine/node/config"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/config"
 )
 
 type rulesCmd struct {

@@ -11,13 +11,13 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/rs/zerolog"
 
-	"grapevine/cmd/commandline"
-	"grapevine/node"
-	"grapevine/node/admin"
-	"grapevine/node/config"
-	"grapevine/node/handover"
-	"grapevine/node/machine"
-	"grapevine/node/notify"
+	"grapevine.example/cmd/commandline"
+	"grapevine.example/node"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/config"
+	"grapevine.example/node/handover"
+	"grapevine.example/node/machine"
+	"grapevine.example/node/notify"
 )
 
 type serveCmd struct {
@@ -64,7 +64,7 @@ func (c *serveCmd) build(s *streams, k *kong.Context, from *handover.Predecessor
 	if cfg.Log, err = config.NewLogger(logTo(s.err, os.Getenv("JOURNAL_STREAM")), commandline.IsTerminal(s.err), cfg); err != nil {
 		return nil, none, usageError{err}
 	}
-	cfg.Version, cfg.Stdout = version, s.out
+	cfg.Version, cfg.Stdout = commandline.Version(), s.out
 	switch {
 	case c.CheckConfig:
 	case from != nil:

@@ -8,7 +8,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
-	"grapevine/node/config"
+	"grapevine.example/node/config"
 )
 
 type sample struct{ text, yaml string }

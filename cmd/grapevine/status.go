@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"grapevine/node/admin"
+	"grapevine.example/node/admin"
 )
 
 type statusCmd struct {

@@ -6,8 +6,8 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/node"
-	"grapevine/node/notify"
+	"grapevine.example/node"
+	"grapevine.example/node/notify"
 )
 
 // supervision reports to the service manager, if any. Not safe for concurrent use.

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/node/admin"
-	"grapevine/node/doctor"
-	"grapevine/raftstore"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/doctor"
+	"grapevine.example/raftstore"
 )
 
 func TestTablesGolden(t *testing.T) {

@@ -175,7 +175,7 @@ func call(env []string, name string, args ...string) error {
 func (r *release) build(arch string) error {
 	for _, name := range []string{"grapevine", "grapevine-lab"} {
 		err := call([]string{"CGO_ENABLED=0", "GOOS=linux", "GOARCH=" + arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFLAGS="}, "go", "build",
-			"-trimpath", "-buildvcs=false", "-tags", r.tags, "-ldflags", "-s -w -buildid= -X main.version="+r.version, "-o", r.path(arch, name), "./cmd/"+name)
+			"-trimpath", "-buildvcs=false", "-tags", r.tags, "-ldflags", "-s -w -buildid= -X grapevine.example/cmd/commandline.linked="+r.version, "-o", r.path(arch, name), "./cmd/"+name)
 		if err != nil {
 			return err
 		}

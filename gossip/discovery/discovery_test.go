@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/dnstest"
-	"grapevine/gossip/discovery"
+	"grapevine.example/chaos/dnstest"
+	"grapevine.example/gossip/discovery"
 )
 
 func TestSplit(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"net/netip"
 	"strconv"
 
-	"grapevine/gossip/discovery"
+	"grapevine.example/gossip/discovery"
 )
 
 var errNoAddress = errors.New("no address that other nodes could dial: give --gossip-advertise")

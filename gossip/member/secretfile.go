@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"os"
 
-	"grapevine/gossip/discovery"
+	"grapevine.example/gossip/discovery"
 )
 
 // CheckSecret refuses a file that everyone may use or its group may change.

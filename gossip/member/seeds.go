@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"grapevine/gossip/discovery"
+	"grapevine.example/gossip/discovery"
 )
 
 const (

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/dnstest"
+	"grapevine.example/chaos/dnstest"
 )
 
 func TestDiscovery(t *testing.T) {

@@ -17,8 +17,8 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/proxy"
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/policy"
 )
 
 // Which says which requests are logged. The zero value is none.

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/proxy"
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/policy"
 )
 
 func request(id string, status int) *proxy.Record {

@@ -8,10 +8,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"grapevine/node/metrics"
-	"grapevine/proxy"
-	"grapevine/proxy/clients"
-	"grapevine/proxy/policy"
+	"grapevine.example/node/metrics"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/policy"
 )
 
 // Accounts are those of the clients in force. Safe for concurrent use; the zero value has none.

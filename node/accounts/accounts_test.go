@@ -8,10 +8,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"grapevine/node/metrics"
-	"grapevine/proxy"
-	"grapevine/proxy/clients"
-	"grapevine/proxy/policy"
+	"grapevine.example/node/metrics"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/policy"
 )
 
 func bookOf(names ...string) *clients.Book {

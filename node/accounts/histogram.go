@@ -1,6 +1,6 @@
 package accounts
 
-import "grapevine/node/metrics"
+import "grapevine.example/node/metrics"
 
 const bounds = 8
 

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/raftstore"
+	"grapevine.example/raftstore"
 )
 
 func TestChangesFromElsewhere(t *testing.T) {

@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"time"
 
-	"grapevine/node/history"
-	"grapevine/raftstore"
+	"grapevine.example/node/history"
+	"grapevine.example/raftstore"
 )
 
 type Changed struct {

@@ -9,8 +9,8 @@ import (
 	"net/url"
 	"strings"
 
-	"grapevine/gossip/member"
-	"grapevine/node/config"
+	"grapevine.example/gossip/member"
+	"grapevine.example/node/config"
 )
 
 const minToken = 16

@@ -13,7 +13,7 @@ import (
 	"net/url"
 	"strings"
 
-	"grapevine/node/doctor"
+	"grapevine.example/node/doctor"
 )
 
 // Client calls a running router's admin API. Safe for concurrent use.

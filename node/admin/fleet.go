@@ -1,6 +1,6 @@
 package admin
 
-import "grapevine/gossip"
+import "grapevine.example/gossip"
 
 type FleetStatus struct {
 	Nodes          int     `json:"nodes"`         // alive, including this one

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"grapevine/node/config"
-	"grapevine/raftstore"
+	"grapevine.example/node/config"
+	"grapevine.example/raftstore"
 )
 
 func (s *Server) gossip(r *http.Request) (*GossipStatus, error) {

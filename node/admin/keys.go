@@ -7,7 +7,7 @@ import (
 	"net/http"
 	"strings"
 
-	"grapevine/gossip/member"
+	"grapevine.example/gossip/member"
 )
 
 // gossipKeyBytes is AES-256's.

@@ -8,9 +8,9 @@ import (
 	"net/http"
 	"strings"
 
-	"grapevine/node/config"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/node/config"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 type Refusal struct {

@@ -12,8 +12,8 @@ import (
 	"slices"
 	"strings"
 
-	"grapevine/node/config"
-	"grapevine/raftstore"
+	"grapevine.example/node/config"
+	"grapevine.example/raftstore"
 )
 
 func reply[T any](f func(*http.Request) (T, error)) http.HandlerFunc {

@@ -5,8 +5,8 @@ import (
 	"net/http"
 	"net/http/pprof"
 
-	"grapevine/gossip/member"
-	"grapevine/node/config"
+	"grapevine.example/gossip/member"
+	"grapevine.example/node/config"
 )
 
 type Server struct {

@@ -6,9 +6,9 @@ import (
 	"errors"
 	"time"
 
-	"grapevine/gossip/member"
-	"grapevine/node/doctor"
-	"grapevine/raftstore"
+	"grapevine.example/gossip/member"
+	"grapevine.example/node/doctor"
+	"grapevine.example/raftstore"
 )
 
 // Service is what the server asks of a node; safe for concurrent use. RefusalOf answers its errors.

@@ -12,9 +12,9 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/node/config"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/node/config"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 type Config struct {

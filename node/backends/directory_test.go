@@ -10,10 +10,10 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/node/config"
-	"grapevine/proxy/engine"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/node/config"
+	"grapevine.example/proxy/engine"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 func newDirectory(tb testing.TB, own ...config.Backend) (*Directory, *atomic.Pointer[policy.View]) {

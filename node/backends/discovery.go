@@ -11,9 +11,9 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/proxy/engine"
-	"grapevine/proxy/engine/events"
-	"grapevine/raftstore"
+	"grapevine.example/proxy/engine"
+	"grapevine.example/proxy/engine/events"
+	"grapevine.example/raftstore"
 )
 
 const (

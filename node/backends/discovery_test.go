@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/node/config"
-	"grapevine/proxy/engine/events"
+	"grapevine.example/node/config"
+	"grapevine.example/proxy/engine/events"
 )
 
 func TestParseModels(t *testing.T) {

@@ -14,14 +14,14 @@ import (
 	"strings"
 	"time"
 
-	"grapevine/gossip/member"
-	"grapevine/node/config"
-	"grapevine/prefixtree"
-	"grapevine/proxy"
-	"grapevine/proxy/engine"
-	"grapevine/proxy/engine/events"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/gossip/member"
+	"grapevine.example/node/config"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/engine"
+	"grapevine.example/proxy/engine/events"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 // Engine is one backend of one Roster. Only its link changes.

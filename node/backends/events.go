@@ -3,8 +3,8 @@ package backends
 import (
 	"slices"
 
-	"grapevine/node/config"
-	"grapevine/raftstore"
+	"grapevine.example/node/config"
+	"grapevine.example/raftstore"
 )
 
 // Values of the log field "event": unlike messages, they never change.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/raftstore"
+	"grapevine.example/raftstore"
 )
 
 func TestEngineEventsAreBounded(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"grapevine/raftstore"
+	"grapevine.example/raftstore"
 )
 
 const (

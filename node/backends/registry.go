@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 type Number = prefixtree.Backend

@@ -4,10 +4,10 @@ import (
 	"errors"
 	"fmt"
 
-	"grapevine/node/config"
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/node/config"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 // Roster is one version of the backends and rules: the agreed or, before, the node's own. Only the

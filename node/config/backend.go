@@ -12,8 +12,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"grapevine/proxy/engine/events"
-	"grapevine/raftstore"
+	"grapevine.example/proxy/engine/events"
+	"grapevine.example/raftstore"
 )
 
 // Backend is one engine of the static list, or one or all of its data-parallel ranks.

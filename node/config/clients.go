@@ -11,8 +11,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"grapevine/gossip/discovery"
-	"grapevine/proxy/clients"
+	"grapevine.example/gossip/discovery"
+	"grapevine.example/proxy/clients"
 )
 
 // MaxClientsFile holds thousands of clients.

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/proxy/clients"
+	"grapevine.example/proxy/clients"
 )
 
 var (

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy/policy"
 )
 
 func TestDefaultIsValid(t *testing.T) {

@@ -12,8 +12,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"grapevine/gossip/member"
-	"grapevine/proxy/policy"
+	"grapevine.example/gossip/member"
+	"grapevine.example/proxy/policy"
 )
 
 // maxConfigFile holds thousands of backends.

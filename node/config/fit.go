@@ -3,8 +3,8 @@ package config
 import (
 	"github.com/rs/zerolog"
 
-	"grapevine/node/machine"
-	"grapevine/proxy"
+	"grapevine.example/node/machine"
+	"grapevine.example/proxy"
 )
 
 // Limits are the configured limits, reduced to what the machine allows.

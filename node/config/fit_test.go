@@ -7,7 +7,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/proxy"
+	"grapevine.example/proxy"
 )
 
 func TestFit(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 	"strconv"
 	"strings"
 
-	"grapevine/prefixtree"
-	"grapevine/raftstore"
+	"grapevine.example/prefixtree"
+	"grapevine.example/raftstore"
 )
 
 const gossipPort = "7946"

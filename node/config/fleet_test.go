@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 const fleetText = "join: [10.0.0.1:7946]\nsecret: 0123456789abcdef\ngossip_key_file: k\n"

@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"grapevine/raftstore"
+	"grapevine.example/raftstore"
 )
 
 // A data-parallel rank of an engine has a KV cache and a queue of its own. Behind the # of an engine's URL stands rank=K for one of

@@ -11,8 +11,8 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 // Rule says what becomes of requests that match all its given conditions; see policy.Rule.

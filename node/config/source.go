@@ -10,7 +10,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"grapevine/raftstore"
+	"grapevine.example/raftstore"
 )
 
 // Source is a checked entry of backends_from.

@@ -7,12 +7,12 @@ import (
 	"strings"
 	"time"
 
-	"grapevine/gossip/member"
-	"grapevine/node/accesslog"
-	"grapevine/node/traces"
-	"grapevine/proxy"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/gossip/member"
+	"grapevine.example/node/accesslog"
+	"grapevine.example/node/traces"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 // minSecret is 128 bits, if random, which resist a search.

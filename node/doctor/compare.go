@@ -3,7 +3,7 @@ package doctor
 import (
 	"slices"
 
-	"grapevine/proxy/prompt"
+	"grapevine.example/proxy/prompt"
 )
 
 // Kind is how two prompts that hold the same content diverge.

@@ -7,7 +7,7 @@ import (
 	"sort"
 	"time"
 
-	"grapevine/proxy/prompt"
+	"grapevine.example/proxy/prompt"
 )
 
 // Verdict is what to do about the prompts of an application.

@@ -10,9 +10,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"grapevine/proxy"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/prompt"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/prompt"
 )
 
 // Bounds of a doctor's memory: 5 MiB.

@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/prompt"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/prompt"
 )
 
 // The number of samples a second follows the rate of requests down and up, and no burst takes more than twice of it, once adapted.

@@ -15,8 +15,8 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/prompt"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/prompt"
 )
 
 const (

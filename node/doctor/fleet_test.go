@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/prompt"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/prompt"
 )
 
 // sampled gives a doctor the requests from to to of a planted case, a second apart.

@@ -11,11 +11,11 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/engine"
-	"grapevine/node"
-	"grapevine/node/admin"
-	"grapevine/node/config"
-	"grapevine/node/doctor"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/node"
+	"grapevine.example/node/admin"
+	"grapevine.example/node/config"
+	"grapevine.example/node/doctor"
 )
 
 // The planted cases, through a router and two emulated engines with caches.

@@ -11,12 +11,12 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/node/backends"
-	"grapevine/node/config"
-	"grapevine/prefixtree"
-	"grapevine/proxy/engine"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/node/backends"
+	"grapevine.example/node/config"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/engine"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 const (

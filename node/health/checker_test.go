@@ -16,11 +16,11 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/node/backends"
-	"grapevine/node/config"
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/node/backends"
+	"grapevine.example/node/config"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 type rig struct {

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/virtual"
+	"grapevine.example/chaos/virtual"
 )
 
 func (w *world) dies(key uint32, why Reason, took time.Duration) {

@@ -3,9 +3,9 @@ package health
 import (
 	"time"
 
-	"grapevine/node/backends"
-	"grapevine/node/metrics"
-	"grapevine/proxy/engine"
+	"grapevine.example/node/backends"
+	"grapevine.example/node/metrics"
+	"grapevine.example/proxy/engine"
 )
 
 func (c *Checker) Verdict(e *backends.Engine) (Verdict, bool) {

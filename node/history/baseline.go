@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // Baseline estimates the hit rate that the same requests would have if each went to an engine drawn

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // lru is an engine's cache of blocks.

@@ -9,9 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"grapevine/gossip/wire"
-	"grapevine/proxy"
-	"grapevine/proxy/policy"
+	"grapevine.example/gossip/wire"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/policy"
 )
 
 // Keys of figures. Nodes of other releases read them: a number is never given a new meaning. All are

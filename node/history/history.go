@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/gossip/wire"
+	"grapevine.example/gossip/wire"
 )
 
 const (

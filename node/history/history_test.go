@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/gossip/wire"
-	"grapevine/proxy"
-	"grapevine/proxy/policy"
+	"grapevine.example/gossip/wire"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/policy"
 )
 
 func record(status int, ttft time.Duration, prompt, cached int) *proxy.Record {

@@ -5,8 +5,8 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/proxy"
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/policy"
 )
 
 const (

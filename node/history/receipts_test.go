@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/proxy"
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/policy"
 )
 
 func TestReceiptsKeepTheLatest(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"cmp"
 	"slices"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 type Prefix struct {

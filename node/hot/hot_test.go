@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/chaos/virtual"
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/chaos/virtual"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 const t0 = prefixtree.Time(1_700_000_000_000)

@@ -10,10 +10,10 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/node/metrics"
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/node/metrics"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 const MaxPools = 4

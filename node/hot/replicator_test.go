@@ -12,9 +12,9 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
-	"grapevine/raftstore"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/raftstore"
 )
 
 type store struct {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math"
 
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy/policy"
 )
 
 // proxy/policy/DESIGN.md, "Hot prefixes", explains these rules.

@@ -6,8 +6,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"grapevine/proxy"
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/policy"
 )
 
 // Few buckets: a fleet has thousands of engines.

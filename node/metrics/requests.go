@@ -14,11 +14,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
-	"grapevine/proxy"
-	"grapevine/proxy/clients"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/prompt"
-	"grapevine/raftstore"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/prompt"
+	"grapevine.example/raftstore"
 )
 
 const prefix = "grapevine_"

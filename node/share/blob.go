@@ -8,8 +8,8 @@ import (
 	"math"
 	"slices"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 // The state blob; node/DESIGN.md has its bytes. Newer versions may lengthen entries and add

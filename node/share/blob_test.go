@@ -8,8 +8,8 @@ import (
 	"slices"
 	"testing"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 func TestClaimsRoundTrip(t *testing.T) {

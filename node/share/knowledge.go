@@ -9,9 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"grapevine/gossip/wire"
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/gossip/wire"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 // Names translates between the keys of engine names, which nodes exchange, and this node's numbers.

@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/gossip/wire"
-	"grapevine/node/backends"
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/gossip/wire"
+	"grapevine.example/node/backends"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 type knower struct {

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"sync"
 
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy/policy"
 )
 
 // peers holds every peer's state and the sums of their claims. Safe for concurrent use.

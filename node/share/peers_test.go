@@ -5,8 +5,8 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 // TestNoClaimOutweighsAll: one node's claims are clamped to plausible evidence and values.

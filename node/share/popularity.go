@@ -3,8 +3,8 @@ package share
 import (
 	"time"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/policy"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/policy"
 )
 
 const maxSentPools = 4 // bounds the pools whose traffic and work a node sends

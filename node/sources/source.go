@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"grapevine/gossip/discovery"
-	"grapevine/node/config"
-	"grapevine/raftstore"
+	"grapevine.example/gossip/discovery"
+	"grapevine.example/node/config"
+	"grapevine.example/raftstore"
 )
 
 const (

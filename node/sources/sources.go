@@ -14,9 +14,9 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/node/config"
-	"grapevine/node/metrics"
-	"grapevine/raftstore"
+	"grapevine.example/node/config"
+	"grapevine.example/node/metrics"
+	"grapevine.example/raftstore"
 )
 
 const (

@@ -16,9 +16,9 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/chaos/dnstest"
-	"grapevine/node/config"
-	"grapevine/raftstore"
+	"grapevine.example/chaos/dnstest"
+	"grapevine.example/node/config"
+	"grapevine.example/raftstore"
 )
 
 func TestReadNames(t *testing.T) {

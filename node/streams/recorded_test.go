@@ -8,11 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/engine"
-	"grapevine/proxy/engine/events"
-	"grapevine/proxy/engine/ledger"
-	"grapevine/proxy/prompt"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/engine"
+	"grapevine.example/proxy/engine/events"
+	"grapevine.example/proxy/engine/ledger"
+	"grapevine.example/proxy/prompt"
 )
 
 const recordings = "../../proxy/engine/events/testdata/vllm-0.32.0"

@@ -1,9 +1,9 @@
 package streams
 
 import (
-	"grapevine/node/backends"
-	"grapevine/proxy/engine/events"
-	"grapevine/proxy/engine/ledger"
+	"grapevine.example/node/backends"
+	"grapevine.example/proxy/engine/events"
+	"grapevine.example/proxy/engine/ledger"
 )
 
 // Values of Status.Known.

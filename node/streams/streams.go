@@ -15,15 +15,15 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/node/backends"
-	"grapevine/node/config"
-	"grapevine/node/health"
-	"grapevine/prefixtree"
-	"grapevine/proxy"
-	"grapevine/proxy/engine"
-	"grapevine/proxy/engine/events"
-	"grapevine/proxy/engine/ledger"
-	"grapevine/proxy/policy"
+	"grapevine.example/node/backends"
+	"grapevine.example/node/config"
+	"grapevine.example/node/health"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/engine"
+	"grapevine.example/proxy/engine/events"
+	"grapevine.example/proxy/engine/ledger"
+	"grapevine.example/proxy/policy"
 )
 
 const (

@@ -17,13 +17,13 @@ import (
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
-	"grapevine/node/backends"
-	"grapevine/node/config"
-	"grapevine/node/health"
-	"grapevine/prefixtree"
-	"grapevine/proxy/engine"
-	"grapevine/proxy/engine/events"
-	"grapevine/proxy/policy"
+	"grapevine.example/node/backends"
+	"grapevine.example/node/config"
+	"grapevine.example/node/health"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/engine"
+	"grapevine.example/proxy/engine/events"
+	"grapevine.example/proxy/policy"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

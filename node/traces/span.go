@@ -7,8 +7,8 @@ import (
 	"strconv"
 	"time"
 
-	"grapevine/proxy"
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/policy"
 )
 
 // maxText bounds, in bytes, what a client writes into a span: its model, path and request id.

@@ -17,7 +17,7 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"grapevine/proxy"
+	"grapevine.example/proxy"
 )
 
 const (

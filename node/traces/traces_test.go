@@ -17,9 +17,9 @@ import (
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/encoding/protojson"
 
-	"grapevine/proxy"
-	"grapevine/proxy/policy"
-	"grapevine/proxy/prompt"
+	"grapevine.example/proxy"
+	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/prompt"
 )
 
 // collector decodes batches by OpenTelemetry's own definition, which knows no other fields.

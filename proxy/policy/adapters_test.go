@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 func TestAdapterSlots(t *testing.T) {

@@ -1,7 +1,7 @@
 package policy
 
 import (
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // Outcome is the result of an attempt. Token counts are the engine's, -1 if not reported.

@@ -4,7 +4,7 @@ import (
 	"math"
 	"sync/atomic"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // Failure says how an attempt ended. Timeout, Reset and Status5xx may be the request's fault and

@@ -3,7 +3,7 @@ package policy
 import (
 	"testing"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 func fail(t *testing.T, r *Router, b prefixtree.Backend, f Failure, n int, now prefixtree.Time) {

@@ -3,7 +3,7 @@ package policy
 import (
 	"fmt"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // A decision: open what is known of the request and the fleet; match its prompt (match.go) and

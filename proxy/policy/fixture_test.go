@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 const t0 = prefixtree.Time(1_700_000_000_000)

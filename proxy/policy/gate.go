@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // ErrFull: the request may wait, and no open engine is worth more than to wait. Decision tells for which

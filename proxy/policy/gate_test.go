@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 func waits(hashes []prefixtree.Hash) *Request {

@@ -4,7 +4,7 @@ import (
 	"math"
 	"testing"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 
 	"pgregory.net/rapid"
 )

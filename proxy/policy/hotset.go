@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"slices"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // HotPrefix is a prefix that the fleet keeps on the first eligible backends in its anchor's

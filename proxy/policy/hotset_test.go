@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/virtual"
-	"grapevine/prefixtree"
+	"grapevine.example/chaos/virtual"
+	"grapevine.example/prefixtree"
 )
 
 func hotPrompt(own uint64) []prefixtree.Hash { return prompt(7, own, 16, 24) }

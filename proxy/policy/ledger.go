@@ -6,7 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // slot holds this node's load on one backend generation, its rate and its failure state. Pick reads

@@ -1,6 +1,6 @@
 package policy
 
-import "grapevine/prefixtree"
+import "grapevine.example/prefixtree"
 
 func (r *Router) match(s *Scene) {
 	hashes := s.Request.Hashes

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/virtual"
-	"grapevine/prefixtree"
+	"grapevine.example/chaos/virtual"
+	"grapevine.example/prefixtree"
 )
 
 func whole(hashes []prefixtree.Hash) *Request {

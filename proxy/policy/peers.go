@@ -4,7 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // PeerLoad is one node's outstanding work on one backend.

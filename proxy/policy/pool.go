@@ -9,7 +9,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 type table struct {

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/virtual"
-	"grapevine/prefixtree"
+	"grapevine.example/chaos/virtual"
+	"grapevine.example/prefixtree"
 )
 
 // places returns a scene for a request of one second, before which other nodes placed so many unseen.

@@ -3,7 +3,7 @@ package policy
 import (
 	"sync"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // Need says which roles can serve a request. It counts only in pools with roles.

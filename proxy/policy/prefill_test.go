@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // rolesOf makes a backend per letter: p prefill, d decode, P and D the same of pairs, b both.

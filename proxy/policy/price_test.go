@@ -3,7 +3,7 @@ package policy
 import (
 	"testing"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // later returns the price of a second of prefill in a pool of 4 engines with 4 requests/s, where new

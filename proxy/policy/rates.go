@@ -5,7 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 const (

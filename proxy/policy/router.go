@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 var (

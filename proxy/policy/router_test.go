@@ -9,7 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 func play(t testing.TB, seed uint64, strategy string) (got []prefixtree.Backend) {

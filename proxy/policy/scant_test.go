@@ -3,7 +3,7 @@ package policy
 import (
 	"testing"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // An engine with few, slow samples gets work again; one that proved slow gets little.

@@ -3,7 +3,7 @@ package policy
 import (
 	"math"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // Scene is the input of one decision. A strategy may write only Candidates' Cost.

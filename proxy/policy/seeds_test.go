@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/virtual"
-	"grapevine/prefixtree"
+	"grapevine.example/chaos/virtual"
+	"grapevine.example/prefixtree"
 )
 
 // bench drives two routers with the same calls, and checks them against a naive account.

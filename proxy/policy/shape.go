@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"slices"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // Shape is the tree of the prefixes that prompts of a pool share, as one node's work meter has counted them.

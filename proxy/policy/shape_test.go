@@ -4,7 +4,7 @@ import (
 	"math"
 	"testing"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // Prompts share a system prompt; a third of them go on with one text, a third with another, and the rest by themselves.

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/virtual"
-	"grapevine/prefixtree"
+	"grapevine.example/chaos/virtual"
+	"grapevine.example/prefixtree"
 )
 
 func TestLargePoolOfFew(t *testing.T) {

@@ -1,6 +1,6 @@
 package policy
 
-import "grapevine/prefixtree"
+import "grapevine.example/prefixtree"
 
 // Weighing thousands of engines would cost more than the rest of a request. In a large pool a
 // decision weighs the deepest holders, the hot prefix's set and a sample, the best of which is

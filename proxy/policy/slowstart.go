@@ -6,7 +6,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 const (

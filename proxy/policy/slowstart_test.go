@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // returning plays 60 s of prompts on n backends, the last of which returns after 10 s, and counts

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"testing"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 func TestStoredGoesToItsHolder(t *testing.T) {

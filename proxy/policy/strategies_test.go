@@ -5,7 +5,7 @@ import (
 	"math"
 	"testing"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 func TestPrefixFollowsTheCache(t *testing.T) {

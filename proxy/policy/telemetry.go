@@ -4,7 +4,7 @@ import (
 	"math"
 	"time"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 const (

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // computes reports that the engine computes so many tokens/s while it prefills, for half of the time.

@@ -3,7 +3,7 @@ package policy
 import (
 	"testing"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // reports is what backends report to hold.

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 const never = time.Hour

@@ -7,7 +7,7 @@ import (
 	"math"
 	"slices"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 type State uint8

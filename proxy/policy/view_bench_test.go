@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 func TestViewIndexesModels(t *testing.T) {

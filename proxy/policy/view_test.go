@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 func TestNewViewNamesPlaceAndRemedy(t *testing.T) {

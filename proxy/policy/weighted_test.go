@@ -8,7 +8,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"grapevine/chaos/virtual"
+	"grapevine.example/chaos/virtual"
 )
 
 // measured is what the scorers of strategy weighted see of an engine. Values are few, so that many are equal.

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"sync"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // Work is what one node's requests demand of a pool behind a popular prefix, each counted for its

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 func TestWorkIsWhatRemains(t *testing.T) {

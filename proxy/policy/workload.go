@@ -6,7 +6,7 @@ import (
 	"slices"
 	"sync"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 const (

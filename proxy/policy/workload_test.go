@@ -10,7 +10,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 func TestTrafficOfAFleet(t *testing.T) {

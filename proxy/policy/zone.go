@@ -3,7 +3,7 @@ package policy
 import (
 	"strings"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // zoneLabel names the label that says where a backend is.

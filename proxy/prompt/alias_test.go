@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // An alias gives the prompt bytes and the body that a client would have sent for the model itself.

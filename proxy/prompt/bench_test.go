@@ -10,7 +10,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // benchBody is a chat in 32 messages, with an escape every 25 bytes and a quote every 150.

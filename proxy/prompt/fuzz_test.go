@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 var seedBodies = []struct {

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // The end of one turn's prompt must be a mark of the next turn's prompt, whatever the length of the texts.

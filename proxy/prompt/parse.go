@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"slices"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // NewParser returns a parser that hashes with h.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // Kind is the API that a request uses.

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/prompt"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/prompt"
 )
 
 func sketchOf(t testing.TB, k prompt.Kind, body string, o prompt.Options) prompt.Sketch {

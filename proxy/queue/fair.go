@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"slices"
 
-	"grapevine/proxy/clients"
+	"grapevine.example/proxy/clients"
 )
 
 // band is the requests of one priority in a lane, in start-time fair order of their clients: the next

@@ -11,8 +11,8 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/proxy/clients"
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/policy"
 )
 
 // Limits bound a queue. All must be above 0.

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/proxy/clients"
+	"grapevine.example/proxy/clients"
 )
 
 const engines = 7 // the lane of most tests

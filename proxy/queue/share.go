@@ -9,8 +9,8 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/proxy/clients"
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/policy"
 )
 
 // Claim is what waits at one router of one client's requests with one priority, in one lane.

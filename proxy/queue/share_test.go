@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/proxy/clients"
-	"grapevine/proxy/policy"
+	"grapevine.example/proxy/clients"
+	"grapevine.example/proxy/policy"
 )
 
 // fleet is routers that hear each other at once.

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"grapevine/proxy/clients"
+	"grapevine.example/proxy/clients"
 )
 
 // Standing is what waits in a queue now.

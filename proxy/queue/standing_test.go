@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/proxy/clients"
+	"grapevine.example/proxy/clients"
 )
 
 func TestStandingCountsEachLineOnce(t *testing.T) {

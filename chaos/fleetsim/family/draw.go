@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"grapevine/chaos/fleetsim"
+	"grapevine.example/chaos/fleetsim"
 )
 
 // Draw is one site: a fleet, its engines and its traffic. It follows from Seed, Number and Requests.

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/report"
+	"grapevine.example/chaos/report"
 )
 
 func TestDrawsFollowFromSeedAndNumber(t *testing.T) {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"io"
 
-	"grapevine/chaos/plot"
+	"grapevine.example/chaos/plot"
 )
 
 // Sizes of the picture in pixels.

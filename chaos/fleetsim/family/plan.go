@@ -7,9 +7,9 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"grapevine/chaos/engine"
-	"grapevine/chaos/fleetsim"
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/fleetsim"
+	"grapevine.example/chaos/workload"
 )
 
 const (

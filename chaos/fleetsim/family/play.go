@@ -9,9 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/chaos/fleetsim"
-	"grapevine/chaos/report"
-	"grapevine/proxy/policy"
+	"grapevine.example/chaos/fleetsim"
+	"grapevine.example/chaos/report"
+	"grapevine.example/proxy/policy"
 )
 
 // Judged is the policy that is compared with the others and with itself.

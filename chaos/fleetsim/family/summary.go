@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"grapevine/chaos/report"
+	"grapevine.example/chaos/report"
 )
 
 // measure is a figure of a run that is compared. A ratio is the judged policy's over another run's.

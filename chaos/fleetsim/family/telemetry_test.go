@@ -3,7 +3,7 @@ package family
 import (
 	"testing"
 
-	"grapevine/chaos/fleetsim"
+	"grapevine.example/chaos/fleetsim"
 )
 
 // An engine becomes five times slower, no answer is streamed, and what nodes report of each other is a

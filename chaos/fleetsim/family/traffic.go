@@ -8,7 +8,7 @@ import (
 	"sort"
 	"time"
 
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/workload"
 )
 
 const (

@@ -15,7 +15,7 @@ import (
 	"sync"
 	"time"
 
-	"grapevine/chaos/report"
+	"grapevine.example/chaos/report"
 )
 
 type line struct {

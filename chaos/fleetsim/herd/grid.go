@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"grapevine/chaos/fleetsim"
+	"grapevine.example/chaos/fleetsim"
 )
 
 type scene struct {

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/chaos/report"
+	"grapevine.example/chaos/report"
 )
 
 func TestVerdict(t *testing.T) {

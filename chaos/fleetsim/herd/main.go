@@ -23,8 +23,8 @@ import (
 	"syscall"
 	"time"
 
-	"grapevine/chaos/fleetsim"
-	"grapevine/chaos/report"
+	"grapevine.example/chaos/fleetsim"
+	"grapevine.example/chaos/report"
 )
 
 type options struct {

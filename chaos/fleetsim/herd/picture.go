@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"slices"
 
-	"grapevine/chaos/fleetsim"
-	"grapevine/chaos/plot"
+	"grapevine.example/chaos/fleetsim"
+	"grapevine.example/chaos/plot"
 )
 
 // Sizes of the picture in pixels.

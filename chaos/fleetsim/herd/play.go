@@ -9,9 +9,9 @@ import (
 	"slices"
 	"sync"
 
-	"grapevine/chaos/fleetsim"
-	"grapevine/chaos/report"
-	"grapevine/chaos/workload"
+	"grapevine.example/chaos/fleetsim"
+	"grapevine.example/chaos/report"
+	"grapevine.example/chaos/workload"
 )
 
 const backends = 16

@@ -3,7 +3,7 @@ package ledger
 import (
 	"math/bits"
 
-	"grapevine/proxy/engine/events"
+	"grapevine.example/proxy/engine/events"
 )
 
 // blockID is an index of blocks.entries; root stands before the first block of every prompt.

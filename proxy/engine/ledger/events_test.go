@@ -4,8 +4,8 @@ import (
 	"encoding/binary"
 	"testing"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/engine/events"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/engine/events"
 )
 
 func newLedger(t testing.TB, blocks int) *Ledger {

@@ -8,8 +8,8 @@ package ledger
 import (
 	"sync"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/engine/events"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/engine/events"
 )
 
 const (

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/engine/events"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/engine/events"
 )
 
 // Shares of random traffic have tails, so the seed is fixed: the longer run is -count=300 -args -seed=0.

@@ -3,7 +3,7 @@ package ledger
 import (
 	"sync"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // Links are the exact places that any engine has shown, for all ledgers of a node. Engines of one model, build and block size give

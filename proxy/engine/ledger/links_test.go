@@ -3,8 +3,8 @@ package ledger
 import (
 	"testing"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/engine/events"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/engine/events"
 )
 
 // instructed has a first message of 480 bytes, whose end is mark 50, and a question.

@@ -6,8 +6,8 @@ import (
 	"hash/fnv"
 	"math/rand/v2"
 
-	"grapevine/prefixtree"
-	"grapevine/proxy/engine/events"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/engine/events"
 )
 
 // pool is a small model of vLLM's block pool: chained hashes, several copies of one hash, eviction of the block that was freed

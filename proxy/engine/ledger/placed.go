@@ -3,7 +3,7 @@ package ledger
 import (
 	"slices"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 const mostPlaced = 1 << 12 // anchors; some seconds of an engine's traffic

@@ -1,6 +1,6 @@
 package ledger
 
-import "grapevine/prefixtree"
+import "grapevine.example/prefixtree"
 
 // point is a place in a text whose prefix this engine computed: the end of a block of the text, of a message or of a prompt.
 type point struct {

@@ -6,7 +6,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 
-	"grapevine/prefixtree"
+	"grapevine.example/prefixtree"
 )
 
 // Stamp is what a session id tells the nodes that follow the engine about the request that stored blocks.

@@ -1,8 +1,8 @@
 package ledger
 
 import (
-	"grapevine/prefixtree"
-	"grapevine/proxy/engine/events"
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/engine/events"
 )
 
 // trail is a request in the engine, kept until its place in the ring is needed, since events may follow the answer.
