@@ -48,9 +48,11 @@ var mayImport = map[string][]string{
 	"node/history":   {"gossip/wire", "prefixtree", "proxy", "proxy/policy"},
 	"node/machine":   {},
 	"node/admin":     {"gossip", "gossip/member", "node/config", "node/doctor", "node/history", "proxy/policy", "raftstore"},
-	"node/config":    {"gossip/discovery", "gossip/member", "node/accesslog", "node/machine", "node/traces", "prefixtree", "proxy", "proxy/clients", "proxy/engine/events", "proxy/policy", "raftstore"},
+	"node/config":    {"gossip/discovery", "gossip/member", "node/accesslog", "node/config/nearest", "node/machine", "node/traces", "prefixtree", "proxy", "proxy/clients", "proxy/engine/events", "proxy/policy", "raftstore"},
 	"node/metrics":   {"proxy", "proxy/clients", "proxy/policy", "proxy/prompt", "raftstore"},
 	"node":           {"prefixtree", "gossip", "gossip/discovery", "gossip/member", "node/accesslog", "node/accounts", "node/admin", "node/backends", "node/config", "node/dashboard", "node/doctor", "node/handover", "node/health", "node/history", "node/hot", "node/machine", "node/metrics", "node/share", "node/sources", "node/streams", "node/traces", "raftstore", "proxy", "proxy/..."},
+
+	"node/config/nearest": {},
 
 	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/engine/events", "proxy/policy", "raftstore"},
 	"node/streams":  {"node/backends", "node/config", "node/health", "prefixtree", "proxy", "proxy/engine", "proxy/engine/events", "proxy/engine/ledger", "proxy/policy"},
@@ -90,8 +92,8 @@ var mayImport = map[string][]string{
 
 	"deploy/release": {},
 
-	"cmd/commandline":        {},
-	"cmd/commandline/manual": {},
+	"cmd/commandline":        {"node/config/nearest"},
+	"cmd/commandline/manual": {"cmd/commandline"},
 
 	"cmd/grapevine":     {"cmd/commandline", "node", "node/admin", "node/config", "node/handover", "node/doctor", "node/machine", "node/notify", "raftstore"},
 	"cmd/grapevine-lab": {"cmd/commandline", "chaos/...", "node/config", "proxy/clients"},

@@ -51,15 +51,15 @@ type ServerConfig struct {
 
 	EventsConfig `embed:""`
 
-	Lease        time.Duration `kong:"-"` // how long another engine may fetch a prompt's KV cache; default 30 s
-	MaxBody      int64         `kong:"-"` // bytes of a request body; default 256 MiB
-	IdleTimeout  time.Duration `kong:"-"` // of a kept-alive connection; default 5 s, as uvicorn
-	WriteTimeout time.Duration `kong:"-"` // how long a client may take to accept a write; default 30 s
+	Lease        time.Duration // how long another engine may fetch a prompt's KV cache; default 30 s
+	MaxBody      int64         // bytes of a request body; default 256 MiB
+	IdleTimeout  time.Duration // of a kept-alive connection; default 5 s, as uvicorn
+	WriteTimeout time.Duration // how long a client may take to accept a write; default 30 s
 
 	// Watch, if not nil, is called twice for every request to an inference endpoint: on arrival
 	// and, with Ended set, at the end. It runs in the request's goroutine and must not block.
-	Watch func(Visit)    `kong:"-"`
-	Log   zerolog.Logger `kong:"-"`
+	Watch func(Visit)
+	Log   zerolog.Logger
 }
 
 func (c ServerConfig) withDefaults() (ServerConfig, error) {

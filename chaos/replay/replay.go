@@ -60,37 +60,37 @@ type Config struct {
 	Timeout     time.Duration `name:"timeout" default:"10m" placeholder:"DURATION" help:"Longest a request may take from when it was due."`
 	Policy      string        `name:"policy" default:"live" placeholder:"NAME" help:"What the routers run; a label in the report."`
 
-	Warmup time.Duration `kong:"-"` // requests due before are sent, and excluded from the report
-	Seed   uint64        `kong:"-"` // of the spread over targets; also a label
+	Warmup time.Duration // requests due before are sent, and excluded from the report
+	Seed   uint64        // of the spread over targets; also a label
 
 	// NewConnections opens a connection for every request, so that a layer-4 balancer sees each.
 	// Otherwise idle connections are reused.
-	NewConnections bool `kong:"-"`
+	NewConnections bool
 	// Retries is how often a request is sent again after its connection failed before an answer
 	// began. The OpenAI and Anthropic clients retry twice; their pauses (0.5 s, doubling, less up
 	// to a quarter) are used. Default 0.
-	Retries int `kong:"-"`
+	Retries int
 
 	// Backends are the names of all engines, so that idle ones count in the load's spread. Other
 	// names in answers are appended. Optional.
-	Backends []string `kong:"-"`
+	Backends []string
 
 	// Workload, Nodes and Speed only label the report.
-	Workload string  `kong:"-"`
-	Nodes    int     `kong:"-"`
-	Speed    float64 `kong:"-"`
+	Workload string
+	Nodes    int
+	Speed    float64
 
 	// Progress, if not nil, is called a few times per second from Run's goroutine. It must not
 	// block.
-	Progress func(Progress) `kong:"-"`
+	Progress func(Progress)
 	// Started, if not nil, is called once with the zero of the run's times.
-	Started func(time.Time) `kong:"-"`
+	Started func(time.Time)
 	// Excuse, if not nil, is called for every failed request. If it returns true, the failure is
 	// the experiment's and counts as cut, not as an error.
-	Excuse func(Ended) bool `kong:"-"`
+	Excuse func(Ended) bool
 	// Observe, if not nil, is called for every request that ended, after Excuse. Both run in Run's
 	// goroutine and must not block.
-	Observe func(Ended) `kong:"-"`
+	Observe func(Ended)
 }
 
 // Ended is one request that ended, as the client saw it.

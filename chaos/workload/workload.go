@@ -81,7 +81,7 @@ type Options struct {
 	Seed uint64 `name:"seed" default:"1" placeholder:"N" group:"workload" help:"Seed of all random choices. Equal seeds give equal runs."`
 	// Backends scales a generator's session rate to that number of backends, so that the load on
 	// each stays the preset's. 0 leaves the rate; traces ignore it.
-	Backends int `kong:"-"`
+	Backends int
 }
 
 var ErrOptions = errors.New("workload options")

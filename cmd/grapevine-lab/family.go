@@ -14,23 +14,20 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/alecthomas/kong"
-
 	"grapevine.example/chaos/fleetsim"
 	"grapevine.example/chaos/fleetsim/family"
 	"grapevine.example/chaos/report"
+	"grapevine.example/cmd/commandline"
 )
 
 // ofFamily are the flags of simulate that a family of draws leaves to the command line.
 var ofFamily = []string{"family", "family-draw", "policy", "seed", "requests", "oracle", "telemetry", "parallel", "json", "plot"}
 
-func (c *simulateCmd) family(s *streams, line *kong.Context) error {
-	named := false // --policy has a default for other simulations
-	for _, p := range line.Path {
-		if p.Flag != nil && !slices.Contains(ofFamily, p.Flag.Name) {
-			return usageError{fmt.Errorf("--%s: the draws of a family decide this", p.Flag.Name)}
+func (c *simulateCmd) family(s *streams, call commandline.Call) error {
+	for _, flag := range call.Given {
+		if !slices.Contains(ofFamily, flag) {
+			return usageError{fmt.Errorf("--%s: the draws of a family decide this", flag)}
 		}
-		named = named || p.Flag != nil && p.Flag.Name == "policy"
 	}
 	o := family.Options{Seed: c.Options.Seed, Requests: c.Options.Requests, Oracles: c.Oracle, Telemetry: fleetsim.Telemetry(c.Telemetry), Parallel: c.Parallel}
 	switch {
@@ -43,7 +40,7 @@ func (c *simulateCmd) family(s *streams, line *kong.Context) error {
 	case c.Parallel < 0:
 		return usageError{fmt.Errorf("%d draws in parallel: want 1 or more, or 0 for as many as there are processors", c.Parallel)}
 	}
-	if named {
+	if slices.Contains(call.Given, "policy") { // which has a default for other simulations
 		if compares := c.Plot != "" || !c.JSON && c.Draw == 0; compares && !slices.Contains(c.Policy, family.Judged) {
 			return usageError{fmt.Errorf("--policy %s: add %s, which a family judges, or print runs with --json", strings.Join(c.Policy, ","), family.Judged)}
 		}

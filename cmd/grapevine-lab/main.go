@@ -11,8 +11,6 @@ import (
 	"io"
 	"os"
 
-	"github.com/alecthomas/kong"
-
 	"grapevine.example/cmd/commandline"
 )
 
@@ -22,8 +20,6 @@ type cli struct {
 	Replay   replayCmd   `cmd:"" help:"Send a workload to running routers and measure."`
 	Simulate simulateCmd `cmd:"" help:"Compare policies on a workload in virtual time."`
 	Chaos    chaosCmd    `cmd:"" help:"Break a fleet on purpose, and check its promises."`
-
-	Version kong.VersionFlag `help:"Print the version."`
 }
 
 // streams are the standard streams, passed to commands so that none uses globals.
@@ -42,17 +38,17 @@ func main() {
 }
 
 func run(args []string, s *streams) int {
-	return commandline.Program{
+	return commandline.Run(commandline.Program{
 		Name:        "grapevine-lab",
 		Description: "What tries grapevine: engines that are emulated, load, simulation, and faults against real routers.",
-		Groups: []kong.Group{
+		Groups: []commandline.Group{
 			{Key: "workload", Title: "Workload:"},
 			{Key: "engine", Title: "Engine:"},
 			{Key: "server", Title: "Server:"},
 			{Key: "events", Title: "Cache events:"},
 		},
-		Out: s.out, Err: s.err,
-	}.Run(&cli{}, args, kong.Vars{"version": "grapevine-lab " + commandline.Version()}, s)
+		Version: "grapevine-lab " + commandline.Version(), Out: s.out, Err: s.err,
+	}, &cli{}, args, s)
 }
 
 type routerFlag struct {

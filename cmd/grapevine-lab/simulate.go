@@ -11,13 +11,12 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/alecthomas/kong"
-
 	"grapevine.example/chaos/engine"
 	"grapevine.example/chaos/fleetsim"
 	"grapevine.example/chaos/fleetsim/family"
 	"grapevine.example/chaos/report"
 	"grapevine.example/chaos/workload"
+	"grapevine.example/cmd/commandline"
 	"grapevine.example/proxy/clients"
 )
 
@@ -59,9 +58,9 @@ func (simulateCmd) Help() string {
 	return "A generated workload brings engines ten times as fast as a real one, as its load is; the flags below replace what they name. Every combination of --policy, --nodes, --share and --staleness is a run; several print {\"runs\":[...]}."
 }
 
-func (c *simulateCmd) Run(s *streams, line *kong.Context) error {
+func (c *simulateCmd) Run(s *streams, call commandline.Call) error {
 	if c.Family != 0 || c.Draw != 0 {
-		return c.family(s, line)
+		return c.family(s, call)
 	}
 	w, opt, err := c.open(c.Backends)
 	if err != nil {

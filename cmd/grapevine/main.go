@@ -10,8 +10,6 @@ import (
 	"runtime"
 	"slices"
 
-	"github.com/alecthomas/kong"
-
 	"grapevine.example/cmd/commandline"
 )
 
@@ -55,7 +53,7 @@ func run(args []string, s *streams) int {
 	if slices.Equal(args, []string{"--version"}) {
 		args = []string{"version"}
 	}
-	return program(s).Run(&cli{}, args, nil, s)
+	return commandline.Run(program(s), &cli{}, args, s)
 }
 
 func program(s *streams) commandline.Program {
@@ -66,7 +64,7 @@ func program(s *streams) commandline.Program {
 	}
 }
 
-var groups = []kong.Group{
+var groups = []commandline.Group{
 	{Key: "serving", Title: "Serving:"},
 	{Key: "backends", Title: "Engines:"},
 	{Key: "routing", Title: "Routing:"},

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
-	"github.com/alecthomas/kong"
 	"github.com/rs/zerolog"
 
 	"grapevine.example/cmd/commandline"
@@ -27,12 +27,12 @@ type serveCmd struct {
 	Settings config.Config `embed:""`
 }
 
-func (c *serveCmd) Run(s *streams, k *kong.Context) error {
+func (c *serveCmd) Run(s *streams, call commandline.Call) error {
 	from, err := handover.FromEnvironment()
 	if err != nil {
 		return err
 	}
-	n, log, err := c.build(s, k, from)
+	n, log, err := c.build(s, call, from)
 	if from != nil && err != nil {
 		return from.Fail(err)
 	}
@@ -46,14 +46,14 @@ func (c *serveCmd) Run(s *streams, k *kong.Context) error {
 	defer super.close()
 	memory, limited := machine.Memory()
 	tuneCollector(memory, limited, log)
-	r := &router{node: n, log: log, super: super, from: from, reload: func() error { return c.reload(k, n, log) }}
+	r := &router{node: n, log: log, super: super, from: from, reload: func() error { return c.reload(call, n, log) }}
 	return r.runUntilSignal()
 }
 
 // build returns the node that the settings describe; nil if it was only to check them.
-func (c *serveCmd) build(s *streams, k *kong.Context, from *handover.Predecessor) (*node.Node, zerolog.Logger, error) {
+func (c *serveCmd) build(s *streams, call commandline.Call, from *handover.Predecessor) (*node.Node, zerolog.Logger, error) {
 	none := zerolog.Nop()
-	cfg, lines, err := c.configuration(k)
+	cfg, lines, err := c.configuration(call)
 	if err != nil {
 		return nil, none, usageError{err}
 	}
@@ -89,8 +89,8 @@ func (c *serveCmd) build(s *streams, k *kong.Context, from *handover.Predecessor
 	return n, cfg.Log, nil
 }
 
-func (c *serveCmd) reload(k *kong.Context, n *node.Node, log zerolog.Logger) error {
-	next, lines, err := c.configuration(k)
+func (c *serveCmd) reload(call commandline.Call, n *node.Node, log zerolog.Logger) error {
+	next, lines, err := c.configuration(call)
 	if err == nil {
 		err = next.Validate(c.ConfigFile, lines)
 	}
@@ -123,21 +123,15 @@ func describe(changes []admin.SettingChange) (keys, texts []string) {
 
 // configuration merges file, environment and flags, later ones winning; lines maps the file's
 // settings to lines.
-func (c *serveCmd) configuration(k *kong.Context) (cfg config.Config, lines map[string]int, err error) {
+func (c *serveCmd) configuration(call commandline.Call) (cfg config.Config, lines map[string]int, err error) {
 	cfg = config.Default()
 	if c.ConfigFile != "" {
 		if cfg, lines, err = config.Load(c.ConfigFile); err != nil {
 			return cfg, nil, err
 		}
 	}
-	given := make(map[string]bool)
-	for _, p := range k.Path {
-		if p.Flag != nil {
-			given[p.Flag.Name] = true
-		}
-	}
 	for _, setting := range config.Settings() {
-		if _, ok := os.LookupEnv(setting.Env); ok || given[setting.Flag] {
+		if _, ok := os.LookupEnv(setting.Env); ok || slices.Contains(call.Given, setting.Flag) {
 			cfg.Overlay(c.Settings, setting)
 			delete(lines, setting.Key) // not from the file
 		}

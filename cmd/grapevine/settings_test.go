@@ -6,8 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/alecthomas/kong"
-
 	"grapevine.example/node/config"
 )
 
@@ -74,15 +72,11 @@ func TestEverySettingThreeWays(t *testing.T) {
 func parseServe(t *testing.T, args ...string) config.Config {
 	t.Helper()
 	var c cli
-	parser, err := kong.New(&c, kong.ExplicitGroups(groups))
+	call, err := program(&streams{}).Parse(&c, args)
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, err := parser.Parse(args)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg, _, err := c.Serve.configuration(ctx)
+	cfg, _, err := c.Serve.configuration(call)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,14 +22,14 @@ type Inherited struct {
 // Config configures one node; its struct tags define all settings (see Settings). Start from
 // Default.
 type Config struct {
-	Log zerolog.Logger `yaml:"-" kong:"-"`
+	Log zerolog.Logger `yaml:"-"`
 	// Level, if not nil, is the level of Log; Reload sets it.
-	Level   *LogLevel `yaml:"-" kong:"-"`
-	Version string    `yaml:"-" kong:"-"`
+	Level   *LogLevel `yaml:"-"`
+	Version string    `yaml:"-"`
 	// Stdout receives the lines of access_log without access_log_file; nil: none.
-	Stdout io.Writer `yaml:"-" kong:"-"`
+	Stdout io.Writer `yaml:"-"`
 	// Inherited is from the service manager, or from the process that this one replaces.
-	Inherited Inherited `yaml:"-" kong:"-"`
+	Inherited Inherited `yaml:"-"`
 
 	Listen         string `yaml:"listen" name:"listen" env:"GRAPEVINE_LISTEN" default:":8080" placeholder:"ADDR" group:"serving" help:"Address for clients."`
 	Admin          string `yaml:"admin" name:"admin" env:"GRAPEVINE_ADMIN" default:"127.0.0.1:8081" placeholder:"ADDR" group:"serving" help:"Address of the admin API and of the dashboard, /ui/. Without admin_token_file only this machine may change things there; everyone who reaches it may read backends, nodes and load."`
@@ -62,7 +62,7 @@ type Config struct {
 	Rules      []Rule             `yaml:"rules" name:"rule" env:"GRAPEVINE_RULES" sep:" " placeholder:"RULE" group:"routing" help:"What becomes of some requests: [name=N][,model=M][,path=PREFIX][,header=NAME[:VALUE]][,share=P%][,session=FROM][,to=MODEL][,pool=LABEL|LABEL][,fallback=LABEL|any][,strategy=NAME]. The first match wins. Repeatable."`
 	Zone       string             `yaml:"zone" name:"zone" env:"GRAPEVINE_ZONE" placeholder:"NAME" group:"routing" help:"Where this router is. Engines labelled with another zone cost zone_cost more. Empty: no engine does."`
 	ZoneCost   time.Duration      `yaml:"zone_cost" reload:"yes" name:"zone-cost" env:"GRAPEVINE_ZONE_COST" default:"20ms" placeholder:"DURATION" group:"routing" help:"Price of an engine in another zone, for strategy prefix: how much later the near one may answer. 0: all zones are equal."`
-	Weights    map[string]float64 `yaml:"weights" name:"weight" env:"GRAPEVINE_WEIGHTS" mapsep:"," placeholder:"SCORER=W" group:"routing" help:"Weight of a scorer of the weighted strategy."`
+	Weights    map[string]float64 `yaml:"weights" name:"weight" env:"GRAPEVINE_WEIGHTS" placeholder:"SCORER=W" group:"routing" help:"Weight of a scorer of the weighted strategy."`
 	HashBlocks int                `yaml:"hash_blocks" name:"hash-blocks" env:"GRAPEVINE_HASH_BLOCKS" default:"16" placeholder:"N" group:"routing" help:"Leading blocks that the prefix-hash strategy hashes."`
 	BlockBytes int                `yaml:"block_bytes" name:"block-bytes" env:"GRAPEVINE_BLOCK_BYTES" default:"512" placeholder:"BYTES" group:"routing" help:"Prompt bytes per block. Equal on every node."`
 	Secret     string             `yaml:"secret" name:"secret" env:"GRAPEVINE_SECRET" placeholder:"TEXT" group:"routing" help:"Key of the prompt hashes, 16 bytes or more, equal on every node. Prefer secret_file: a flag is visible to every user."`

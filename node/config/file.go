@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"grapevine.example/gossip/member"
+	"grapevine.example/node/config/nearest"
 	"grapevine.example/proxy/policy"
 )
 
@@ -234,37 +235,12 @@ func findField(fields []field, key string) (field, bool) {
 func join(path, key string) string { return strings.TrimPrefix(path+"."+key, ".") }
 
 func remedyUnknown(key string, fields []field) string {
-	norm := strings.ReplaceAll(strings.ToLower(key), "-", "_")
-	best, bestDist := "", len(norm)/3+1
 	names := make([]string, len(fields))
 	for i, f := range fields {
 		names[i] = f.key
-		if d := editDistance(norm, f.key); d < bestDist {
-			best, bestDist = f.key, d
-		}
 	}
-	if best != "" {
-		return fmt.Sprintf("did you mean %s?", best)
+	if name := nearest.Name(strings.ReplaceAll(strings.ToLower(key), "-", "_"), names); name != "" {
+		return fmt.Sprintf("did you mean %s?", name)
 	}
 	return "known keys are " + strings.Join(names, ", ")
-}
-
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := 1; i <= len(a); i++ {
-		diagonal := row[0]
-		row[0] = i
-		for j := 1; j <= len(b); j++ {
-			cost := 1
-			if a[i-1] == b[j-1] {
-				cost = 0
-			}
-			next := min(row[j]+1, row[j-1]+1, diagonal+cost)
-			diagonal, row[j] = row[j], next
-		}
-	}
-	return row[len(b)]
 }

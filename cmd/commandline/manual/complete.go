@@ -2,34 +2,32 @@ package manual
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 
-	"github.com/alecthomas/kong"
+	"grapevine.example/cmd/commandline"
 )
 
 // place is a command with what may follow it.
 type place struct {
 	path  string // the commands that lead here, such as " backends drain"; "" is the program
 	help  string
-	subs  []*kong.Node
-	flags []*kong.Flag
+	subs  []*commandline.Command
+	flags []*commandline.Value
 	args  string // what its arguments are, as takes says
 }
 
 // places lists the program and every command below it, outermost first.
-func places(app *kong.Application) []place {
+func places(app *commandline.Command) []place {
 	var out []place
-	var visit func(n *kong.Node, path string)
-	visit = func(n *kong.Node, path string) {
-		p := place{path: path, help: n.Help, subs: children(n)}
-		leaf := n
-		if n.DefaultCmd != nil {
-			leaf = n.DefaultCmd
-		}
-		p.flags = flags(leaf)
-		for _, a := range leaf.Positional {
+	var visit func(n *commandline.Command, path string)
+	visit = func(n *commandline.Command, path string) {
+		p := place{path: path, help: n.Help, subs: n.Commands}
+		leaf := cmp.Or(n.Default, n)
+		p.flags = leaf.AllFlags()
+		for _, a := range leaf.Args {
 			p.args = takes(a)
 		}
 		out = append(out, p)
@@ -37,18 +35,18 @@ func places(app *kong.Application) []place {
 			visit(c, path+" "+c.Name)
 		}
 	}
-	visit(app.Node, "")
+	visit(app, "")
 	return out
 }
 
 // takes says what completes a value: "file", "dir", words separated by spaces, or "" if only the user knows it.
-func takes(v *kong.Value) string {
-	holder := v.Tag.PlaceHolder
-	if v.Enum != "" {
-		return strings.Join(v.EnumSlice(), " ")
+func takes(v *commandline.Value) string {
+	holder := v.PlaceHolder
+	if v.Enum != nil {
+		return strings.Join(v.Enum, " ")
 	}
 	switch {
-	case holder == "FILE", holder == "PATH" && v.Tag.Type == "existingfile", v.Tag.Type == "existingfile":
+	case holder == "FILE", v.Type == "existingfile":
 		return "file"
 	case holder == "DIR":
 		return "dir"
@@ -59,10 +57,8 @@ func takes(v *kong.Value) string {
 	return ""
 }
 
-func bare(f *kong.Flag) bool { return f.IsBool() || f.IsCounter() }
-
 // Bash returns a completion script for bash, 4.0 or later.
-func Bash(app *kong.Application) []byte {
+func Bash(app *commandline.Command) []byte {
 	var words, values, known bytes.Buffer
 	for _, p := range places(app) {
 		var names, all []string
@@ -71,10 +67,10 @@ func Bash(app *kong.Application) []byte {
 		}
 		for _, f := range p.flags {
 			all = append(all, "--"+f.Name)
-			if bare(f) {
+			if f.IsBool() {
 				continue
 			}
-			fmt.Fprintf(&values, "        '%s --%s')%s ;;\n", p.path, f.Name, bashValue(takes(f.Value)))
+			fmt.Fprintf(&values, "        '%s --%s')%s ;;\n", p.path, f.Name, bashValue(takes(f)))
 		}
 		if p.path != "" {
 			fmt.Fprintf(&known, "            '%s') path=$next ;;\n", p.path)
@@ -127,7 +123,7 @@ func bashValue(takes string) string {
 }
 
 // Zsh returns a completion function for zsh, to be installed as _PROGRAM.
-func Zsh(app *kong.Application) []byte {
+func Zsh(app *commandline.Command) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "#compdef %s\n# Made from the definition of the command line.\n", app.Name)
 	for _, p := range places(app) {
@@ -164,23 +160,23 @@ func Zsh(app *kong.Application) []byte {
 	return b.Bytes()
 }
 
-func zshName(app *kong.Application, path string) string {
+func zshName(app *commandline.Command, path string) string {
 	return "_" + app.Name + strings.ReplaceAll(path, " ", "_")
 }
 
 var zshHelp = strings.NewReplacer("[", `\[`, "]", `\]`, ":", `\:`)
 
-func zshFlag(f *kong.Flag) string {
+func zshFlag(f *commandline.Value) string {
 	flag := "--" + f.Name
-	if f.IsSlice() || f.IsMap() {
+	if f.Repeatable() {
 		flag = "*" + flag
 	}
 	help := "[" + zshHelp.Replace(f.Help) + "]"
-	if bare(f) {
+	if f.IsBool() {
 		return single(flag + help)
 	}
 	action := " " // a value that only the user knows
-	switch t := takes(f.Value); t {
+	switch t := takes(f); t {
 	case "":
 	case "file":
 		action = "_files"
@@ -189,11 +185,11 @@ func zshFlag(f *kong.Flag) string {
 	default:
 		action = "(" + t + ")"
 	}
-	return single(flag + "=" + help + ":" + zshHelp.Replace(strings.ToLower(f.FormatPlaceHolder())) + ":" + action)
+	return single(flag + "=" + help + ":" + zshHelp.Replace(strings.ToLower(f.Form())) + ":" + action)
 }
 
 // Fish returns a completion script for fish, 3.0 or later.
-func Fish(app *kong.Application) []byte {
+func Fish(app *commandline.Command) []byte {
 	var b bytes.Buffer
 	all := places(app)
 	fmt.Fprintf(&b, "# fish completion for %s, made from the definition of its command line\n\n", app.Name)
@@ -210,11 +206,11 @@ func Fish(app *kong.Application) []byte {
 		}
 		for _, f := range p.flags {
 			fmt.Fprintf(&b, "%s -l %s", at, f.Name)
-			if f.Short != 0 {
-				fmt.Fprintf(&b, " -s %c", f.Short)
+			if f.Short != "" {
+				fmt.Fprintf(&b, " -s %s", f.Short)
 			}
-			if !bare(f) {
-				switch t := takes(f.Value); t {
+			if !f.IsBool() {
+				switch t := takes(f); t {
 				case "":
 					b.WriteString(" -x")
 				case "file":

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/alecthomas/kong"
+	"grapevine.example/cmd/commandline"
 )
 
 // Page is a page of a manual.
@@ -83,15 +83,14 @@ func quoted(text string) string {
 
 // Pages returns a page for the program and one for each of its commands with all that is below it. more is behind the page of the
 // program, and related are further pages that it refers to.
-func Pages(app *kong.Application, related []string, more ...Section) []Page {
-	commands := children(app.Node)
+func Pages(app *commandline.Command, related []string, more ...Section) []Page {
 	overview := Page{Name: app.Name, Chapter: 1, Summary: sentence(app.Help), Sections: []Section{
 		{Title: "SYNOPSIS", Lines: []string{app.Name + " COMMAND [ARGUMENT ...] [FLAG ...]"}},
 		{Title: "DESCRIPTION", Text: app.Help + " Each command has a page of its own, and --help."},
 		{Title: "COMMANDS"},
 	}}
 	pages := []Page{{}}
-	for _, c := range commands {
+	for _, c := range app.Commands {
 		overview.Sections[2].Entries = append(overview.Sections[2].Entries, Entry{c.Name, c.Help})
 		page := commandPage(app, c)
 		pages = append(pages, page)
@@ -104,19 +103,19 @@ func Pages(app *kong.Application, related []string, more ...Section) []Page {
 
 var exits = Section{Title: "EXIT STATUS", Entries: []Entry{{"0", "Done."}, {"1", "Failed."}, {"2", "Wrong usage."}}}
 
-func commandPage(app *kong.Application, c *kong.Node) Page {
+func commandPage(app *commandline.Command, c *commandline.Command) Page {
 	page := Page{Name: app.Name + "-" + c.Name, Chapter: 1, Summary: sentence(c.Help)}
-	leaves := c.Leaves(true)
+	leaves := c.Leaves()
 	if len(leaves) == 0 {
-		leaves = []*kong.Node{c}
+		leaves = []*commandline.Command{c}
 	}
 	var synopsis []string
-	common := flags(leaves[0])
+	common := leaves[0].AllFlags()
 	for _, l := range leaves {
-		synopsis = append(synopsis, strings.TrimSpace(app.Name+" "+l.Summary()))
-		own := flags(l)
-		common = slices.DeleteFunc(common, func(f *kong.Flag) bool {
-			return !slices.ContainsFunc(own, func(o *kong.Flag) bool { return same(f, o) })
+		synopsis = append(synopsis, l.Summary())
+		own := l.AllFlags()
+		common = slices.DeleteFunc(common, func(f *commandline.Value) bool {
+			return !slices.ContainsFunc(own, func(o *commandline.Value) bool { return same(f, o) })
 		})
 	}
 	page.Sections = []Section{{Title: "SYNOPSIS", Lines: synopsis}, {Title: "DESCRIPTION", Text: strings.TrimSpace(c.Help + " " + c.Detail)}}
@@ -127,8 +126,8 @@ func commandPage(app *kong.Application, c *kong.Node) Page {
 	} else {
 		page.Sections = append(page.Sections, Section{Title: "COMMANDS"})
 		for _, l := range leaves {
-			own := slices.DeleteFunc(flags(l), func(f *kong.Flag) bool {
-				return slices.ContainsFunc(common, func(o *kong.Flag) bool { return same(f, o) })
+			own := slices.DeleteFunc(l.AllFlags(), func(f *commandline.Value) bool {
+				return slices.ContainsFunc(common, func(o *commandline.Value) bool { return same(f, o) })
 			})
 			page.Sections = append(page.Sections, Section{Title: l.Path(), Sub: true, Text: l.Help, Entries: append(arguments(l), options(own)...)})
 		}
@@ -142,19 +141,19 @@ func commandPage(app *kong.Application, c *kong.Node) Page {
 }
 
 // grouped are the flags without a group, then those of each group in order.
-func grouped(all []*kong.Flag) (out []Section) {
-	var none []*kong.Flag
-	byGroup := make(map[string][]*kong.Flag)
+func grouped(all []*commandline.Value) (out []Section) {
+	var none []*commandline.Value
+	byGroup := make(map[string][]*commandline.Value)
 	var order []string
 	for _, f := range all {
-		if f.Group == nil {
+		if f.Group == "" {
 			none = append(none, f)
 			continue
 		}
-		if len(byGroup[f.Group.Title]) == 0 {
-			order = append(order, f.Group.Title)
+		if len(byGroup[f.Group]) == 0 {
+			order = append(order, f.Group)
 		}
-		byGroup[f.Group.Title] = append(byGroup[f.Group.Title], f)
+		byGroup[f.Group] = append(byGroup[f.Group], f)
 	}
 	if len(none) > 0 {
 		out = append(out, Section{Title: "General", Sub: true, Entries: options(none)})
@@ -165,58 +164,41 @@ func grouped(all []*kong.Flag) (out []Section) {
 	return out
 }
 
-func options(all []*kong.Flag) (out []Entry) {
+func options(all []*commandline.Value) (out []Entry) {
 	for _, f := range all {
 		term := "--" + f.Name
-		if f.Short != 0 {
-			term = "-" + string(f.Short) + ", " + term
+		if f.Short != "" {
+			term = "-" + f.Short + ", " + term
 		}
-		if !f.IsBool() && !f.IsCounter() {
-			term += "=" + f.FormatPlaceHolder()
+		if !f.IsBool() {
+			term += "=" + f.Form()
 		}
-		out = append(out, Entry{term, detail(f.Value)})
+		out = append(out, Entry{term, detail(f)})
 	}
 	return out
 }
 
-func arguments(n *kong.Node) (out []Entry) {
-	for _, a := range n.Positional {
-		out = append(out, Entry{a.Summary(), a.Help})
+func arguments(n *commandline.Command) (out []Entry) {
+	for _, a := range n.Args {
+		out = append(out, Entry{a.Argument(), a.Help})
 	}
 	return out
 }
 
 // detail is the value's help with its default and variable.
-func detail(v *kong.Value) string {
+func detail(v *commandline.Value) string {
 	text := v.Help
-	if v.HasDefault && v.Default != "" && v.Default != "false" {
+	if v.Default != "" && v.Default != "false" {
 		text += " Default: " + v.Default + "."
 	}
-	if len(v.Tag.Envs) > 0 {
-		text += " Variable: " + strings.Join(v.Tag.Envs, ", ") + "."
+	if v.Env != "" {
+		text += " Variable: " + v.Env + "."
 	}
 	return text
 }
 
-// flags are those of the command and of the commands above it that --help shows, in order.
-func flags(n *kong.Node) (out []*kong.Flag) {
-	for _, group := range n.AllFlags(true) {
-		out = append(out, group...)
-	}
-	return out
-}
-
-func same(a, b *kong.Flag) bool {
+func same(a, b *commandline.Value) bool {
 	return a.Name == b.Name && a.Help == b.Help && a.Default == b.Default
-}
-
-func children(n *kong.Node) (out []*kong.Node) {
-	for _, c := range n.Children {
-		if !c.Hidden {
-			out = append(out, c)
-		}
-	}
-	return out
 }
 
 // sentence is the text as half a sentence, as indexes of manual pages show it.
