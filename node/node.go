@@ -235,7 +235,7 @@ func (n *Node) buildRouting() error {
 	if n.cfg.InFleet() {
 		n.knowledge = newKnowledge(n.shared, n.router, n.health, n.meter, n.history, n.doctor)
 		n.knowledge.figures = func(dst []gossip.Figure) []gossip.Figure {
-			return n.counts.Append(dst, n.proxy.InFlight(), n.lags())
+			return appendQueue(n.counts.Append(dst, n.proxy.InFlight(), n.lags()), n.ownQueue(peerLines))
 		}
 		hotCfg.Peers = func(sum hot.Sum) { n.knowledge.shared.PeerWork(sum.Add) }
 	}

@@ -1,13 +1,18 @@
 package node
 
 import (
+	"cmp"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
+	"grapevine.example/node/admin"
 	"grapevine.example/node/config"
+	"grapevine.example/node/history"
 )
 
 // A node with queue_requests lets requests wait, refuses what has no place, and shows both.
@@ -79,6 +84,103 @@ func TestNoQueueAtNode(t *testing.T) {
 	n := startNode(t, testConfig(newFakeEngine(t, "m").URL))
 	if q := n.Queue(); q.On || q.Requests != 0 || q.Clients == nil || q.Priorities == nil {
 		t.Errorf("without queue_requests: %+v", q)
+	}
+}
+
+// A node at which nothing waits shows what waits at another, and which node does not report its queue.
+func TestAnyNodeShowsTheQueueOfTheFleet(t *testing.T) {
+	t.Parallel()
+	begun, answer := make(chan bool, 8), make(chan bool, 8)
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/v1/chat/completions" {
+			http.NotFound(w, r)
+			return
+		}
+		begun <- true
+		<-answer
+		_, _ = io.WriteString(w, `{"choices":[]}`)
+	}))
+	defer engine.Close()
+	start := func(name string, queue int, join ...string) *Node {
+		cfg := fleetConfig(name, join, engine.URL)
+		cfg.QueueRequests, cfg.QueueInFlight = queue, 1
+		return startNode(t, cfg)
+	}
+	one := start("one", 5)
+	two, three := start("two", 1, one.GossipAddr()), start("three", 0, one.GossipAddr())
+	awaitFleet(t, one, two, three)
+	done := make(chan bool, 2)
+	send := func() {
+		status, _, body := chat(t, two, chatBody("m", "hello"))
+		if status != http.StatusOK {
+			t.Errorf("%d %s", status, body)
+		}
+		done <- true
+	}
+	go send()
+	<-begun
+	go send()
+	eventually(t, "the other node's request", func() bool { return one.Queue().Requests == 1 })
+	if status, _, _ := chat(t, two, chatBody("m", "hello")); status != http.StatusTooManyRequests {
+		t.Errorf("status %d without a place, want 429", status)
+	}
+	eventually(t, "the other node's refusal", func() bool { return one.Queue().Priorities[0].RefusedFull == 1 })
+	q := one.Queue()
+	if !q.On || q.MaxRequests != 6 || q.Bytes <= 0 || q.Tokens <= 0 || q.Priorities[0].Requests != 1 || q.Refused != 1 {
+		t.Errorf("sums %+v", q)
+	}
+	if len(q.Clients) != 1 || q.Clients[0].Client != "" || q.Clients[0].Requests != 1 || q.Clients[0].Bytes != q.Bytes {
+		t.Errorf("clients %+v", q.Clients)
+	}
+	r := q.Routers
+	if len(r) != 3 || r[0].Node != "one" || r[1].Node != "three" || r[2].Node != "two" {
+		t.Fatalf("routers %+v", r)
+	}
+	if r[0].Requests != 0 || !r[0].On || r[1].On || r[1].Missing != "" || r[2].Requests != 1 || r[2].MaxRequests != 1 || r[2].Refused != 1 {
+		t.Errorf("routers %+v", r)
+	}
+	eventually(t, "a node without a queue shows it, too", func() bool { q := three.Queue(); return q.On && q.Requests == 1 && len(q.Priorities) == 3 })
+	answer <- true
+	answer <- true
+	<-done
+	<-done
+	eventually(t, "the end of the waiting", func() bool { return one.Queue().Requests == 0 })
+	kill(t, two)
+	eventually(t, "a node is missing", func() bool { q := one.Queue(); return q.Routers[2].Missing == "has failed" && q.MaxRequests == 5 })
+}
+
+// Figures bring a queue to other nodes as it is, but for fractions of milliseconds and tokens.
+func TestQueueInFigures(t *testing.T) {
+	own := &admin.QueueStatus{
+		QueueTotal: admin.QueueTotal{
+			On: true, MaxRequests: 2048, MaxBytes: 1 << 36, TimeoutS: 30, DrainRate: 512000, BacklogS: 41.5, Refused: 28,
+			QueueWaiting: admin.QueueWaiting{Requests: 12, Bytes: 1<<33 + 7, Tokens: 1e6 + 3, OldestS: 8.25},
+		},
+		Priorities: []admin.QueuePriority{
+			{Priority: "interactive", QueueWaiting: admin.QueueWaiting{Requests: 1, Bytes: 7, Tokens: 3, OldestS: 0.25}, RefusedFull: 1, RefusedTimeout: 2, RefusedDeadline: 3},
+			{Priority: "default", RefusedTimeout: 22},
+			{Priority: "batch", QueueWaiting: admin.QueueWaiting{Requests: 11, Bytes: 1 << 33, Tokens: 1e6, OldestS: 8.25}},
+		},
+		Clients: []admin.QueueClient{
+			{Client: "nightly", Priority: "batch", QueueWaiting: admin.QueueWaiting{Requests: 11, Bytes: 1 << 33, Tokens: 1e6, OldestS: 8.25}},
+			{Client: "", Priority: "interactive", QueueWaiting: admin.QueueWaiting{Requests: 1, Bytes: 7, Tokens: 3, OldestS: 0.25}},
+		},
+		More: 4,
+	}
+	figures := make(map[uint32]uint64)
+	for _, f := range appendQueue(nil, own) {
+		if _, twice := figures[f.Key]; twice || f.Key < history.OtherKey || f.Key >= 1<<31 {
+			t.Errorf("key %x", f.Key)
+		}
+		figures[f.Key] = uint64(f.High)<<32 | uint64(f.Low)
+	}
+	got := readQueue(figures, map[uint32]string{shortKey("nightly"): "nightly", shortKey(""): ""})
+	slices.SortFunc(got.Clients, func(a, b admin.QueueClient) int { return cmp.Compare(b.Requests, a.Requests) })
+	if !reflect.DeepEqual(got, own) {
+		t.Errorf("%+v, want %+v", got, own)
+	}
+	if got := readQueue(figures, nil).Clients[0].Client; !strings.HasSuffix(got, "not a client of this router") {
+		t.Errorf("an unknown client is %q", got)
 	}
 }
 

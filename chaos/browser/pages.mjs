@@ -176,12 +176,15 @@ async function queue(page) {
   const heading = page.getByRole('heading', { name: 'Queue', exact: true })
   await page.goto(url + '#clients')
   await heading.waitFor()
+  await page.getByText('3 of 3 routers report theirs').waitFor()
   const waits = (requests, tokens, oldest_s) => ({ requests, bytes: requests * 40000, tokens, oldest_s })
   const refused = (refused_full, refused_timeout, refused_deadline) => ({ refused_full, refused_timeout, refused_deadline })
   const full = { node: 'x', on: true, ...waits(1311, 2.1e7, 8.25), max_requests: 2048, max_bytes: 6.4e7, timeout_s: 30, drain_tokens_per_s: 512000, backlog_s: 41, more: 2,
     priorities: [{ priority: 'interactive', ...waits(11, 1.6e5, 0.4), ...refused(0, 0, 3) }, { priority: 'default', ...waits(0, 0, 0), ...refused(0, 0, 0) }, { priority: 'batch', ...waits(1300, 2e7, 8.25), ...refused(1204, 17, 0) }],
-    clients: [{ client: 'nightly-<b>batch</b>', priority: 'batch', ...waits(1300, 2e7, 8.25) }, { client: '', priority: 'interactive', ...waits(11, 1.6e5, 0.4) }] }
-  const off = { node: 'x', on: false, priorities: [], clients: [] }
+    clients: [{ client: 'nightly-<b>batch</b>', priority: 'batch', ...waits(1300, 2e7, 8.25) }, { client: '', priority: 'interactive', ...waits(11, 1.6e5, 0.4) }],
+    routers: [{ node: 'x', on: true, ...waits(1300, 2e7, 8.25), drain_tokens_per_s: 500000, refused: 1221 }, { node: 'y', on: true, ...waits(11, 1.6e5, 0.4), drain_tokens_per_s: 12000, refused: 3 },
+      { node: 'z', missing: 'has failed', on: false, ...waits(0, 0, 0) }] }
+  const off = { node: 'x', on: false, priorities: [], clients: [], routers: [] }
   for (const answer of [full, off]) {
     await page.route('**/queue', (r) => r.fulfill({ json: answer }))
     await page.goto('about:blank')
@@ -190,6 +193,9 @@ async function queue(page) {
     if (answer.on) {
       await page.getByText('1,311 of 2,048 requests wait, with 52.4 MB of 64.0 MB, for 30 s at most; 512.0 k tokens/s leave, so these take 41.0 s; 2 more lines').waitFor()
       await page.getByRole('cell', { name: 'nightly-<b>batch</b>' }).waitFor()
+      await page.getByText('2 of 3 routers report theirs').waitFor()
+      await page.getByRole('row', { name: 'x 1,300 52.0 MB 20.0 M tokens 8.25 s 500.0 k tokens/s 1,221' }).waitFor()
+      await page.getByRole('row', { name: 'z (has failed) – – – – – –' }).waitFor()
       await page.getByRole('row', { name: 'batch 1,300 52.0 MB 20.0 M tokens 8.25 s 1,204 17 0' }).waitFor()
       await findings(page, 'queue')
       if (SHOTS) await page.screenshot({ path: `${SHOTS}/queue-${ENGINES}.png`, fullPage: true })

@@ -249,30 +249,43 @@ type ClientAccount struct {
 	SpeedP50 float64 `json:"output_tokens_per_s_p50"`
 }
 
-// QueueStatus is what waits for engines at one node.
+// QueueStatus is what waits for engines at the routers that report it: the sums, and each.
 type QueueStatus struct {
-	Node     string  `json:"node"`
-	On       bool    `json:"on"` // false: requests wait inside engines, and there is no more in this answer
-	Requests int     `json:"requests"`
-	Bytes    int64   `json:"bytes"` // of their bodies
-	OldestS  float64 `json:"oldest_s"`
-	// What the node may hold, and how long a request may wait.
+	Node string `json:"node"` // that answers
+	QueueTotal
+	Priorities []QueuePriority `json:"priorities"` // the highest first; empty without a queue
+	Clients    []QueueClient   `json:"clients"`    // 100 at most, those with most requests
+	More       int             `json:"more"`       // entries that Clients leaves out
+	Routers    []QueueRouter   `json:"routers"`    // the answering one first, then by name
+}
+
+// QueueTotal is the queue of a router, or of several: the longest of their times and the sums of the rest.
+type QueueTotal struct {
+	On bool `json:"on"` // false: requests wait inside engines
+	QueueWaiting
+	// What may wait, and how long.
 	MaxRequests int     `json:"max_requests"`
 	MaxBytes    int64   `json:"max_bytes"`
 	TimeoutS    float64 `json:"timeout_s"`
 	// DrainRate is the tokens, of prompts to compute and of outputs, that leave per second while requests wait; BacklogS is how long
 	// the present ones take at that rate. 0: not known.
-	DrainRate  float64         `json:"drain_tokens_per_s"`
-	BacklogS   float64         `json:"backlog_s"`
-	Priorities []QueuePriority `json:"priorities"` // the highest first
-	Clients    []QueueClient   `json:"clients"`    // 100 at most, those with most requests
-	More       int             `json:"more"`       // entries that Clients leaves out
+	DrainRate float64 `json:"drain_tokens_per_s"`
+	BacklogS  float64 `json:"backlog_s"`
+	Refused   uint64  `json:"refused"` // requests answered 429 since the routers' start, for any reason of QueuePriority
+}
+
+// QueueRouter is one router's queue. Those of other routers are up to some seconds old.
+type QueueRouter struct {
+	Node string `json:"node"`
+	// Missing says why the router's queue is not known, and not in the sums; "": it is.
+	Missing string `json:"missing,omitempty"`
+	QueueTotal
 }
 
 type QueuePriority struct {
 	Priority string `json:"priority"`
 	QueueWaiting
-	// Requests answered 429 since the node's start: without a place, after the longest wait, for their deadline.
+	// Requests answered 429 since the routers' start: without a place, after the longest wait, for their deadline.
 	RefusedFull     uint64 `json:"refused_full"`
 	RefusedTimeout  uint64 `json:"refused_timeout"`
 	RefusedDeadline uint64 `json:"refused_deadline"`

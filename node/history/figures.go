@@ -64,6 +64,9 @@ func quantile(counts []float64, q float64) float64 {
 	return math.NaN()
 }
 
+// OtherKey begins the keys of figures that are in no ring, which History keeps for other packages.
+const OtherKey = 1 << 30
+
 // lagKey begins the keys of a node's lag to its peers; the rest is the hash of the peer's name.
 const lagKey = 1 << 31
 

@@ -20,6 +20,7 @@ const (
 	perCoarse = int(Coarse / Fine)
 	maxPeers  = 2048 // gossip's members with streams
 	maxLags   = 2048 // of one peer
+	maxOthers = 512  // of one peer
 )
 
 // Series are the columns of a ring.
@@ -66,6 +67,7 @@ type origin struct {
 	at, wasAt   int64 // Unix ms of the peer's clock
 	now, was    [figures]uint64
 	lags        map[uint32]uint32
+	others      map[uint32]uint64
 }
 
 // New returns an empty history. own are this node's counts.
@@ -83,22 +85,28 @@ func (h *History) Peer(name string, incarnation uint64, at int64, changed []wire
 		if len(h.peers) >= maxPeers {
 			return
 		}
-		p = &origin{incarnation: incarnation, lags: make(map[uint32]uint32)}
+		p = &origin{incarnation: incarnation, lags: make(map[uint32]uint32), others: make(map[uint32]uint64)}
 		h.peers[name] = p
 	}
 	p.at = at
 	if full {
 		p.now = [figures]uint64{}
 		clear(p.lags)
+		clear(p.others)
 	}
 	for _, f := range changed {
+		value := uint64(f.High)<<32 | uint64(f.Low)
 		switch {
 		case f.Key&lagKey != 0 && f.Low == 0:
 			delete(p.lags, f.Key&^lagKey)
 		case f.Key&lagKey != 0 && len(p.lags) < maxLags:
 			p.lags[f.Key&^lagKey] = f.Low
 		case f.Key < figures:
-			p.now[f.Key] = uint64(f.High)<<32 | uint64(f.Low)
+			p.now[f.Key] = value
+		case f.Key >= OtherKey && f.Key < lagKey && value == 0:
+			delete(p.others, f.Key)
+		case f.Key >= OtherKey && f.Key < lagKey && len(p.others) < maxOthers:
+			p.others[f.Key] = value
 		}
 	}
 	if !known { // what the peer did before is nothing of this period
@@ -123,6 +131,17 @@ func (h *History) Lags(name string) (lags map[uint32]uint32, ok bool) {
 		return nil, false
 	}
 	return maps.Clone(p.lags), true
+}
+
+// Others returns a peer's figures from OtherKey on, without zeros; ok is false if the peer reports no figures.
+func (h *History) Others(name string) (others map[uint32]uint64, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p := h.peers[name]
+	if p == nil {
+		return nil, false
+	}
+	return maps.Clone(p.others), true
 }
 
 // Reporting counts the peers whose figures are known.

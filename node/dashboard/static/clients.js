@@ -1,10 +1,11 @@
 // Clients and queue: who may use the router, how much of their limits they use over the fleet, and whose requests wait.
-import { h, say, api, fmt, table, num, panel, scroll } from './dom.js'
+import { h, say, api, fmt, table, num, panel, scroll, head, named, alarm } from './dom.js'
 
 const hits = (c) => (c.here.prompt_tokens ? c.here.cached_tokens / c.here.prompt_tokens : null)
+const priority = { name: 'Priority', cell: (c) => c.priority }
 const used = (n, of) => (of ? `${fmt.number(n)} of ${fmt.number(of)}` : fmt.number(n))
 
-// queue shows what waits at this router, and nothing where requests wait inside engines.
+// queue shows what waits in the fleet, and nothing where requests wait inside engines.
 function queue() {
   const note = h('span', { class: 'small muted' }), now = h('p', { class: 'muted small' })
   const waiting = [
@@ -15,22 +16,29 @@ function queue() {
   ]
   const refused = (name, key) => num(name, (p) => fmt.number(p['refused_' + key]))
   const bands = table({ caption: 'By priority; 429 since the start', key: (p) => p.priority, columns: [
-    { name: 'Priority', cell: (p) => p.priority }, ...waiting, refused('429: no place', 'full'), refused('429: too long', 'timeout'), refused('429: deadline', 'deadline')] })
+    priority, ...waiting, refused('429: no place', 'full'), refused('429: too long', 'timeout'), refused('429: deadline', 'deadline')] })
   const rows = table({ caption: 'By client', key: (c) => c.client + ' ' + c.priority, columns: [
-    { name: 'Client', cell: (c) => c.client || 'no client' }, { name: 'Priority', cell: (c) => c.priority }, ...waiting] })
-  const each = scroll('Queue by client', rows.el)
-  const el = panel('Queue', note, h('div', { class: 'stack' }, now, scroll('Queue by priority', bands.el), each))
+    { name: 'Client', cell: (c) => c.client || 'no client' }, priority, ...waiting] })
+  const state = (r) => r.missing || (r.on ? '' : 'has no queue')
+  const routers = table({ caption: 'By router', key: (r) => r.node, columns: [
+    { name: 'Router', same: state, cell: (r) => named(r.node, state(r)) },
+    ...[...waiting, num('Leaves', (r) => (r.drain_tokens_per_s ? fmt.number(r.drain_tokens_per_s) + ' tokens/s' : '–')), num('429', (r) => fmt.number(r.refused))]
+      .map((c) => ({ ...c, cell: (r) => (state(r) ? '–' : c.cell(r)) }))] })
+  const each = scroll('Queue by client', rows.el), every = scroll('Queue by router', routers.el)
+  const el = panel('Queue', note, h('div', { class: 'stack' }, now, scroll('Queue by priority', bands.el), each, every))
   return {
     el,
     update(q) {
       el.hidden = !q.on
       if (!q.on) return
-      say(note, `at ${q.node}; other routers have queues of their own`)
+      say(note, q.routers.length > 1 ? `${q.routers.filter((r) => !r.missing).length} of ${q.routers.length} routers report theirs, ${q.node} at once and others every two seconds` : `at ${q.node}`)
       say(now, `${fmt.number(q.requests)} of ${fmt.number(q.max_requests)} requests wait, with ${fmt.bytes(q.bytes)} of ${fmt.bytes(q.max_bytes)}, for ${fmt.span(q.timeout_s)} at most` +
         (q.requests && q.drain_tokens_per_s ? `; ${fmt.number(q.drain_tokens_per_s)} tokens/s leave, so these take ${fmt.seconds(q.backlog_s)}` : '') + (q.more ? `; ${fmt.count(q.more, 'more line')}` : ''))
       bands.update(q.priorities)
       each.hidden = !q.clients.length
       rows.update(q.clients)
+      every.hidden = q.routers.length < 2
+      routers.update(q.routers)
     },
   }
 }
@@ -39,13 +47,13 @@ export const clients = {
   name: 'clients', title: 'Clients and queue',
   open() {
     const title = h('h1', { text: 'Clients' }), note = h('span', { class: 'muted' })
-    const error = h('p', { class: 'error', role: 'alert' })
+    const error = alarm()
     const none = h('p', { class: 'hint' }, 'No ', h('code', { text: 'clients_file' }), ' is set: everybody who reaches the data port may use all models, without limits. ', h('code', { text: 'grapevine clients new NAME' }), ' makes a key.')
     const rows = table({
       key: (c) => c.name,
       columns: [
-        { name: 'Client', sort: (c) => c.name, same: (c) => c.name + c.anonymous, cell: (c) => h('span', null, h('b', { text: c.name }), c.anonymous ? h('span', { class: 'muted', text: ' (requests without a key)' }) : null) },
-        { name: 'Priority', cell: (c) => c.priority },
+        { name: 'Client', sort: (c) => c.name, same: (c) => c.name + c.anonymous, cell: (c) => named(c.name, c.anonymous && 'requests without a key') },
+        priority,
         num('In flight', (c) => used(c.requests, c.in_flight), (c) => c.requests),
         num('Tokens of the minute', (c) => (c.tokens_per_minute ? used(c.tokens_used, c.tokens_per_minute) : 'no limit'), (c) => (c.tokens_per_minute ? c.tokens_used / c.tokens_per_minute : 0)),
         { name: 'Models', cell: (c) => (c.models ? c.models.join(', ') : 'all') },
@@ -58,16 +66,15 @@ export const clients = {
     })
     const listed = h('section', { class: 'panel' }, scroll('Clients', rows.el))
     const line = queue()
-    listed.hidden = error.hidden = none.hidden = true
+    listed.hidden = none.hidden = true
     return {
-      el: h('div', { class: 'stack' }, h('div', { class: 'head' }, title, note), error, none, listed, line.el), every: 3000,
+      el: h('div', { class: 'stack' }, head(title, note), error.el, none, listed, line.el), every: 3000,
       async refresh() {
         const [a, q] = await Promise.all([api('/clients'), api('/queue')])
         line.update(q)
         none.hidden = a.file !== ''
         listed.hidden = a.file === ''
-        error.hidden = !a.error
-        say(error, a.error ? `${a.error}; the clients of before stay in force` : '')
+        error.set(a.error && `${a.error}; the clients of before stay in force`)
         say(title, a.file ? fmt.count(a.clients.length, 'client') : 'Clients')
         say(note, a.file ? `${a.file}, in force for ${fmt.span(a.age_s)}; limits are used by the whole fleet; from Requests on: at ${a.node} in ${fmt.span(a.uptime_s)}` : '')
         rows.update(a.clients)

@@ -1,5 +1,5 @@
 // Doctor: where the prompts of an application diverge although they hold the same content behind it, and what a mended prompt would save.
-import { h, say, api, fmt, pill, table, num, scroll, keyed } from './dom.js'
+import { h, say, api, fmt, pill, table, num, scroll, keyed, head } from './dom.js'
 
 const levels = { mend: 'bad', 'nothing to mend': 'ok' }
 const most = 50 // applications shown
@@ -26,7 +26,7 @@ function card(name) {
   const verdict = h('span'), why = h('p'), figures = h('p', { class: 'muted' })
   const found = scroll('Findings for ' + name, findings.el)
   return {
-    el: h('section', { class: 'panel' }, h('div', { class: 'head' }, h('h2', { text: name }), verdict), why, figures, found),
+    el: h('section', { class: 'panel' }, head(h('h2', { text: name }), verdict), why, figures, found),
     update(a) {
       if (verdict.textContent !== a.verdict) verdict.replaceChildren(pill(a.verdict, levels[a.verdict]))
       say(why, a.why)
@@ -44,7 +44,7 @@ export const doctor = {
     const note = h('span', { class: 'muted' }), none = h('p', { class: 'hint' }), list = h('div', { class: 'stack' })
     const show = keyed(list, card)
     return {
-      el: h('div', { class: 'stack' }, h('div', { class: 'head' }, h('h1', { text: 'Do prompts share what they could?' }), note), none, list), every: 10000,
+      el: h('div', { class: 'stack' }, head(h('h1', { text: 'Do prompts share what they could?' }), note), none, list), every: 10000,
       async refresh() {
         const a = await api('/doctor')
         none.hidden = a.applications.length > 0

@@ -58,6 +58,9 @@ export async function api(path, { method = 'GET', json, body } = {}) {
   return answer
 }
 
+// may asks what a node can refuse: it resolves to its answer or to what it says, if that is not that it wants a token.
+export const may = (path) => api(path).catch((e) => { if (e instanceof Refused && e.status !== 401) return e; throw e })
+
 const digits = (v, n) => v.toLocaleString('en', { minimumFractionDigits: n, maximumFractionDigits: n })
 
 export const fmt = {
@@ -92,6 +95,23 @@ export const compare = (x, y) => (typeof x === 'string' ? natural.compare(x, y) 
 // pill is a state in words on a colour; level is ok, warn, bad or empty.
 export const pill = (text, level) => h('span', { class: 'state ' + (level || ''), text })
 
+// choice is a group of buttons of which one is pressed; pick(name) changes it, and is called with each click.
+export function choice(label, list, pick) {
+  const buttons = list.map((name) => h('button', { type: 'button', 'data-name': name, text: name, on: { click: () => { press(name); pick(name) } } }))
+  const press = (name) => buttons.forEach((b) => b.setAttribute('aria-pressed', String(b.dataset.name === name)))
+  return { el: h('div', { class: 'seg', role: 'group', 'aria-label': label }, buttons), buttons, press }
+}
+
+// head is a page's title and what stands beside it; again has the page ask at once.
+export const head = (...content) => h('div', { class: 'head' }, content)
+export const again = () => document.dispatchEvent(new Event('grapevine-refresh'))
+
+// alarm is a place for an error, hidden without one.
+export function alarm() {
+  const el = h('p', { class: 'error', role: 'alert', hidden: true })
+  return { el, set(text) { el.hidden = !text; say(el, text || '') } }
+}
+
 // scroll lets the keyboard reach what is wider than the page; panel frames what belongs together.
 export const scroll = (name, el) => h('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': name }, el)
 export const panel = (title, note, ...content) => h('section', { class: 'panel' }, h('header', null, h('h2', { text: title }), typeof note === 'string' ? h('span', { class: 'small muted', text: note }) : note), ...content)
@@ -114,6 +134,9 @@ export function keyed(el, make) {
     if (shown.length !== el.children.length || shown.some((e, i) => e !== el.children[i])) el.replaceChildren(...shown)
   }
 }
+
+// named is a table's cell of a name with a remark.
+export const named = (name, remark) => h('span', null, h('b', { text: name }), remark ? h('span', { class: 'muted', text: ` (${remark})` }) : null)
 
 // names lists the first engines of so many.
 export const names = (list, all) => (list.length ? list.slice(0, 4).join(', ') + (all > 4 ? ` and ${all - 4} more` : '') : '–')

@@ -1,5 +1,5 @@
 // Engines: a heat grid of large fleets, a table, drain and resume.
-import { h, say, api, fmt, table, panel, scroll, swatch, pill, ask, toast, compare } from './dom.js'
+import { h, say, api, fmt, table, num, panel, scroll, swatch, pill, ask, toast, compare, choice, again, head, alarm } from './dom.js'
 
 const gridFrom = 64, rowsAtOnce = 100
 const levels = { active: 'ok', draining: 'warn', avoided: 'warn', down: 'bad' }
@@ -10,15 +10,14 @@ const troubled = { down: 0, avoided: 1, draining: 2, active: 3 }
 export async function change(names, action, done) {
   const [name] = names
   const reason = h('input', { id: 'reason', size: 40, maxlength: 200, placeholder: 'e.g. new driver' })
-  const error = h('p', { class: 'error', role: 'alert' })
-  error.hidden = true
+  const error = alarm()
   const force = h('input', { type: 'checkbox', id: 'force' })
   const forcing = h('div', { class: 'row' }, force, h('label', { for: 'force', text: 'Do it all the same' }))
   forcing.hidden = true
   const act = h('button', { class: 'main', text: action === 'drain' ? 'Drain' : 'Resume' })
   const form = h('form', { class: 'stack' },
     h('p', { class: 'muted', text: action === 'drain' ? 'It gets no new requests; those that run on it end normally. All routers agree on it.' : 'It gets requests again.' }),
-    action === 'drain' && h('label', { for: 'reason', text: 'Reason, for those who look later' }), action === 'drain' && reason, error, forcing)
+    action === 'drain' && h('label', { for: 'reason', text: 'Reason, for those who look later' }), action === 'drain' && reason, error.el, forcing)
   const buttons = h('div', { class: 'row end' }, h('button', { type: 'button', text: 'Cancel', on: { click: (e) => e.target.closest('dialog').close() } }), act)
   form.append(buttons)
   form.addEventListener('submit', async (e) => {
@@ -28,8 +27,7 @@ export async function change(names, action, done) {
       await api('/backends' + (force.checked ? '?force=true' : ''), { method: 'PATCH', json: { names, action, reason: reason.value || undefined } })
       form.closest('dialog').close('done')
     } catch (x) {
-      error.hidden = false
-      say(error, x.message)
+      error.set(x.message)
       forcing.hidden = x.status !== 409
       act.disabled = false
     }
@@ -54,6 +52,8 @@ function details(b) {
     pair('Its cache is', b.cache.known + (b.cache.why ? `: ${b.cache.why}` : '')), pair('Horizon', fmt.span(b.horizon_s)), pair('Generation', String(b.generation)))
 }
 
+const kv = (b) => (b.engine?.kv_usage >= 0 ? h('span', null, h('span', { class: 'meter' }, h('i', { css: { width: 100 * Math.min(b.engine.kv_usage, 1) + '%' } })), fmt.percent(b.engine.kv_usage)) : '–')
+
 export const engines = {
   name: 'engines', title: 'Engines',
   open(wanted) {
@@ -61,12 +61,8 @@ export const engines = {
     const title = h('h1', { text: 'Engines' })
     const search = h('input', { type: 'search', placeholder: 'Name, model or address', 'aria-label': 'Filter the engines', size: 24, value: wanted || null, on: { input: () => { filter = search.value.trim().toLowerCase(); most = rowsAtOnce; draw() } } })
     filter = (wanted || '').toLowerCase()
-    const states = ['all', 'active', 'draining', 'avoided', 'down'].map((s) => h('button', { type: 'button', 'data-state': s, 'aria-pressed': String(s === 'all'), on: { click: () => {
-      state = s
-      for (const b of states) b.setAttribute('aria-pressed', String(b.dataset.state === s))
-      draw()
-    } } }))
-    const again = () => document.dispatchEvent(new Event('grapevine-refresh'))
+    const states = choice('Only engines of this state', ['all', 'active', 'draining', 'avoided', 'down'], (s) => { state = s; draw() })
+    states.press(state)
     const look = (b) => ask(b.name, details(b), h('div', { class: 'row end' }, h('button', { type: 'button', class: 'main', text: 'Close', on: { click: (e) => e.target.closest('dialog').close() } })))
     const rows = table({
       key: (b) => b.name, sort: 1,
@@ -74,16 +70,15 @@ export const engines = {
         { name: 'Engine', sort: (b) => b.name, same: (b) => b.name, cell: (b) => h('button', { type: 'button', class: 'link', text: b.name, on: { click: () => look(list.find((x) => x.name === b.name) || b) } }) },
         { name: 'State', sort: (b) => troubled[b.state] + b.name, same: (b) => b.state, cell: (b) => pill(b.state, levels[b.state]) },
         { name: 'Models', cell: (b) => (!b.models ? 'any' : b.models.length > 2 ? `${b.models[0]} and ${b.models.length - 1} more` : b.models.join(', ')) },
-        { name: 'In flight', num: true, sort: (b) => b.fleet_active, cell: (b) => b.fleet_active },
-        { name: 'Waiting', num: true, sort: (b) => b.engine?.waiting ?? -1, cell: (b) => (b.engine && b.engine.waiting >= 0 ? b.engine.waiting : '–') },
-        { name: 'Queue', num: true, sort: (b) => b.queue_s, cell: (b) => fmt.seconds(b.queue_s) },
-        { name: 'KV cache', num: true, sort: (b) => b.engine?.kv_usage ?? -1, same: (b) => (b.engine && b.engine.kv_usage >= 0 ? fmt.percent(b.engine.kv_usage) : '–'), cell: (b) => kv(b) },
-        { name: 'Prefill', num: true, sort: (b) => b.rate, cell: (b) => fmt.number(b.rate) + ' tok/s' },
+        num('In flight', (b) => b.fleet_active, (b) => b.fleet_active),
+        num('Waiting', (b) => (b.engine?.waiting >= 0 ? b.engine.waiting : '–'), (b) => b.engine?.waiting ?? -1),
+        num('Queue', (b) => fmt.seconds(b.queue_s), (b) => b.queue_s),
+        { name: 'KV cache', num: true, sort: (b) => b.engine?.kv_usage ?? -1, same: (b) => (b.engine?.kv_usage >= 0 ? fmt.percent(b.engine.kv_usage) : '–'), cell: kv },
+        num('Prefill', (b) => fmt.number(b.rate) + ' tok/s', (b) => b.rate),
         { name: 'Cache is', cell: (b) => b.cache.known },
         { name: 'Change', hidden: true, num: true, same: (b) => String(b.drained), cell: (b) => h('button', { type: 'button', class: 'small', 'aria-label': `${b.drained ? 'Resume' : 'Drain'} ${b.name}`, text: b.drained ? 'Resume' : 'Drain', on: { click: () => change([b.name], b.drained ? 'resume' : 'drain', again) } }) },
       ],
     })
-    const kv = (b) => (b.engine && b.engine.kv_usage >= 0 ? h('span', null, h('span', { class: 'meter' }, h('i', { css: { width: 100 * Math.min(b.engine.kv_usage, 1) + '%' } })), fmt.percent(b.engine.kv_usage)) : h('span', { text: '–' }))
     const heat = h('div', { class: 'heat', role: 'img', on: { click: (e) => { const b = list.find((x) => x.name === e.target.dataset.name); if (b) look(b) } } })
     const legend = h('p', { class: 'small muted row' }, 'Prefill queue:', ['none', '50 ms', '0.2 s', '0.5 s', '1 s', '3 s'].map((t, i) => swatch('h' + i, t)), swatch('warn', 'draining or avoided'), swatch('bad', 'down'))
     const heated = panel('Heat', 'one cell for each engine, by name; click for details, or use the table', heat, legend)
@@ -91,7 +86,7 @@ export const engines = {
     const more = h('button', { type: 'button', on: { click: () => { most += rowsAtOnce * 4; draw() } } })
     const empty = h('p', { class: 'hint' })
     const sources = h('div')
-    const el = h('div', null, h('div', { class: 'head' }, title, h('div', { class: 'row right' }, h('div', { class: 'seg', role: 'group', 'aria-label': 'Only engines of this state' }, states), search)),
+    const el = h('div', null, head(title, h('div', { class: 'row right' }, states.el, search)),
       sources, heated, h('section', { class: 'panel' }, scroll('Engines', rows.el), empty, h('p', { class: 'row' }, more)))
 
     const fits = (b) => (state === 'all' || b.state === state) && (!filter || [b.name, b.url, ...(b.models || [])].some((t) => t.toLowerCase().includes(filter)))
@@ -103,7 +98,7 @@ export const engines = {
       say(more, `Show more of ${fmt.count(shown.length, 'engine')}`)
       empty.hidden = shown.length > 0
       say(empty, list.length ? 'No engine fits the filter.' : 'There is no engine yet. Add one with: grapevine backends add http://HOST:PORT')
-      for (const b of states) say(b, `${b.dataset.state === 'all' ? 'All' : b.dataset.state} ${b.dataset.state === 'all' ? list.length : list.filter((x) => x.state === b.dataset.state).length}`)
+      for (const b of states.buttons) { const s = b.dataset.name; say(b, s === 'all' ? 'All ' + list.length : `${s} ${list.filter((x) => x.state === s).length}`) }
       heated.hidden = list.length < gridFrom
       if (heated.hidden) return
       heat.style.setProperty('--cell', list.length > 600 ? '14px' : list.length > 150 ? '18px' : '26px')

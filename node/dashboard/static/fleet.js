@@ -1,5 +1,5 @@
 // Fleet: the state in one sentence, five figures, four charts, and what caches save per model.
-import { h, say, api, fmt, table, panel, scroll, Refused } from './dom.js'
+import { h, say, api, may, fmt, table, num, panel, scroll, choice, again, head, Refused } from './dom.js'
 import { chart } from './chart.js'
 
 const ranges = { '15 min': { coarse: false, points: 180 }, '1 hour': { coarse: false, points: 720 }, '12 hours': { coarse: true, points: 720 } }
@@ -19,9 +19,11 @@ async function load(name) {
 
 const part = (s, points) => s && { ...s, columns: Object.fromEntries(Object.entries(s.columns).map(([k, c]) => [k, c.slice(-points)])) }
 
-const mean = (c) => { const v = (c || []).filter((x) => x !== null); return v.length ? v.reduce((a, b) => a + b, 0) / v.length : null }
-const last = (c) => (c && c.length ? c[c.length - 1] : null)
-const median = (c) => { const v = (c || []).filter((x) => x !== null).sort((a, b) => a - b); return v.length ? v[Math.floor(v.length / 2)] : null }
+const known = (c) => c.filter((x) => x !== null)
+const sum = (c) => c.reduce((a, b) => a + b, 0)
+const mean = (c) => { const v = known(c); return v.length ? sum(v) / v.length : null }
+const last = (c) => c.at(-1) ?? null
+const median = (c) => { const v = known(c).sort((a, b) => a - b); return v[Math.floor(v.length / 2)] ?? null }
 
 function tile(label) {
   const value = h('span'), unit = h('small'), note = h('div', { class: 'note' })
@@ -66,20 +68,20 @@ export const fleet = {
     ]
     let range = sessionStorage.getItem('grapevine-range') || '15 min'
     if (!ranges[range]) range = '15 min'
-    const buttons = Object.keys(ranges).map((name) => h('button', { type: 'button', 'aria-pressed': String(name === range), text: name, on: { click: () => {
+    const chosen = choice('Range of the charts', Object.keys(ranges), (name) => {
       range = name
       sessionStorage.setItem('grapevine-range', name)
-      for (const b of buttons) b.setAttribute('aria-pressed', String(b.textContent === name))
       draw()
-      document.dispatchEvent(new Event('grapevine-refresh'))
-    } } }))
+      again()
+    })
+    chosen.press(range)
     const models = table({
       key: (m) => m.model,
       columns: [
         { name: 'Model', cell: (m) => (m.model === '' ? '(none named)' : m.model === '*' ? '(not listed by any engine)' : m.model) },
-        { name: 'Requests/s', num: true, cell: (m) => fmt.number(m.requests_per_s) },
-        { name: 'Prefill of whole prompts', num: true, cell: (m) => fmt.seconds(m.prompts_s) + '/s' },
-        { name: 'left by caches', num: true, cell: (m) => fmt.seconds(m.prefill_s) + '/s' },
+        num('Requests/s', (m) => fmt.number(m.requests_per_s)),
+        num('Prefill of whole prompts', (m) => fmt.seconds(m.prompts_s) + '/s'),
+        num('left by caches', (m) => fmt.seconds(m.prefill_s) + '/s'),
         { name: 'What choosing caches gains', cell: (m) => m.verdict },
       ],
     })
@@ -89,7 +91,7 @@ export const fleet = {
     const el = h('div', null,
       h('div', { class: 'lead' }, dot, h('div', null, title, list)),
       h('div', { class: 'tiles' }, tiles.map((t) => t.el)),
-      h('div', { class: 'head' }, h('h2', { text: 'History' }), h('div', { class: 'seg right', role: 'group', 'aria-label': 'Range of the charts' }, buttons)),
+      head(h('h2', { text: 'History' }), h('div', { class: 'right' }, chosen.el)),
       h('div', { class: 'grid2' }, charts.map((c) => c.el)), affinity,
       h('p', { class: 'small muted', text: 'Round robin is an estimate: what the same requests would have found cached, had each gone to an engine drawn at random.' }), reporting)
 
@@ -109,7 +111,7 @@ export const fleet = {
       const long = rings.coarse, fine = rings.fine
       const useFine = !long || long.columns.saved_s.length < 2
       const ring = useFine ? fine : long
-      const saved = ring.columns.saved_s.reduce((a, b) => a + (b || 0), 0) * ring.every_s
+      const saved = sum(ring.columns.saved_s) * ring.every_s
       const [sv, su] = fmt.span(saved).split(' ')
       tiles[4].set(sv, su, `of prefill in ${fmt.span(ring.columns.saved_s.length * ring.every_s)}`)
     }
@@ -120,8 +122,8 @@ export const fleet = {
       async refresh() {
         const history = [load('fine')]
         if (Date.now() - coarseAt > 30000) history.push(load('coarse').then(() => { coarseAt = Date.now() }))
-        const [status, nodes, raft] = await Promise.all([api('/status'), api('/nodes'), api('/raft').catch((e) => { if (e instanceof Refused && e.status !== 401) return null; throw e }), ...history])
-        const s = sentence(status, nodes, raft)
+        const [status, nodes, raft] = await Promise.all([api('/status'), api('/nodes'), may('/raft'), ...history])
+        const s = sentence(status, nodes, raft instanceof Refused ? null : raft)
         dot.className = 'dot ' + s.level
         say(title, s.text)
         list.replaceChildren(...s.trouble.map((t) => h('li', { text: t })))

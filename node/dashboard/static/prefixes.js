@@ -1,5 +1,5 @@
 // Prefixes: those that many requests share, the engines that hold them, the tree that they are, and how deep prompts go.
-import { h, say, api, fmt, table, num, scroll, names, Refused } from './dom.js'
+import { h, say, api, may, fmt, table, num, scroll, names, head, Refused } from './dom.js'
 import { shape } from './levels.js'
 import { tree } from './tree.js'
 
@@ -22,23 +22,17 @@ export const prefixes = {
     const panel = h('section', { class: 'panel' }, scroll('Hot prefixes', rows.el))
     const depths = shape(), shared = tree()
     return {
-      el: h('div', null, h('div', { class: 'head' }, title, note), none, panel, shared.el, depths.el), every: 10000,
+      el: h('div', null, head(title, note), none, panel, shared.el, depths.el), every: 10000,
       async refresh() {
-        const [receipts, status, t] = await Promise.all([api('/receipts'), api('/status'), api('/prefixes/tree')])
+        const [receipts, status, t, a] = await Promise.all([api('/receipts'), api('/status'), api('/prefixes/tree'), may('/prefixes')])
         depths.update(receipts.receipts, status)
         shared.update(t)
-        let a
-        try { a = await api('/prefixes') } catch (e) {
-          if (!(e instanceof Refused) || e.status === 401) throw e
-          panel.hidden = true
-          say(none, e.message)
-          return
-        }
-        panel.hidden = a.prefixes.length === 0
-        none.hidden = a.prefixes.length > 0
-        say(none, a.enabled ? 'No prefix is hot now: none is in so many requests that it needs several engines.' : 'Hot prefixes are switched off: grapevine prefixes hot --on switches them on.')
-        say(note, a.prefixes.length ? 'hashes and lengths only: a router keeps no prompt' : '')
-        rows.update(a.prefixes)
+        const list = a.prefixes || []
+        panel.hidden = !list.length
+        none.hidden = list.length > 0
+        say(none, a instanceof Refused ? a.message : a.enabled ? 'No prefix is hot now: none is in so many requests that it needs several engines.' : 'Hot prefixes are switched off: grapevine prefixes hot --on switches them on.')
+        say(note, list.length ? 'hashes and lengths only: a router keeps no prompt' : '')
+        rows.update(list)
       },
     }
   },

@@ -1,5 +1,5 @@
 // Routers: the nodes, who hears whom and how late, the Raft group, refused joins.
-import { h, say, api, fmt, table, num, panel, scroll, pill, Refused } from './dom.js'
+import { h, say, api, may, fmt, table, num, panel, scroll, pill, head, named, alarm, Refused } from './dom.js'
 
 const matrixUpTo = 32
 const levels = { alive: 'ok', failed: 'bad', left: '' }
@@ -16,11 +16,11 @@ const remedy = (text) => (remedies.find(([r]) => r.test(text)) || [, 'see docs/o
 export const routers = {
   name: 'routers', title: 'Routers',
   open() {
-    const title = h('h1', { text: 'Routers' })
+    const title = h('h1', { text: 'Routers' }), stale = h('span', { class: 'muted' })
     const nodes = table({
       key: (n) => n.name,
       columns: [
-        { name: 'Router', same: (n) => n.name + n.self, cell: (n) => h('span', null, h('b', { text: n.name }), n.self ? h('span', { class: 'muted', text: ' (this one)' }) : null) },
+        { name: 'Router', same: (n) => n.name + n.self, cell: (n) => named(n.name, n.self && 'this one') },
         { name: 'State', same: (n) => n.state, cell: (n) => pill(n.state, levels[n.state]) },
         num('For', (n) => fmt.span(n.since_s)),
         { name: 'Version', cell: (n) => n.version },
@@ -34,11 +34,11 @@ export const routers = {
     })
     const matrix = scroll('Who hears whom', '')
     const matrixPanel = panel('Who hears whom, and how late', 'a row hears a column; milliseconds, those of other routers to a quarter', matrix)
-    const raftText = h('p'), raftProblem = h('p', { class: 'error' })
+    const raftText = h('p'), raftProblem = alarm()
     const servers = table({
       key: (s) => s.id,
       columns: [
-        { name: 'Server', same: (s) => s.name + s.leads, cell: (s) => h('span', null, h('b', { text: s.name || s.id }), s.leads ? h('span', { class: 'muted', text: ' (leader)' }) : null) },
+        { name: 'Server', same: (s) => s.name + s.leads, cell: (s) => named(s.name || s.id, s.leads && 'leader') },
         { name: 'Vote', cell: (s) => (s.voter ? 'votes' : 'follows') },
         { name: 'State', same: (s) => String(s.alive), cell: (s) => pill(s.alive ? 'alive' : 'gone', s.alive ? 'ok' : 'bad') },
         num('Log', (s) => (s.index ? s.index : '–')),
@@ -53,9 +53,9 @@ export const routers = {
       ],
     })
     const refused = panel('Refused', 'nodes that this fleet did not take, and seeds that did not take this node', scroll('Refused', refusals.el))
-    const el = h('div', null, h('div', { class: 'head' }, title, h('span', { class: 'muted', id: 'stale' })),
+    const el = h('div', null, head(title, stale),
       h('section', { class: 'panel' }, scroll('Routers', nodes.el)), matrixPanel,
-      panel('Raft group', 'agrees on engines, rules and hot prefixes; never in the way of a request', h('div', { class: 'stack' }, raftText, raftProblem, scroll('Raft group', servers.el))), refused)
+      panel('Raft group', 'agrees on engines, rules and hot prefixes; never in the way of a request', h('div', { class: 'stack' }, raftText, raftProblem.el, scroll('Raft group', servers.el))), refused)
 
     function drawMatrix(list, lags) {
       const alive = list.map((n, i) => [n, i]).filter(([n]) => n.state !== 'left')
@@ -71,25 +71,23 @@ export const routers = {
     return {
       el, every: 3000,
       async refresh() {
-        const [a, status, raft] = await Promise.all([api('/nodes'), api('/status'), api('/raft').catch((e) => { if (e instanceof Refused && e.status !== 401) return { error: e.message }; throw e })])
+        const [a, status, raft] = await Promise.all([api('/nodes'), api('/status'), may('/raft')])
         const alive = a.nodes.filter((n) => n.state === 'alive').length
         say(title, fmt.count(alive, 'router') + ' up')
-        say(el.querySelector('#stale'), status.fleet ? `knowledge is ${fmt.seconds(status.fleet.staleness_ms / 1000)} old, ${fmt.number(status.fleet.blind_decisions)} of ${fmt.number(status.picks)} decisions of ${status.node} were made blind` : 'a single node, without gossip')
+        say(stale, status.fleet ? `knowledge is ${fmt.seconds(status.fleet.staleness_ms / 1000)} old, ${fmt.number(status.fleet.blind_decisions)} of ${fmt.number(status.picks)} decisions of ${status.node} were made blind` : 'a single node, without gossip')
         nodes.update(a.nodes)
         drawMatrix(a.nodes, a.lags_ms)
         const bad = [...a.refusals, ...a.seeds.filter((s) => s.error).map((s) => ({ ...s, name: s.seed }))]
         refused.hidden = bad.length === 0
         refusals.update(bad)
-        if (raft.error) {
-          say(raftText, raft.error)
-          raftProblem.hidden = true
+        raftProblem.set(raft.problem)
+        if (raft instanceof Refused) {
+          say(raftText, raft.message)
           servers.update([])
           return
         }
         const leader = raft.servers.find((s) => s.id === raft.leader)
         say(raftText, raft.leader ? `${leader?.name || raft.leader} leads ${fmt.count(raft.servers.filter((s) => s.voter).length, 'voter')}; ${raft.node} is ${raft.role}, at version ${raft.version} of the agreed state (term ${raft.term}, ${fmt.number(raft.committed)} log entries).` : 'There is no leader: changes are refused, and routing goes on by the last agreed state.')
-        raftProblem.hidden = !raft.problem
-        say(raftProblem, raft.problem || '')
         servers.update(raft.servers.map((s) => ({ ...s, leads: s.id === raft.leader })))
       },
     }

@@ -1,5 +1,5 @@
 // Why: what would decide about a request, and what it would cost on each candidate.
-import { h, say, api, fmt, table, num, panel, scroll, bar, swatch, pill, Refused } from './dom.js'
+import { h, say, api, may, fmt, table, num, panel, scroll, bar, swatch, pill, head, alarm, Refused } from './dom.js'
 
 const example = JSON.stringify({ model: '', messages: [{ role: 'user', content: 'Hello' }] }, null, 1)
 const parts = [['wait_s', 'waits in the queue', 'b1'], ['compute_s', 'computes what is not cached', 'b2'], ['later_s', 'delays other requests', 'b3']]
@@ -51,16 +51,14 @@ export const why = {
     const body = h('textarea', { id: 'body', spellcheck: 'false' })
     body.value = example
     const id = h('input', { id: 'id', size: 40, placeholder: 'x-request-id', spellcheck: 'false' })
-    const out = h('div', { 'aria-live': 'polite' }), error = h('p', { class: 'error', role: 'alert' })
-    error.hidden = true
+    const out = h('div', { 'aria-live': 'polite' }), error = alarm()
     // show replaces the answer; content is what ask resolves to.
     async function show(ask) {
       try {
         out.replaceChildren(...await ask())
-        error.hidden = true
+        error.set()
       } catch (x) {
-        error.hidden = false
-        say(error, x.message)
+        error.set(x.message)
         out.replaceChildren()
       }
     }
@@ -93,16 +91,10 @@ export const why = {
     const past = panel('Last requests', 'of this router; expected and cached are tokens of the prompt', none, scroll('Last requests', latest.el))
     if (wanted) { id.value = wanted; lookUp(wanted) }
     return {
-      el: h('div', null, h('div', { class: 'head' }, h('h1', { text: 'Why this engine?' })), form, finding, error, out, past), every: 3000,
+      el: h('div', null, head(h('h1', { text: 'Why this engine?' })), form, finding, error.el, out, past), every: 3000,
       async refresh() {
-        let list = []
-        try {
-          list = (await api('/receipts')).receipts
-          say(none, 'No request has ended here yet.')
-        } catch (x) {
-          if (!(x instanceof Refused) || x.status === 401) throw x
-          say(none, x.message)
-        }
+        const a = await may('/receipts'), list = a.receipts || []
+        say(none, a instanceof Refused ? a.message : 'No request has ended here yet.')
         none.hidden = list.length > 0
         latest.update(list.slice(0, 40))
       },
