@@ -83,6 +83,8 @@ type Config struct {
 	Parallel int
 	// Progress, if set, is not called concurrently.
 	Progress func(Progress)
+
+	sent, answered func(*fleet, *flight) // for tests: a request goes to its engine; its answer ends
 }
 
 // Engine is one backend that differs from others. Zero fields of its Config are the model's defaults.

@@ -298,6 +298,9 @@ func (f *fleet) dispatch(fl *flight) {
 		fl.attempt.Answers(now) // the engines' queues, which reveal gives, include it
 	}
 	f.acted(fl.node, f.now)
+	if f.cfg.sent != nil {
+		f.cfg.sent(f, fl)
+	}
 	f.engines.submit(fl, f.now)
 }
 
@@ -345,6 +348,9 @@ func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
 		o.PromptTokens, o.CachedTokens, o.OutputTokens = -1, -1, -1
 	}
 	f.rec.Add(s)
+	if f.cfg.answered != nil {
+		f.cfg.answered(f, fl)
+	}
 	fl.attempt.End(o, clock(at))
 	f.acted(fl.node, f.now)
 	if n := &f.nodes[fl.node]; n.queue != nil && !s.Failed {

@@ -42,7 +42,7 @@ const (
 	maxBlocks = 1 << 12
 	// firstShare: one block in so many is counted until there are too many.
 	firstShare  = 16
-	leastWindow = time.Second
+	leastWindow = 200 * time.Millisecond
 	firstWindow = time.Minute
 )
 
@@ -59,6 +59,7 @@ func (b *Baseline) Visit(hashes []prefixtree.Hash, engines, nodes int, at time.T
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.end(at)
 	logMiss := math.Log(max(1-float64(nodes)/float64(engines), 0)) // -Inf: any visit was to all engines
 	blocks, hits := 0, 0.0
 	for _, h := range hashes {
@@ -115,12 +116,16 @@ func (b *Baseline) halve() {
 	}
 }
 
-// Keep says for how long an engine would keep a block that no request uses. Call it often: a window
-// ends at the first call after its end.
+// Keep says for how long an engine would keep a block that no request uses, from now on.
 func (b *Baseline) Keep(window time.Duration, at time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.end(at)
 	b.window = max(window, leastWindow)
+}
+
+// end begins another window where the current one is over.
+func (b *Baseline) end(at time.Time) {
 	if at.Sub(b.began) < b.window {
 		return
 	}
