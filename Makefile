@@ -96,9 +96,10 @@ test-engines: build ## the same clients through two routers to real engines, vLL
 test-restart: ## a lone router replaced 20 times under load with streams of 30 s: nothing refused, nothing cut; a minute
 	GRAPEVINE_RESTART=full $(GO) test -count=1 -v -timeout 4m -run '^TestReplaceUnderLoad$$' ./cmd/grapevine
 
-test-deploy: build ## the unit and the example fleet: systemd and HAProxy read them, a node leaves under traffic (DEPLOY=full: each; installs systemd and haproxy with apt if missing)
-	@missing="$$(command -v haproxy >/dev/null || echo haproxy) $$(command -v systemd-analyze >/dev/null || echo systemd)"; \
-		test "$$missing" = " " || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
+test-deploy: build ## the recipes of the documents; the unit and the example fleet: systemd and HAProxy read them, a node leaves under traffic (DEPLOY=full: each; installs systemd, haproxy, curl, jq and ssh-keygen with apt if missing)
+	@missing=; for need in haproxy systemd-analyze:systemd curl jq openssl ssh-keygen:openssh-client; do command -v "$${need%%:*}" >/dev/null || missing="$$missing $${need##*:}"; done; \
+		test -z "$$missing" || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; }
+	GRAPEVINE_DEPLOY=$(or $(DEPLOY),short) $(GO) test -count=1 -timeout 5m -run '^TestRecipes$$' ./cmd/grapevine
 	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_DEPLOY=$(or $(DEPLOY),short) $(GO) test -count=1 -v -timeout 10m ./deploy
 
 # PACKAGES_CACHE names the directory in which the machines' Debian is kept (250 MB below ~/.cache/grapevine).

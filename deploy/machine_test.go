@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -177,6 +178,12 @@ func (m *machine) status() string {
 	return out
 }
 
+// mainPID is the process id of the router, as systemd knows it.
+func (m *machine) mainPID() string {
+	m.t.Helper()
+	return strings.TrimSpace(m.run("systemctl show -P MainPID grapevine"))
+}
+
 // files lists what is in the machine, without what the kernel, a running system or package tools write anywhere: path, type,
 // owner and mode.
 func (m *machine) files() []string {
@@ -197,28 +204,50 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// recipe returns the first indented block of a section of a document: commands, which are run as root.
-func recipe(t *testing.T, file, heading string) string {
+// onMachines lists the sections whose commands, in a block "sh machine", the tests of booted machines run. TestRecipes of cmd/grapevine
+// runs the other commands of the documents.
+var onMachines = map[string]string{
+	"In five minutes":          "../README.md",
+	"As a service":             "../docs/operate.md",
+	"Replace a running router": "../docs/operate.md",
+	"A router that is alone":   "../docs/operate.md",
+	"Start it":                 "../docs/operate.md",
+	"Roll an upgrade":          "../docs/operate.md",
+}
+
+var machineBlock = regexp.MustCompile("(?s)\n```sh machine\n(.*?)```")
+
+// recipe returns the commands of a section of a document, which are run as root and not asked whether they mean it.
+func recipe(t *testing.T, heading string) string {
 	t.Helper()
+	file := onMachines[heading]
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, section, found := strings.Cut(string(text), "\n"+heading+"\n")
-	if !found {
-		t.Fatalf("%s has no %q", file, heading)
+	_, section, _ := strings.Cut(string(text), "# "+heading+"\n")
+	section, _, _ = strings.Cut(section, "\n#")
+	commands := machineBlock.FindStringSubmatch(section)
+	if commands == nil {
+		t.Fatalf("%s: %q has no block \"sh machine\"", file, heading)
 	}
-	var commands strings.Builder
-	for line := range strings.Lines(section) {
-		command, ok := strings.CutPrefix(line, "    ")
-		if ok {
-			commands.WriteString(strings.TrimPrefix(command, "sudo "))
-		} else if strings.HasPrefix(line, "#") || commands.Len() > 0 {
-			break
+	return strings.ReplaceAll(strings.ReplaceAll(commands[1], "sudo ", ""), "apt install", "apt install -y")
+}
+
+// No block is marked for machines that no machine runs.
+func TestRecipesForMachines(t *testing.T) {
+	for heading := range onMachines {
+		recipe(t, heading)
+	}
+	marked := 0
+	for _, file := range []string{"../README.md", "../docs/operate.md"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
 		}
+		marked += len(machineBlock.FindAllString(string(text), -1))
 	}
-	if commands.Len() == 0 {
-		t.Fatalf("%s: %q has no commands", file, heading)
+	if marked != len(onMachines) {
+		t.Errorf("%d blocks are marked \"sh machine\", and machines run %d", marked, len(onMachines))
 	}
-	return commands.String()
 }

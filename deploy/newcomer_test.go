@@ -13,7 +13,7 @@ func TestNewcomer(t *testing.T) {
 	m := boot(t, "newcomer", "", filepath.Join(packages(t), "old")+":/download")
 	m.run("cp /download/*.tar.gz .")
 	var script strings.Builder
-	for command := range strings.Lines(recipe(t, "../README.md", "## In five minutes")) {
+	for command := range strings.Lines(recipe(t, "In five minutes")) {
 		if strings.HasPrefix(command, "curl") { // typed later than the router takes to start
 			script.WriteString("until curl -sf -o /dev/null localhost:8080/readyz; do sleep 0.1; done\n")
 		}

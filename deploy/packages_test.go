@@ -19,14 +19,19 @@ func TestInstallAndPurge(t *testing.T) {
 	m := boot(t, "install", "", filepath.Join(dir, "old")+":/packages")
 	before := m.files()
 
-	m.run("apt-get install -y /packages/grapevine_1.0.0_amd64.deb")
+	m.run("cp /packages/*.deb .")
+	install, start, found := strings.Cut(recipe(t, "As a service"), "\nsudoedit /etc/grapevine/grapevine.yaml ")
+	if !found {
+		t.Fatal("docs/operate.md: the installation does not name the configuration")
+	}
+	m.run(install)
 	if state, _ := m.try("systemctl is-active grapevine || systemctl is-enabled grapevine"); state != "inactive\ndisabled\n" {
 		t.Errorf("after the installation: %q", state)
 	}
 	if out := m.run("grapevine --version; man -w grapevine || ls /usr/share/man/man1/grapevine.1.gz"); !strings.Contains(out, "1.0.0") {
 		t.Errorf("%q", out)
 	}
-	if out, err := m.try("systemctl enable --now grapevine; systemctl is-active grapevine; systemctl reload grapevine; curl -sf http://127.0.0.1:8081/healthz"); err != nil {
+	if out, err := m.try("test -f /etc/grapevine/grapevine.yaml " + start + "systemctl is-active grapevine; systemctl reload grapevine; curl -sf http://127.0.0.1:8081/healthz"); err != nil {
 		t.Fatalf("the first start: %v\n%s\n%s", err, out, m.status())
 	}
 	for line := range strings.Lines(m.run("journalctl -u grapevine -p warning -o cat")) {
@@ -35,6 +40,12 @@ func TestInstallAndPurge(t *testing.T) {
 			t.Errorf("a first start warns: %s", line)
 		}
 	}
+
+	replaced := m.mainPID()
+	m.run(recipe(t, "Replace a running router"))
+	eventually(t, "another main process", func() bool { return m.mainPID() != replaced })
+	eventually(t, "the end of the one before", func() bool { return !strings.Contains(m.run("pidof grapevine"), replaced) })
+	m.run(recipe(t, "A router that is alone") + "systemctl is-active grapevine.socket grapevine; curl -sf http://127.0.0.1:8080/healthz")
 
 	m.run("apt-get remove -y grapevine")
 	if state, _ := m.try("systemctl is-active grapevine || true"); state != "inactive\n" {
@@ -113,7 +124,7 @@ func upgradePackages(t *testing.T, dir, haproxy string) (stalled bool) {
 		t.Fatal(err)
 	}
 
-	install := strings.ReplaceAll(recipe(t, "../docs/operate.md", "### Start it"), "apt install", "apt install -y")
+	install := recipe(t, "Start it")
 	var started sync.WaitGroup
 	for i, m := range machines {
 		host(t, "cp", filepath.Join(secrets, "secret"), filepath.Join(secrets, "gossip.key"), filepath.Join(m.root, "root"))
@@ -142,7 +153,7 @@ func upgradePackages(t *testing.T, dir, haproxy string) (stalled bool) {
 	r := startTraffic(t, "10.0.0.1:80")
 	r.moves(x, x.nodes...)
 
-	roll := strings.ReplaceAll(recipe(t, "../docs/operate.md", "### Roll an upgrade"), "apt install", "apt install -y")
+	roll := recipe(t, "Roll an upgrade")
 	back := strings.ReplaceAll(strings.ReplaceAll(roll, "1.1.0", "1.0.0"), "apt install -y", "apt install -y --allow-downgrades")
 	type step struct {
 		m            *machine
@@ -159,11 +170,11 @@ func upgradePackages(t *testing.T, dir, haproxy string) (stalled bool) {
 		if !found {
 			t.Fatal("docs/operate.md: the upgrade does not check the configuration")
 		}
-		pid := s.m.run("systemctl show -P MainPID grapevine")
+		pid := s.m.mainPID()
 		if said := s.m.run(upgrade); !strings.Contains(said, "still runs") {
 			t.Errorf("the package does not say that the router is to be restarted:\n%s", said)
 		}
-		if now := s.m.run("systemctl show -P MainPID grapevine"); now != pid {
+		if s.m.mainPID() != pid {
 			t.Errorf("the package restarted the router of %s", s.m.name)
 		}
 		before := r.by(s.m.name)
