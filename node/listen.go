@@ -24,7 +24,7 @@ func (n *Node) adminServer() *admin.Server {
 	return &admin.Server{
 		Service: n, Ready: n.ready.get,
 		Metrics:   promhttp.HandlerFor(n.metrics.Registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, EnableOpenMetrics: true}),
-		Dashboard: dashboard.Handler(), TokenFile: n.cfg.AdminTokenFile, MaxBody: n.cfg.MaxBody, Pprof: n.cfg.Pprof,
+		Dashboard: dashboard.Handler(), TokenFile: n.cfg.AdminTokenFile, Running: n.Running,
 	}
 }
 

@@ -49,6 +49,32 @@ func TestOperateReference(t *testing.T) {
 	t.Error("to write it: go test ./node -run TestOperateReference -update")
 }
 
+// TestSettingsThatWait: docs/operate.md says of each setting that no reload applies why it waits for a restart.
+func TestSettingsThatWait(t *testing.T) {
+	text, err := os.ReadFile(operateFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(text), "\nOther settings wait for a restart")
+	table, _, _ = strings.Cut(table, "\n<!-- settings")
+	var listed []string
+	for line := range strings.Lines(table) {
+		if keys, _, found := strings.Cut(strings.TrimPrefix(line, "| "), " | "); found && strings.HasPrefix(keys, "`") {
+			listed = append(listed, strings.Split(strings.Trim(keys, "`"), "`, `")...)
+		}
+	}
+	for _, s := range config.Settings() {
+		waits := s.Reload == "" || s.Reload == config.ReloadKeys
+		if waits != slices.Contains(listed, s.Key) {
+			t.Errorf("%s has reload %q: list it as one that waits for a restart, or do not", s.Key, s.Reload)
+		}
+		listed = slices.DeleteFunc(listed, func(key string) bool { return key == s.Key })
+	}
+	if len(listed) > 0 {
+		t.Errorf("no settings: %v", listed)
+	}
+}
+
 func replaceSection(t *testing.T, text []byte, name, content string) []byte {
 	t.Helper()
 	open, shut := []byte("<!-- "+name+": "), []byte("<!-- /"+name+" -->")

@@ -45,6 +45,9 @@ func another(t *testing.T, c *config.Config, s config.Setting) {
 	case "rules":
 		c.Rules = append(c.Rules, config.Rule{Strategy: "random"})
 		return
+	case "trace_share":
+		c.TraceShare = 0.5
+		return
 	case "response_headers":
 		c.ResponseHeaders = "route"
 		return
@@ -123,6 +126,8 @@ var inForce = map[string]func(n *Node) any{
 	"access_log_file": func(n *Node) any { return n.access.Path() },
 	"gpu_hour_price":  func(n *Node) any { return n.accounts.Price() },
 	"doctor_samples":  func(n *Node) any { return n.doctor.Rate() },
+	"trace_share":     func(n *Node) any { return n.proxy.Tuned().TraceShare },
+	"pprof":           func(n *Node) any { return n.Running().Pprof },
 }
 
 func TestReloadGoesByTheTable(t *testing.T) {
@@ -165,6 +170,27 @@ func TestReloadGoesByTheTable(t *testing.T) {
 		if still := n.Running().Differing(next); (len(still) == 0) != (s.Reload == config.ReloadValue) {
 			t.Errorf("%s: still differing: %v", s.Key, still)
 		}
+	}
+}
+
+// pprof is turned on while the node serves, and max_body bounds what explain reads, too.
+func TestReloadReachesTheAdminAPI(t *testing.T) {
+	n := startNode(t, testConfig())
+	next := *n.Running()
+	next.Pprof, next.MaxBody = true, 64<<10
+	if _, err := n.Reload(next); err != nil {
+		t.Fatal(err)
+	}
+	if status, _ := get(t, "http://"+n.AdminAddr()+"/debug/pprof/cmdline"); status != http.StatusOK {
+		t.Errorf("pprof: %d", status)
+	}
+	resp, err := http.Post("http://"+n.AdminAddr()+"/explain", "application/json", strings.NewReader(chatBody("m", strings.Repeat("x", 65<<10))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = resp.Body.Close()
+	if resp.StatusCode != http.StatusRequestEntityTooLarge {
+		t.Errorf("a body above max_body: %d", resp.StatusCode)
 	}
 }
 

@@ -152,7 +152,7 @@ func (e *exchange) startRecord() {
 		e.rec.Trace = parseTrace(e.head.trace)
 	}
 	if e.proxy.cfg.Tracing {
-		e.rec.Trace.begin(e.proxy.cfg.TraceShare)
+		e.rec.Trace.begin(e.tuned.TraceShare)
 	}
 }
 

@@ -34,10 +34,11 @@ func (s *Server) history(r *http.Request) (*History, error) {
 }
 
 func (s *Server) explain(r *http.Request) (*Receipt, error) {
-	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, int64(s.MaxBody)))
+	limit := s.Running().MaxBody
+	body, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, int64(limit)))
 	var large *http.MaxBytesError
 	if errors.As(err, &large) {
-		return nil, Refuse(http.StatusRequestEntityTooLarge, "body", "send a shorter one", "the body is larger than max_body, %s", s.MaxBody)
+		return nil, Refuse(http.StatusRequestEntityTooLarge, "body", "send a shorter one", "the body is larger than max_body, %s", limit)
 	} else if err != nil {
 		return nil, invalid("body", "", "%v", err)
 	}

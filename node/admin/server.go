@@ -15,8 +15,8 @@ type Server struct {
 	Metrics http.Handler
 	// TokenFile "" admits clients on this machine.
 	TokenFile string
-	MaxBody   config.Bytes // of a request to be explained
-	Pprof     bool
+	// Running is the configuration in force; max_body and pprof count.
+	Running func() *config.Config
 	// Dashboard serves GET /ui/, which has no data of the node.
 	Dashboard http.Handler
 }
@@ -28,12 +28,14 @@ func (s *Server) Handler() http.Handler {
 	}
 	mux.Handle("GET /ui/", s.Dashboard)
 	mux.Handle("GET /{$}", http.RedirectHandler("/ui/", http.StatusFound))
-	if s.Pprof {
-		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	for path, profile := range map[string]http.HandlerFunc{"": pprof.Index, "cmdline": pprof.Cmdline, "profile": pprof.Profile, "symbol": pprof.Symbol, "trace": pprof.Trace} {
+		mux.HandleFunc("GET /debug/pprof/"+path, func(w http.ResponseWriter, r *http.Request) {
+			if !s.Running().Pprof {
+				http.NotFound(w, r)
+				return
+			}
+			profile(w, r)
+		})
 	}
 	return s.Guard(inJSON(mux))
 }

@@ -118,11 +118,11 @@ type Config struct {
 	AccessLogFile string `yaml:"access_log_file" reload:"yes" name:"access-log-file" env:"GRAPEVINE_ACCESS_LOG_FILE" placeholder:"FILE" group:"watching" help:"File for these lines, opened again at each reload. Empty: stdout."`
 
 	OTLPEndpoint string  `yaml:"otlp_endpoint" name:"otlp-endpoint" env:"GRAPEVINE_OTLP_ENDPOINT" placeholder:"URL" group:"watching" help:"OpenTelemetry collector that gets a span of each traced request, by OTLP over HTTP: http://127.0.0.1:4318. Spans hold no prompts. Empty: no tracing."`
-	TraceShare   float64 `yaml:"trace_share" name:"trace-share" env:"GRAPEVINE_TRACE_SHARE" default:"0.1" placeholder:"SHARE" group:"watching" help:"Share, 0 to 1, of the requests without a traceparent that are traced. The others follow their traceparent."`
+	TraceShare   float64 `yaml:"trace_share" reload:"yes" name:"trace-share" env:"GRAPEVINE_TRACE_SHARE" default:"0.1" placeholder:"SHARE" group:"watching" help:"Share, 0 to 1, of the requests without a traceparent that are traced. The others follow their traceparent."`
 
 	GPUHourPrice float64 `yaml:"gpu_hour_price" reload:"yes" name:"gpu-hour-price" env:"GRAPEVINE_GPU_HOUR_PRICE" default:"0" placeholder:"PRICE" group:"watching" help:"Price of an hour of one engine, all its GPUs together, for the cost of each client. 0: no costs."`
 
 	DoctorSamples int `yaml:"doctor_samples" reload:"yes" name:"doctor-samples" env:"GRAPEVINE_DOCTOR_SAMPLES" default:"16" placeholder:"N" group:"watching" help:"Requests a second at most whose prompts the doctor compares, by hashes and lengths, without text. 0: none."`
 
-	Pprof bool `yaml:"pprof" name:"pprof" env:"GRAPEVINE_PPROF" default:"false" group:"watching" help:"Serve /debug/pprof on the admin API."`
+	Pprof bool `yaml:"pprof" reload:"yes" name:"pprof" env:"GRAPEVINE_PPROF" default:"false" group:"watching" help:"Serve /debug/pprof on the admin API."`
 }
