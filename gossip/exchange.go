@@ -210,7 +210,7 @@ func (x *Exchange) Stop(ctx context.Context) error {
 	}
 	err := x.members.Leave(leave)
 	if errors.Is(err, member.ErrUnconfirmed) {
-		x.log.Warn().Err(err).Msg("this node leaves without a confirmation by its peers")
+		x.log.Warn().Err(err).Msg("this node leaves: no peer confirmed it in time")
 		err = nil
 	}
 	x.cancel()

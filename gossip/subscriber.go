@@ -68,7 +68,7 @@ func (x *Exchange) serve(c net.Conn, peer member.Info) {
 		if p := x.peer(d.who.name); p != nil {
 			p.count(&p.Violations, 1)
 		}
-		x.log.Warn().Str("peer", d.who.name).Err(err).Msg("subscriber's stream closed")
+		x.log.Warn().Str("peer", d.who.name).Err(err).Msg("stream to a peer closed")
 	}
 }
 
@@ -184,7 +184,7 @@ func (d *subscriber) write() {
 		out, wait, ok := d.fill(buf[:0], now)
 		if buf = out; !ok {
 			d.x.count(&d.x.stats.SlowPeers, 1)
-			d.x.log.Warn().Str("peer", d.who.name).Msg("subscriber is behind the journal: stream closed, it will take a snapshot")
+			d.x.log.Warn().Str("peer", d.who.name).Msg("a peer is behind the journal: stream to it closed, it will take a snapshot")
 			return
 		}
 		if len(buf) > 0 {
@@ -215,7 +215,7 @@ func (d *subscriber) flush(buf []byte, now time.Time) bool {
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		d.x.count(&d.x.stats.SlowPeers, 1)
-		d.x.log.Warn().Str("peer", d.who.name).Dur("dur_ms", writeTimeout).Msg("subscriber reads nothing: stream closed")
+		d.x.log.Warn().Str("peer", d.who.name).Dur("dur_ms", writeTimeout).Msg("a peer reads nothing: stream to it closed")
 	}
 	return err == nil
 }

@@ -83,7 +83,7 @@ func (x *Exchange) learn() {
 		x.log.Info().Str("why", why).Msg("warm")
 		x.warming.finish()
 	default:
-		x.log.Warn().Msg("no peer could send a snapshot")
+		x.log.Warn().Msg("no peer could send a snapshot yet: still trying")
 		x.warming.gaveUp.Store(true)
 	}
 	notBefore := map[processID]time.Time{}

@@ -140,7 +140,7 @@ func (n *Node) adopt(s *raftstore.State) {
 		return
 	}
 	if err := n.backends.Adopt(s); err != nil {
-		n.log.Error().Str("component", "agreement").Err(err).Uint64("version", s.Version).Msg("the agreed state cannot be taken as it is")
+		n.log.Error().Str("component", "agreement").Err(err).Uint64("version", s.Version).Msg("cannot route by the agreed state: the last one stays in force")
 	}
 	n.hot.Adopt(s, time.Now())
 }
@@ -170,7 +170,7 @@ func (n *Node) proposeOwn(ctx context.Context, s *raftstore.Store) {
 		case err == nil:
 			continue
 		case errors.Is(err, raftstore.ErrInvalid), errors.Is(err, raftstore.ErrTooMany):
-			log.Error().Err(err).Msg("the fleet does not take the configured backends")
+			log.Error().Err(err).Msg("cannot add the configured backends to the fleet")
 			n.refused.Store(true)
 			n.adopt(s.State())
 			return

@@ -3,6 +3,11 @@ package node
 import (
 	"bytes"
 	"encoding/json"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -28,15 +33,24 @@ func (l *eventLog) has(event, text string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for line := range strings.Lines(l.out.String()) {
-		var got struct{ Event string }
+		var got struct{ Event, Level string }
 		if json.Unmarshal([]byte(line), &got) == nil && got.Event == event && strings.Contains(line, text) {
-			return true
+			return got.Level == levelOf(event)
 		}
 	}
 	return false
 }
 
-// TestEventsOfAFleet: every node logs the events it sees under their names.
+func levelOf(event string) string {
+	for _, e := range Events() {
+		if e.Name == event {
+			return e.Level.String()
+		}
+	}
+	return "an event that is not listed"
+}
+
+// TestEventsOfAFleet: every node logs the events it sees under their names, at their levels.
 func TestEventsOfAFleet(t *testing.T) {
 	t.Parallel()
 	logs := make(map[string]*eventLog)
@@ -113,5 +127,55 @@ func TestEventsAreListed(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 		seen = append(seen, e.Name)
+	}
+}
+
+// byCode are the events whose lines have a level or a name that the source computes. TestEventsOfAFleet compares those of engines and peers.
+var byCode = []string{"config_reloaded", "keys_changed", "engine_added", "engine_removed", "engine_changed", "engine_draining", "engine_resumed",
+	"engine_down", "engine_up", "engine_restarted", "peer_joined", "peer_updated", "peer_left", "peer_failed"}
+
+// TestEventsOfTheSource compares Events with the lines that the source logs: every event is listed, at its level, and none is listed that
+// nothing logs.
+func TestEventsOfTheSource(t *testing.T) {
+	t.Parallel()
+	var source strings.Builder
+	for _, dir := range []string{".", "../proxy", "../raftstore", "../gossip", "../cmd/grapevine"} {
+		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			text, err := os.ReadFile(path)
+			source.Write(text)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	names := make(map[string]string) // by constant
+	for _, m := range regexp.MustCompile(`(?m)^\t(Event[A-Z]\w*) += "([a-z_]+)"`).FindAllStringSubmatch(source.String(), -1) {
+		names[m[1]] = m[2]
+	}
+	levels := make(map[string]string) // by name
+	for _, m := range regexp.MustCompile(`(?:log|Log)\.(Info|Warn|Error)\(\).*?Str\("event", (?:\w+\.)?(\w+)\)`).FindAllStringSubmatch(source.String(), -1) {
+		name, known := names[m[2]]
+		if !known {
+			t.Errorf("%s is no constant with the name of an event", m[2])
+		}
+		levels[name] = strings.ToLower(m[1])
+	}
+	for _, e := range Events() {
+		if level, found := levels[e.Name]; found && level != e.Level.String() {
+			t.Errorf("%s is logged at %s, and listed at %s", e.Name, level, e.Level)
+		} else if !found && !slices.Contains(byCode, e.Name) {
+			t.Errorf("nothing logs %s", e.Name)
+		}
+		delete(levels, e.Name)
+		maps.DeleteFunc(names, func(_, name string) bool { return name == e.Name })
+	}
+	for _, left := range []map[string]string{levels, names} {
+		if len(left) > 0 {
+			t.Errorf("not in Events: %v", left)
+		}
 	}
 }

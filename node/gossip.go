@@ -78,7 +78,7 @@ func (n *Node) gossipTLS() (*tls.Config, error) {
 func (n *Node) currentGossipCert() *tls.Certificate {
 	cert, err := loadKeyPair(n.cfg.GossipCert, n.cfg.GossipCertKey)
 	if err != nil {
-		n.log.Error().Str("component", "gossip").Err(err).Msg("gossip_cert cannot be read again: going on with the last one")
+		n.log.Error().Str("component", "gossip").Err(err).Msg("gossip_cert cannot be read again: the last one stays in use")
 		return n.gossipCert.Load()
 	}
 	n.noteCertificate("gossip_cert", cert, n.gossipCert.Swap(cert))
@@ -159,7 +159,7 @@ func (n *Node) awaitSeeds(ctx context.Context, members *member.List) error {
 			n.ready.wait(because("looking for the other nodes"))
 		default:
 			if unreachable != nil {
-				n.log.Warn().Str("component", "node").Err(unreachable).Msg("no other node reached yet: serving alone, trying on")
+				n.log.Warn().Str("component", "node").Err(unreachable).Msg("no other node reached yet: serving alone, still trying")
 			}
 			return nil
 		}

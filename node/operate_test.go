@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rs/zerolog"
+
 	"grapevine.example/node/config"
 )
 
@@ -128,12 +130,15 @@ func settingsTable() string {
 
 func eventsTable() string {
 	var b strings.Builder
-	b.WriteString("| event | when, and what the line has beside it |\n|---|---|\n")
+	b.WriteString("| event | priority | when, and what the line has beside it |\n|---|---|---|\n")
 	for _, e := range Events() {
-		fmt.Fprintf(&b, "| `%s` | %s |\n", e.Name, e.Meaning)
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", e.Name, priorities[e.Level], e.Meaning)
 	}
 	return b.String()
 }
+
+// priorities are journald's names of levels (journalctl -p).
+var priorities = map[zerolog.Level]string{zerolog.InfoLevel: "info", zerolog.WarnLevel: "warning", zerolog.ErrorLevel: "err"}
 
 func metricsTable(t *testing.T) string {
 	t.Helper()

@@ -56,7 +56,7 @@ func (n *Node) HandOver(ctx context.Context, launch Launch, announce func(pid in
 	if err != nil {
 		return errors.Join(err, s.Kill())
 	}
-	log.Info().Str("event", EventReplacing).Int("pid", s.PID).Str("version", version).Msg("the new process has what this one knows: handing over")
+	log.Info().Str("event", EventReplacing).Int("pid", s.PID).Str("version", version).Msg("the new process has this one's knowledge of caches: handing over")
 	if err = n.yield(ctx, s); err == nil {
 		err = announce(s.PID)
 	}
@@ -64,7 +64,7 @@ func (n *Node) HandOver(ctx context.Context, launch Launch, announce func(pid in
 		err = s.Yours(ctx)
 	}
 	if err == nil {
-		log.Info().Str("event", EventHandedOver).Int("pid", s.PID).Str("version", version).Int("requests", n.proxy.InFlight()).Msg("handed over: ending what runs here")
+		log.Info().Str("event", EventHandedOver).Int("pid", s.PID).Str("version", version).Int("requests", n.proxy.InFlight()).Msg("handed over: this process ends its running requests")
 		return nil
 	}
 	err = errors.Join(err, s.Kill())

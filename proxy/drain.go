@@ -35,7 +35,7 @@ func (p *Proxy) Shutdown(ctx context.Context) error {
 
 func (p *Proxy) drain(ctx context.Context) error {
 	p.Ready(false)
-	p.cfg.Log.Info().Int("requests", p.InFlight()).Msg("accepts no more connections; running requests end")
+	p.cfg.Log.Info().Int("requests", p.InFlight()).Msg("draining: no new connections; running requests may end")
 	_ = wait(ctx, p.tuned.Load().Timeouts.DrainGrace) // an error changes nothing here
 	p.closeListeners()
 	p.accepting.Wait() // what was accepted until then is served: its client has no other place to go
@@ -50,7 +50,7 @@ func (p *Proxy) drain(ctx context.Context) error {
 		err = wait(ctx, 10*time.Millisecond)
 	}
 	if err != nil {
-		p.cfg.Log.Warn().Int("requests", p.InFlight()).Msg("drain deadline passed, interrupting requests")
+		p.cfg.Log.Warn().Int("requests", p.InFlight()).Msg("drain_timeout has passed: cutting the requests that still run")
 		p.forceClosed()
 	}
 	p.served.Wait()

@@ -137,7 +137,7 @@ func (s *Store) bootstrap(inst *raftInstance, group groupID, servers []Server) e
 		return nil // another founder's raft was faster
 	}
 	if err == nil {
-		s.log.Info().Str("group", group.String()).Int("servers", len(servers)).Msg("group founded")
+		s.log.Info().Str("group", group.String()).Int("servers", len(servers)).Msg("Raft group founded")
 	}
 	return err
 }

@@ -37,7 +37,7 @@ func (s *Store) join(req joinRequest) error {
 	if err := s.setIdentity(identity{ID: s.id, Group: req.Group, Given: req.Given, Size: req.Size}); err != nil {
 		return err
 	}
-	s.log.Info().Str("group", req.Group.String()).Str("leader", req.Leader).Msg("taken into a group")
+	s.log.Info().Str("group", req.Group.String()).Str("leader", req.Leader).Msg("this node was added to a Raft group")
 	return nil
 }
 

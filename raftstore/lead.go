@@ -68,7 +68,7 @@ func (s *Store) commitConstants(ctx context.Context) {
 		return
 	}
 	if _, err := s.Apply(ctx, SetConstants{s.cfg.Constants}); err != nil {
-		s.log.Warn().Err(err).Msg("constants were not committed")
+		s.log.Warn().Err(err).Msg("cannot commit the settings that all nodes must share")
 	}
 }
 
@@ -170,14 +170,14 @@ func (s *Store) moveServers(inst *raftInstance, servers []raft.Server, answers [
 			same, there := string(server.ID) == a.info.ID, string(server.Address) == a.Addr
 			switch {
 			case same && !there:
-				s.log.Info().Str("peer", a.info.ID).Str("addr", a.Addr).Msg("server has moved")
+				s.log.Info().Str("peer", a.info.ID).Str("addr", a.Addr).Msg("a node of the Raft group has a new address")
 				addr := raft.ServerAddress(a.Addr)
 				if server.Suffrage == raft.Voter {
 					return s.changed(inst.raft.AddVoter(server.ID, addr, 0, s.cfg.Timers.Call))
 				}
 				return s.changed(inst.raft.AddNonvoter(server.ID, addr, 0, s.cfg.Timers.Call))
 			case !same && there && string(server.ID) != s.id && s.canLose(servers, string(server.ID)):
-				s.log.Info().Str("peer", string(server.ID)).Str("by", a.info.ID).Msg("server was replaced at its address")
+				s.log.Info().Str("peer", string(server.ID)).Str("by", a.info.ID).Msg("a node of the Raft group was replaced at its address")
 				return s.changed(inst.raft.RemoveServer(server.ID, 0, s.cfg.Timers.Call))
 			}
 		}
@@ -206,7 +206,7 @@ func (s *Store) canLose(servers []raft.Server, id string) bool {
 
 func (s *Store) changed(f raft.IndexFuture) bool {
 	if err := f.Error(); err != nil {
-		s.log.Warn().Err(err).Msg("configuration of the group was not changed")
+		s.log.Warn().Err(err).Msg("cannot change the members of the Raft group")
 		return false
 	}
 	return true
@@ -231,7 +231,7 @@ func (s *Store) takeIn(ctx context.Context, inst *raftInstance, servers []raft.S
 		}
 		format, err := inUse()
 		if err != nil {
-			s.log.Warn().Err(err).Msg("no node is taken in: the format in use cannot be read")
+			s.log.Warn().Err(err).Msg("no node is added to the Raft group: the format in use cannot be read")
 			return
 		}
 		own := s.identity()
@@ -242,12 +242,12 @@ func (s *Store) takeIn(ctx context.Context, inst *raftInstance, servers []raft.S
 		if err != nil {
 			if s.unwilling[a.Addr] != err.Error() {
 				s.unwilling[a.Addr] = err.Error()
-				s.log.Warn().Err(err).Str("peer", a.info.ID).Msg("node was not taken in")
+				s.log.Warn().Err(err).Str("peer", a.info.ID).Msg("node not added to the Raft group")
 			}
 			continue
 		}
 		delete(s.unwilling, a.Addr)
-		s.log.Info().Str("peer", a.info.ID).Str("addr", a.Addr).Msg("node is taken in")
+		s.log.Info().Str("peer", a.info.ID).Str("addr", a.Addr).Msg("node added to the Raft group")
 		if !known && !s.changed(inst.raft.AddNonvoter(raft.ServerID(a.info.ID), raft.ServerAddress(a.Addr), 0, s.cfg.Timers.Call)) {
 			return
 		}
@@ -315,7 +315,7 @@ func (s *Store) changeVoters(inst *raftInstance) {
 	if c == changeNothing {
 		return
 	}
-	s.log.Info().Str("peer", id).Stringer("change", c).Msg("configuration of the group changes")
+	s.log.Info().Str("peer", id).Stringer("change", c).Msg("members of the Raft group change")
 	server := raft.ServerID(id)
 	switch c {
 	case changePromote:

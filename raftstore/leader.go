@@ -31,10 +31,13 @@ func (s *Store) isLeader(inst *raftInstance) bool {
 // Leading says whether this node believes that it leads, wrongly for at most one lease.
 func (s *Store) Leading() bool { return s.isLeader(s.current()) }
 
-// Values of the log field "event" for leader changes.
+// Values of the log field "event".
 const (
 	EventLeaderChanged = "leader_changed"
 	EventLeaderLost    = "leader_lost"
+	EventDiskFailed    = "disk_failed"
+	EventDiskWorks     = "disk_works"
+	EventTooOld        = "state_frozen"
 )
 
 func (s *Store) noteLeader(inst *raftInstance) {

@@ -112,11 +112,11 @@ func (p *port) accept() {
 		case err != nil && closed:
 			return
 		case errors.Is(err, net.ErrClosed):
-			p.store.log.Warn().Err(err).Msg("raft accepts no more connections")
+			p.store.log.Warn().Err(err).Msg("the Raft port accepts no more connections")
 			return
 		case err != nil:
 			// Probably no file descriptor is free.
-			p.store.log.Warn().Err(err).Msg("raft accepts no connections")
+			p.store.log.Warn().Err(err).Msg("the Raft port accepts no connections")
 			time.Sleep(wait)
 			wait = min(2*wait, time.Second)
 			continue

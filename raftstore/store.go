@@ -276,7 +276,7 @@ func (s *Store) note(field *string, text string) (news bool) {
 
 func (s *Store) halt(why string) {
 	if s.note(&s.problem.halted, why) {
-		s.log.Error().Str("err", why).Msg("the state is frozen: this program is too old for its fleet")
+		s.log.Error().Str("event", EventTooOld).Str("err", why).Msg("the state is frozen: this program is too old for its fleet")
 	}
 }
 
@@ -352,7 +352,7 @@ func (s *Store) report(cause error) {
 		text += "; it will not be used again before a restart"
 	}
 	if s.note(&s.problem.disk, text) {
-		s.log.Error().Err(cause).Bool("retry", mayReopen(cause)).Msg("disk failed: this node follows in memory and does not vote")
+		s.log.Error().Str("event", EventDiskFailed).Err(cause).Bool("retry", mayReopen(cause)).Msg("disk failed: this node follows in memory and does not vote")
 	}
 }
 
@@ -384,7 +384,7 @@ func (s *Store) reopen(failed *disk) *raftInstance {
 		s.mu.Lock()
 		s.instance, s.problem.disk = inst, ""
 		s.mu.Unlock()
-		s.log.Info().Msg("disk works again")
+		s.log.Info().Str("event", EventDiskWorks).Msg("disk works again")
 		return inst
 	}
 }

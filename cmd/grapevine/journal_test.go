@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -8,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/rs/zerolog"
 )
 
 func TestJournalPriority(t *testing.T) {
@@ -63,6 +66,25 @@ func TestJournalPriority(t *testing.T) {
 		}
 		if !seen["info"] || !seen["warn"] {
 			t.Errorf("levels seen: %v", seen)
+		}
+	}
+}
+
+// Every level has the priority by which journalctl -p finds it (sd-daemon(3)).
+func TestJournalPriorities(t *testing.T) {
+	for level, want := range map[zerolog.Level]string{
+		zerolog.TraceLevel: "<7>", zerolog.DebugLevel: "<7>", zerolog.InfoLevel: "<6>", zerolog.WarnLevel: "<4>", zerolog.ErrorLevel: "<3>",
+		zerolog.FatalLevel: "<2>", zerolog.PanicLevel: "<2>", zerolog.NoLevel: "<6>",
+	} {
+		var out bytes.Buffer
+		log := zerolog.New(journalWriter{&out}).Level(zerolog.TraceLevel)
+		if level >= zerolog.FatalLevel && level < zerolog.NoLevel { // zerolog would end the process
+			_, _ = journalWriter{&out}.WriteLevel(level, []byte("{}\n"))
+		} else {
+			log.WithLevel(level).Msg("text")
+		}
+		if !strings.HasPrefix(out.String(), want+"{") {
+			t.Errorf("%v: %q, want %s", level, out.String(), want)
 		}
 	}
 }

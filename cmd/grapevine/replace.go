@@ -99,7 +99,7 @@ func (r *router) takeOver(signals <-chan os.Signal) error {
 		return err
 	}
 	if mistakes != nil {
-		r.log.Warn().Err(mistakes).Msg("part of what the running process knows cannot be read: its caches are learned anew")
+		r.log.Warn().Err(mistakes).Msg("part of the running process's knowledge cannot be read: caches are learned anew")
 	}
 	if err := r.node.Start(ctx); err != nil {
 		return err

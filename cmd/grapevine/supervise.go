@@ -32,7 +32,7 @@ func (s *supervision) send(lines ...string) {
 		return
 	}
 	if err := s.manager.Send(lines...); err != nil {
-		s.log.Error().Err(err).Msg("the service manager does not hear")
+		s.log.Error().Err(err).Msg("cannot notify the service manager")
 	}
 }
 
@@ -52,7 +52,9 @@ func (s *supervision) watch() {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		s.manager.Watch(ctx, s.node, func(err error) { s.log.Error().Err(err).Msg("no sign of life for the watchdog") })
+		s.manager.Watch(ctx, s.node, func(err error) {
+			s.log.Error().Err(err).Msg("self-check failed: no sign of life goes to the watchdog, which restarts the router")
+		})
 	}()
 	s.unwatch = func() {
 		cancel()
@@ -63,7 +65,7 @@ func (s *supervision) watch() {
 func (s *supervision) reloaded(reload func() error) {
 	s.send(notify.Reloading)
 	if err := reload(); err != nil {
-		s.log.Error().Str("event", node.EventReloadRefused).Err(err).Msg("not reloaded: going on as before")
+		s.log.Error().Str("event", node.EventReloadRefused).Err(err).Msg("not reloaded: the configuration in force stays")
 	}
 	s.send(notify.Ready)
 }

@@ -251,7 +251,11 @@ func (l *List) tell(ctx context.Context) {
 		case <-l.table.wake:
 		}
 		for _, e := range l.table.events() {
-			l.log.Info().Str("event", string(e.Kind)).Str("peer", e.Member.Name).Str("addr", e.Member.Addr).Msg("membership changed")
+			line := l.log.Info()
+			if e.Kind == Failed {
+				line = l.log.Warn()
+			}
+			line.Str("event", string(e.Kind)).Str("peer", e.Member.Name).Str("addr", e.Member.Addr).Msg("membership changed")
 			if l.cfg.OnEvent == nil {
 				continue
 			}

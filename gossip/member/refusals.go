@@ -8,6 +8,12 @@ import (
 	"github.com/rs/zerolog"
 )
 
+// Values of the log field "event", beside those of Kind.
+const (
+	EventRefused     = "node_refused"
+	EventKeysChanged = "keys_changed"
+)
+
 const (
 	maxRefusals  = 64
 	refusalPause = time.Minute // between log lines of equal refusals
@@ -53,7 +59,7 @@ func (l *List) refused(addr, name string, err error) {
 	x.Count++
 	if x.At.Sub(x.logged) >= refusalPause {
 		x.logged = x.At
-		r.log.Warn().Str("addr", addr).Str("peer", name).Err(err).Msg("node refused")
+		r.log.Warn().Str("event", EventRefused).Str("addr", addr).Str("peer", name).Err(err).Msg("node refused")
 	}
 	r.all = append(r.all, x)
 }

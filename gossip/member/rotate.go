@@ -159,7 +159,7 @@ func (l *List) request(ctx context.Context, r *KeyResult, request keyRequest) {
 func (l *List) serveKeys(c *Conn) {
 	var request keyRequest
 	if err := readMessage(c, &request); err != nil {
-		l.log.Warn().Str("peer", c.Peer.Name).Err(err).Msg("key operation not understood")
+		l.log.Warn().Str("peer", c.Peer.Name).Err(err).Msg("operation on gossip keys not understood")
 		return
 	}
 	err := l.rotateOwn(request, c.keys[1])
@@ -168,14 +168,14 @@ func (l *List) serveKeys(c *Conn) {
 		if err != nil {
 			e = l.log.Error().Err(err)
 		}
-		e.Str("peer", c.Peer.Name).Str("op", clean(string(request.Op), maxName)).Msg("peer changes gossip keys")
+		e.Str("event", EventKeysChanged).Str("peer", c.Peer.Name).Str("op", clean(string(request.Op), maxName)).Msg("peer changes gossip keys")
 	}
 	reply := keyReply{Keys: l.Keys(), Persisted: l.ring.file != ""}
 	if err != nil {
 		reply.Error = clean(err.Error(), maxReason)
 	}
 	if err := writeMessage(c, reply); err != nil {
-		l.log.Debug().Str("peer", c.Peer.Name).Err(err).Msg("answer to a key operation not sent")
+		l.log.Debug().Str("peer", c.Peer.Name).Err(err).Msg("answer to an operation on gossip keys not sent")
 		return
 	}
 	closeGently(c.raw)

@@ -90,9 +90,9 @@ func (d *Directory) AskModels(ctx context.Context, e *Engine) {
 	case err != nil:
 		log.Error().Err(err).Msg("cannot route by the models that the backend lists")
 	case failure != nil && was != silent:
-		log.Warn().Err(failure).Msg("backend does not list its models; the last list stays in force")
+		log.Warn().Str("event", EventModelsFail).Err(failure).Msg("backend does not list its models: the last list stays in force")
 	case changed, failure == nil && was != answers:
-		log.Info().Int("models", len(models)).Msg("backend listed its models")
+		log.Info().Str("event", EventModelsListed).Int("models", len(models)).Msg("backend listed its models")
 	}
 }
 

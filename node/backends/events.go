@@ -20,6 +20,9 @@ const (
 	EventEngineDown     = "engine_down"
 	EventEngineUp       = "engine_up"
 	EventEngineRestart  = "engine_restarted"
+
+	EventModelsFail   = "engine_models_fail"
+	EventModelsListed = "engine_models_listed"
 )
 
 const maxEngineEvents = 64

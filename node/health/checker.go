@@ -346,7 +346,7 @@ func (c *Checker) commitProposal(ctx context.Context, s Store, p Proposal) {
 		Names: p.Names, Action: action, Reason: p.Reason, By: raftstore.ByHealth, IfVersions: p.Versions,
 	}) {
 		count.Add(uint64(len(p.Names)))
-		c.cfg.Log.Warn().Strs("backends", p.Names).Stringer("state", action).Str("reason", p.Reason).Msg("committed")
+		c.cfg.Log.Info().Strs("backends", p.Names).Stringer("state", action).Str("reason", p.Reason).Msg("committed")
 	}
 }
 
@@ -365,7 +365,7 @@ func (c *Checker) stillDown(p *Proposal) bool {
 func (c *Checker) renew(ctx context.Context, s Store, g Generation) {
 	if c.apply(ctx, s, raftstore.NewGeneration{Name: g.Name, From: g.From}) {
 		c.raised.Add(1)
-		c.cfg.Log.Info().Str("backend", g.Name).Msg("engine restarted with an empty cache")
+		c.cfg.Log.Info().Str("backend", g.Name).Msg("engine restarted: its cache counts as empty")
 	}
 }
 

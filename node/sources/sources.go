@@ -19,6 +19,12 @@ import (
 	"grapevine.example/raftstore"
 )
 
+// Values of the log field "event".
+const (
+	EventSourceFails   = "source_fails"
+	EventSourceAnswers = "source_answers"
+)
+
 const (
 	// Prefix begins the reason of every state change that sources make.
 	Prefix = "source: "
@@ -118,11 +124,11 @@ func (s *Sources) take(i int, list []config.Backend, unchanged bool, err error, 
 	case err != nil:
 		if !failed || at.Sub(a.logged) >= errSilence {
 			a.logged = at
-			s.log.Warn().Err(err).Str("source", a.Entry).Msg("source of backends fails; its last answer stays in force")
+			s.log.Warn().Str("event", EventSourceFails).Err(err).Str("source", a.Entry).Msg("source of backends fails: its last answer stays in force")
 		}
 		return
 	case failed:
-		s.log.Info().Str("source", a.Entry).Msg("source of backends answers again")
+		s.log.Info().Str("event", EventSourceAnswers).Str("source", a.Entry).Msg("source of backends answers again")
 	}
 	a.at = at
 	if unchanged {
@@ -173,7 +179,7 @@ func (s *Sources) findClashesLocked() {
 			clashes = append(clashes[:maxClashes], fmt.Sprintf("%d more", len(clashes)-maxClashes))
 		}
 		if a.clash = strings.Join(clashes, "; "); a.clash != was && a.clash != "" {
-			s.log.Warn().Str("source", a.Entry).Str("ignored", a.clash).Msg("sources of backends contradict each other")
+			s.log.Warn().Str("source", a.Entry).Str("ignored", a.clash).Msg("sources of backends contradict each other: one is ignored")
 		}
 	}
 }
