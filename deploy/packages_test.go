@@ -12,8 +12,9 @@ import (
 	"time"
 )
 
-// A package is installed, started with its own configuration and purged. It starts nothing by itself, warns of missing engines only,
-// and leaves nothing behind; a purge keeps files that the operator made, and names their directory.
+// A package is installed and started with its own configuration, its router replaced while it serves, put behind systemd's socket, and
+// purged, by the recipes of docs/operate.md. It starts nothing by itself, warns of missing engines only, and leaves nothing behind; a purge
+// keeps files that the operator made, and names their directory.
 func TestInstallAndPurge(t *testing.T) {
 	dir := packages(t)
 	m := boot(t, "install", "", filepath.Join(dir, "old")+":/packages")
@@ -41,10 +42,18 @@ func TestInstallAndPurge(t *testing.T) {
 		}
 	}
 
-	replaced := m.mainPID()
-	m.run(recipe(t, "Replace a running router"))
-	eventually(t, "another main process", func() bool { return m.mainPID() != replaced })
-	eventually(t, "the end of the one before", func() bool { return !strings.Contains(m.run("pidof grapevine"), replaced) })
+	pid, replace := m.mainPID(), recipe(t, "Replace a running router")
+	m.run("cp -a /etc/grapevine/grapevine.yaml . && echo 'strategyy: prefix' >>/etc/grapevine/grapevine.yaml")
+	m.run(replace)
+	eventually(t, "a replacement that fails", func() bool {
+		return strings.Contains(m.run("journalctl -u grapevine -p err -o cat"), `"event":"replace_failed"`)
+	})
+	if m.mainPID() != pid {
+		t.Error("a wrong configuration replaces the process")
+	}
+	m.run("cp -a grapevine.yaml /etc/grapevine/ && " + replace)
+	eventually(t, "another main process", func() bool { return m.mainPID() != pid })
+	eventually(t, "the end of the one before", func() bool { return !slices.Contains(strings.Fields(m.run("pidof grapevine")), pid) })
 	m.run(recipe(t, "A router that is alone") + "systemctl is-active grapevine.socket grapevine; curl -sf http://127.0.0.1:8080/healthz")
 
 	m.run("apt-get remove -y grapevine")
@@ -85,7 +94,7 @@ func difference(before, after []string) string {
 }
 
 // Three hosts, installed by docs/operate.md to the letter, change from one release to the next by its recipe, one after the other
-// under traffic through HAProxy. No request may fail, also while both releases are in the fleet, and no package restarts a router.
+// under traffic through HAProxy: the first by a restart, the others by a replacement of the running process. No request may fail, also while both releases are in the fleet, and no package restarts a router.
 //
 // On a machine that stalls, HAProxy may take live routers for dead; such a trial is repeated, up to three times.
 func TestUpgradePackages(t *testing.T) {
@@ -155,14 +164,20 @@ func upgradePackages(t *testing.T, dir, haproxy string) (stalled bool) {
 
 	roll := recipe(t, "Roll an upgrade")
 	back := strings.ReplaceAll(strings.ReplaceAll(roll, "1.1.0", "1.0.0"), "apt install -y", "apt install -y --allow-downgrades")
+	// The same, but the process is replaced while it serves.
+	swap := strings.ReplaceAll(roll, "systemctl restart grapevine\n", recipe(t, "Replace a running router"))
+	if swap == roll {
+		t.Fatal("docs/operate.md: the upgrade does not restart the router")
+	}
 	type step struct {
 		m            *machine
 		script, want string
 	}
-	steps := []step{{first, roll, "1.1.0"}, {first, back, "1.0.0"}, {first, roll, "1.1.0"}, {machines[1], roll, "1.1.0"}, {machines[2], roll, "1.1.0"}}
+	steps := []step{{first, roll, "1.1.0"}, {first, back, "1.0.0"}, {first, swap, "1.1.0"}, {machines[1], swap, "1.1.0"}, {machines[2], swap, "1.1.0"}}
 	if os.Getenv("GRAPEVINE_DEPLOY") != "full" {
 		steps = slices.Delete(steps, 1, 3)
 	}
+	restarts := 0
 	mixed := regexp.MustCompile(`(?s)1\.0\.0.*1\.1\.0|1\.1\.0.*1\.0\.0`)
 	for i, s := range steps {
 		turn := time.Now()
@@ -182,8 +197,12 @@ func upgradePackages(t *testing.T, dir, haproxy string) (stalled bool) {
 		if i == 0 && !mixed.MatchString(out) {
 			t.Errorf("no fleet of both releases:\n%s", out)
 		}
+		eventually(t, "another main process", func() bool { return s.m.mainPID() != pid })
 		if got := s.m.run("/proc/$(systemctl show -P MainPID grapevine)/exe --version"); !strings.Contains(got, s.want) {
 			t.Errorf("%s runs %s, want %s", s.m.name, got, s.want)
+		}
+		if s.script != swap {
+			restarts++
 		}
 		x.awaitState(&service{name: s.m.name}, "UP")
 		r.moves(x, x.nodes...)
@@ -198,8 +217,8 @@ func upgradePackages(t *testing.T, dir, haproxy string) (stalled bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	t.Logf("%.0f s in all; answered: %v; sent again on a new connection: %d; failed: %d", time.Since(began).Seconds(), r.answered, r.again, len(r.failures))
-	if len(r.failures) > 0 && x.deaths() > len(steps) {
-		t.Logf("HAProxy saw %d routers die and not %d; %v", x.deaths(), len(steps), r.failures)
+	if len(r.failures) > 0 && x.deaths() > restarts {
+		t.Logf("HAProxy saw %d routers die and not %d; %v", x.deaths(), restarts, r.failures)
 		return true
 	}
 	for _, err := range r.failures {
