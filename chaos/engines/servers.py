@@ -17,7 +17,7 @@ BLOCK = 32  # tokens
 BLOCKS = 512  # of an engine's cache: 16,384 tokens
 LONGEST = 8192  # tokens of prompt and answer
 STARTUP_S = 600  # where twenty other programs share two cores
-SLOW_START_S = 30  # the routers' default
+SLOW_START_S = 5  # rather than the routers' 30 s, which only prolong the tests
 
 
 class Launcher:
@@ -32,6 +32,7 @@ class Launcher:
             "VLLM_SERVER_DEV_MODE": "1",  # opens /reset_prefix_cache
             "TORCH_COMPILE_DISABLE": "1",  # compiling takes longer here than what it makes faster
         }
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # the environment is the tests' own, and half of its start would be compiling
         with open(os.path.join(directory, "launcher.log"), "ab") as log:
             self._process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", "nice", "-n", "10", sys.executable, os.path.join(here, "launcher.py")],
@@ -87,7 +88,9 @@ class Engine(Process):
         argv = ["--model", model, "--served-model-name", MODEL, "--load-format", "dummy", "--enforce-eager", "--host", "127.0.0.1",
                 "--port", str(port), "--max-model-len", str(LONGEST), "--max-num-seqs", "32", "--block-size", str(BLOCK),
                 "--num-gpu-blocks-override", str(BLOCKS), "--enable-prompt-tokens-details", "--enable-auto-tool-choice",
-                "--tool-call-parser", "hermes", "--kv-events-config", json.dumps(stream)]
+                "--tool-call-parser", "hermes", "--kv-events-config", json.dumps(stream),
+                # A grammar may allow any white space, and random weights may write nothing else.
+                "--structured-outputs-config", json.dumps({"backend": "xgrammar", "disable_any_whitespace": True})]
         super().__init__(name, argv, None, os.path.join(directory, name + ".log"))
         self.argv = argv
 
@@ -118,8 +121,8 @@ class Node(Router):
         self.gossip, self.lines = gossip, os.path.join(directory, name + ".requests")
         super().__init__(
             name, binary, directory, "--gossip", f"127.0.0.1:{gossip}", "--join", f"127.0.0.1:{first}", "--founder", f"127.0.0.1:{first}",
-            "--gossip-insecure", "--data-dir", os.path.join(directory, name), "--access-log", "all", "--access-log-file", self.lines,
-            *(f"--backend={e.url},name={e.name}" for e in engines), *settings)
+            "--gossip-insecure", "--slow-start", f"{SLOW_START_S}s", "--data-dir", os.path.join(directory, name), "--access-log", "all",
+            "--access-log-file", self.lines, *(f"--backend={e.url},name={e.name}" for e in engines), *settings)
 
     def backends(self):
         """Its view of the engines, by name."""

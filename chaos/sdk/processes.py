@@ -1,7 +1,9 @@
 """Programs on loopback, started and ended by their process ids."""
 
+import contextlib
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -20,7 +22,14 @@ def wait_until(condition, within_s, what, every_s=0.1):
 
 
 def free_ports(n):
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
+    """Ports that nobody listens on. Linux gives connections those from 32768 on: a program that takes long to start, or starts again, still finds
+    these free."""
+    held = []
+    for port in random.sample(range(16_384, 32_768), 16_384):
+        if len(held) == n:
+            break
+        with contextlib.suppress(OSError):
+            held.append(socket.create_server(("127.0.0.1", port)))
     ports = [s.getsockname()[1] for s in held]
     for s in held:
         s.close()
