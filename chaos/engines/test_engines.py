@@ -141,7 +141,7 @@ def test_chat_stream():
 def test_tools():
     for choice in ["auto", "none", "required", {"type": "function", "function": {"name": "look_up"}}]:
         for stream in [False, True]:
-            got = compare(chat([system(unique()), user("The weather?")], tools=[TOOL], tool_choice=choice, max_tokens=40, stream=stream),
+            got = compare(chat([system(unique()), user("The weather?")], tools=[TOOL], tool_choice=choice, max_tokens=100, stream=stream),
                           without=LOST_WITH_USAGE if stream else [])
             if not stream and choice not in ("auto", "none"):
                 assert got["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "look_up", got
