@@ -153,14 +153,15 @@ func (r *Router) Room(lane uint64) (room Room, bounded bool) {
 	return Room{May: may, Free: may - held, Own: own}, true
 }
 
-// nearlyFull is the part of InFlight up to which an engine may be dry.
+// nearlyFull is the part of InFlight up to which an engine takes requests because it is dry. The last place is
+// left to grants: otherwise routers that hold all places refill them at once, and one that starts finds none.
 const nearlyFull = 0.9
 
 // Dry reports whether a backend will have computed all prefill that is known of before this router hears
 // what the others send it.
 func (r *Router) Dry(b prefixtree.Backend, now prefixtree.Time) bool {
 	s, g := r.table.Load().slot(b), &r.cfg.Gate
-	if s == nil || g.InFlight > 0 && float64(s.active.Load()+s.peerActive.Load()) > nearlyFull*float64(g.InFlight) {
+	if s == nil || g.InFlight > 0 && float64(s.active.Load()+s.peerActive.Load()+1) > nearlyFull*float64(g.InFlight) {
 		return false
 	}
 	rate := s.rateOr(r.rate.load())

@@ -176,6 +176,19 @@ func TestGateOverFleet(t *testing.T) {
 	}
 }
 
+// The last place of an engine is not dry, however few it has: a router that starts must find one.
+func TestDry(t *testing.T) {
+	for limit, most := range map[int]int64{0: 1000, 1: -1, 2: 0, 4: 2, 100: 89} {
+		r, _ := newRouter(t, Config{Gate: Gate{InFlight: limit}, Nodes: 2, Staleness: time.Second}, fleetOf(1))
+		for active := range int64(101) {
+			r.SetPeerLoad("peer", []PeerLoad{{Backend: 0, Active: active}})
+			if dry := r.Dry(0, t0); dry != (active <= most) {
+				t.Errorf("dry is %v with %d requests of %d", dry, active, limit)
+			}
+		}
+	}
+}
+
 func TestParkedReturnsToZero(t *testing.T) {
 	r, _ := newRouter(t, Config{Gate: Gate{InFlight: 1}}, fleetOf(2))
 	defer pick(t, r, waits(unique(1)), t0).End(unknown(), t0)
