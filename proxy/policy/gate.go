@@ -134,7 +134,7 @@ type Room struct {
 // Room returns the room of a lane by the bound that is nearest, TTFT or InFlight; false without both. What
 // engines hold beyond a bound counts as room.
 func (r *Router) Room(lane uint64) (room Room, bounded bool) {
-	p, g := r.table.Load().poolOf(lane), &r.cfg.Gate
+	p, g := r.table.Load().poolOf(lane), &r.tuning.Load().gate
 	if p == nil || g.TTFT == 0 && g.InFlight == 0 {
 		return Room{}, false
 	}
@@ -160,7 +160,7 @@ const nearlyFull = 0.9
 // Dry reports whether a backend will have computed all prefill that is known of before this router hears
 // what the others send it.
 func (r *Router) Dry(b prefixtree.Backend, now prefixtree.Time) bool {
-	s, g := r.table.Load().slot(b), &r.cfg.Gate
+	s, g := r.table.Load().slot(b), &r.tuning.Load().gate
 	if s == nil || g.InFlight > 0 && float64(s.active.Load()+s.peerActive.Load()+1) > nearlyFull*float64(g.InFlight) {
 		return false
 	}

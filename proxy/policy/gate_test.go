@@ -189,6 +189,24 @@ func TestDry(t *testing.T) {
 	}
 }
 
+// A gate that a reload brings counts at once, for grants as for the engines.
+func TestRetuneGate(t *testing.T) {
+	r, _ := newRouter(t, Config{Nodes: 2, Staleness: time.Second}, fleetOf(1))
+	lane, _ := r.Lane(waits(unique(0)))
+	if _, bounded := r.Room(lane); bounded {
+		t.Error("room without a gate")
+	}
+	apply, err := r.Retune(Config{Gate: Gate{InFlight: 4}, BlockBytes: testBlock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	apply()
+	r.SetPeerLoad("peer", []PeerLoad{{Backend: 0, Active: 4}})
+	if room, bounded := r.Room(lane); !bounded || room.May != 4 || room.Free != 0 || r.Dry(0, t0) {
+		t.Errorf("after a reload: room %+v, bounded %v, dry %v", room, bounded, r.Dry(0, t0))
+	}
+}
+
 func TestParkedReturnsToZero(t *testing.T) {
 	r, _ := newRouter(t, Config{Gate: Gate{InFlight: 1}}, fleetOf(2))
 	defer pick(t, r, waits(unique(1)), t0).End(unknown(), t0)
