@@ -263,6 +263,42 @@ func (e *exchange) askAgain() bool {
 		},
 	},
 	{
+		Name: "first-come", Breaks: "share-kept",
+		Wrong: "the queue takes all requests for those of one client, so they come to engines in the order of arrival",
+		Edits: []Edit{{
+			File: "proxy/queue/queue.go",
+			Old:  `	w.since, w.quiet, w.passed, w.prev, w.next = now, 0, 0, nil, nil`,
+			New: `	if planted("first-come") {
+		w.Client, w.Weight = "", 1
+	}
+	w.since, w.quiet, w.passed, w.prev, w.next = now, 0, 0, nil, nil`,
+		}},
+	},
+	{
+		Name: "peers-use-nothing", Breaks: "limit-kept",
+		Wrong: "what peers report of clients' use is not counted, so each node admits the whole limit",
+		Edits: []Edit{{
+			File: "node/knowledge.go",
+			Old:  `	uses := make([]clients.Use, len(changed))`,
+			New: `	if planted("peers-use-nothing") {
+		return
+	}
+	uses := make([]clients.Use, len(changed))`,
+		}},
+	},
+	{
+		Name: "turn-not-told", Breaks: "waits-end",
+		Wrong: "some requests that get an engine are taken out of the queue, and their connections are not told",
+		Edits: []Edit{{
+			File: "proxy/waiting.go",
+			Old:  `		w.call(taker, nil)`,
+			New: `		if planted("turn-not-told") && len(taker.body)%64 == 0 {
+			continue
+		}
+		w.call(taker, nil)`,
+		}},
+	},
+	{
 		Name: "departures-unseen", Breaks: "departures-end",
 		Wrong: "an answer whose client has left is read to its end, to reuse the connection to the engine",
 		Edits: []Edit{

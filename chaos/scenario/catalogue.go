@@ -22,6 +22,8 @@ type Scenario struct {
 	Load       Load
 	HAProxy    bool
 	Events     bool     // engines publish cache events
+	Clients    []Client // of the clients file; none: there is no such file
+	Queued     bool     // requests wait at the routers; see queued
 	Needs      []string // beyond the needs of its schedule; see fleet.Supports
 
 	events   string // see dice.script
@@ -143,6 +145,12 @@ var scenarios = []Scenario{
 		Name: "upgrade", Nodes: 4, LeastNodes: 4, Duration: 50 * time.Second, Needs: []string{faultNewer}, events: "0-100 upgrade $half",
 		Must:   []string{treesConverge.Name, membershipKept.Name, readyIsTrue.Name},
 		Proves: "half of the fleet runs the next version: both versions understand each other, and the older skips what it does not know",
+	},
+	{
+		Name: "crowded-queue", Duration: 50 * time.Second, Clients: crowded, Queued: true, Load: beside, Needs: []string{fleet.FaultLinks},
+		Must:   []string{shareKept.Name, limitKept.Name, waitsEnd.Name, countsReturn.Name},
+		events: "0-45 kill $node for 8s; 55-100 partition $left | $right for all",
+		Proves: "clients crowd a queue, one with ten times the requests of another, while a router is killed and the routers are partitioned: each gets its share and keeps its limit, and no request is lost in the queue",
 	},
 	{
 		// Short answers, so that two processors make half a thousand per second.

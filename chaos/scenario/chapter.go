@@ -28,6 +28,7 @@ type past struct {
 	requests int
 	outcomes Outcomes
 	turns    []turn // by time of sending
+	stays    []stay // by time of sending
 	slices   []Slice
 }
 
@@ -115,6 +116,9 @@ func (e *evidence) foldInto(p *past, before time.Duration) {
 		}
 		if t, ok := e.turnOf(a); ok {
 			p.turns = append(p.turns, t)
+		}
+		if s, ok := e.stayOf(a); ok {
+			p.stays = append(p.stays, s)
 		}
 	}
 	if before > p.until {

@@ -73,6 +73,9 @@ func (x *exchange) run(ctx context.Context, client *http.Client, url string) err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("X-Request-Id", x.a.ID)
+	if x.a.Client != "" {
+		req.Header.Set("Authorization", "Bearer "+x.a.Client)
+	}
 	resp, err := client.Do(req)
 	if err != nil {
 		return err

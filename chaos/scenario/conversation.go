@@ -26,11 +26,13 @@ type message struct {
 
 // conversation is one session, decided by the seed. Not safe for concurrent use.
 type conversation struct {
-	id    int
-	shape string
-	rng   *rand.Rand
-	turn  int
-	usage bool // asks for token counts at the end of streams
+	id     int
+	shape  string
+	rng    *rand.Rand
+	turn   int
+	usage  bool   // asks for token counts at the end of streams
+	client string // whose it is; ""
+	output int    // tokens of each reply; 0: as drawn
 	// pauses has its own source: failures do not change the content.
 	pauses *rand.Rand
 

@@ -87,6 +87,8 @@ type evidence struct {
 	stopped  time.Duration
 	drained  time.Duration
 	limit    time.Duration // of a node that drains: it cuts longer answers
+	clients  []Client
+	wait     time.Duration // queue_timeout; 0: requests do not wait at routers
 	quiet    quiet
 	// forecasts are of the time at rest.
 	forecasts []forecast
@@ -98,7 +100,7 @@ type evidence struct {
 func Invariants() []Invariant {
 	return []Invariant{
 		oneOutcome, noForeignBytes, streamsSurvive, requestsAnswered, removedStayQuiet, membershipKept, oneLeader, treesConverge, hitRateRecovers,
-		cachesKnown,
+		cachesKnown, shareKept, limitKept, waitsEnd,
 		departuresEnd, countsReturn, resourcesReturn, readyIsTrue, nodesLive,
 	}
 }

@@ -73,6 +73,18 @@ func evident() *evidence {
 	op(history.Drain, 3, history.Output{})
 	op(history.Remove, 5, history.Output{})
 	op(history.Read, 7, history.Output{})
+	e.clients, e.wait = []Client{{Name: "a"}, {Name: "b", Weight: 2}, {Name: "limited", InFlight: 2}}, 10*sec
+	e.attempts[8].End += 300 * time.Millisecond
+	e.visits["a8"][0] = visit{Engine: "engine-0", Began: e.attempts[8].Sent + 200*time.Millisecond, Ended: e.attempts[8].End}
+	for i := range 300 { // each waits a second; b gets twice as much
+		at := time.Duration(i) * 100 * time.Millisecond
+		e.past.stays = append(e.past.stays, stay{sent: at, began: at + sec, end: at + 2*sec, tokens: 100, client: 0},
+			stay{sent: at, began: at + sec, end: at + 2*sec, tokens: 200, client: 1})
+	}
+	for i := range 10 {
+		at := time.Duration(i) * 3 * sec
+		e.past.stays = append(e.past.stays, stay{sent: at, began: at + 1, end: at + 3*sec, client: 2, admitted: true}, stay{sent: at + sec, began: at + sec, end: at + 2*sec, client: 2, admitted: true})
+	}
 	return e
 }
 
@@ -178,6 +190,27 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 			e.seen["node-1"].caches["engine-0"].note(span{24 * sec, 24 * sec}, "exact")
 		}, []string{"caches-are-known"}},
 		{"a cache without what it should hold", func(e *evidence) { e.forecasts[0].held = 0 }, []string{"caches-are-known"}},
+		{"a client that gets a quarter of its share", func(e *evidence) {
+			for i := range e.past.stays {
+				if e.past.stays[i].client == 1 {
+					e.past.stays[i].tokens = 50
+				}
+			}
+		}, []string{"share-kept"}},
+		{"more requests in flight than a limit allows", func(e *evidence) {
+			for range 5 {
+				e.past.stays = append(e.past.stays, stay{sent: 20 * sec, began: 20 * sec, end: 23 * sec, client: 2, admitted: true})
+			}
+		}, []string{"limit-kept"}},
+		{"a request that stays in a queue", func(e *evidence) {
+			last(e).End, last(e).Node = last(e).Sent+16*sec, "node-0"
+			set(Silent)(e)
+			delete(e.visits, last(e).ID)
+		}, []string{"one-outcome", "streams-survive", "requests-answered", "waits-end"}},
+		{"an engine long after queue_timeout", func(e *evidence) {
+			last(e).End, last(e).Node = last(e).Sent+17*sec, "node-0"
+			e.visits[last(e).ID][0].Began, e.visits[last(e).ID][0].Ended = last(e).Sent+16*sec, last(e).End
+		}, []string{"waits-end"}},
 		{"an engine that goes on", func(e *evidence) { e.visits["a7"][0].Ended = e.attempts[7].End + 1100*time.Millisecond }, []string{"departures-end"}},
 		{"an engine that never ends", func(e *evidence) { e.visits["a7"][0].Ended = -1 }, []string{"departures-end"}},
 		{"a request long after its client left", func(e *evidence) {
@@ -290,7 +323,7 @@ func TestNotExercised(t *testing.T) {
 	e := evident()
 	e.marks, e.struck, e.healed = nil, e.stopped, e.stopped
 	e.attempts, e.visits, e.history = nil, nil, nil
-	e.quiet, e.forecasts = quiet{}, nil
+	e.quiet, e.forecasts, e.past = quiet{}, nil, past{}
 	for _, s := range e.seen {
 		s.raft, s.first, s.backends = track[leadership]{}, nil, nil
 	}

@@ -101,9 +101,9 @@ const countsBound = 5 * time.Second
 
 var countsReturn = Invariant{
 	Name:    "counts-return",
-	Promise: "counts of running requests return to zero at every node, for every engine, and at the engines",
+	Promise: "counts of running and waiting requests return to zero at every node, for every engine and client, and at the engines",
 	Bound:   "5 s after the last request ended",
-	Seen:    "in_flight of GET /status; active, fleet_active and prefill_tokens of GET /backends; the engines' own running and waiting",
+	Seen:    "in_flight of GET /status; active, fleet_active and prefill_tokens of GET /backends; GET /queue and /clients; the engines' own running and waiting",
 	judge: func(e *evidence, f *finding) {
 		f.checked = e.quiet.counted
 		f.note = fmt.Sprintf("zero after %.2f s", e.quiet.zero.Seconds())

@@ -24,9 +24,13 @@ type sown struct {
 	load     Load
 	pace     pace
 	events   bool
+	crowd    bool // clients crowd the queue
 }
 
 var brisk = pace{calm: time.Second, lead: 2 * time.Second, tail: 4 * time.Second}
+
+// filled leaves time until requests wait.
+var filled = pace{calm: 3 * time.Second, lead: 4 * time.Second, tail: 8 * time.Second}
 
 var sowing = []sown{
 	{defect: "broken-answer-is-whole", schedule: "3s break engine-0,engine-1,engine-2 count=5 after=2000 for 2s"},
@@ -47,6 +51,9 @@ var sowing = []sown{
 		pace: pace{calm: 3 * time.Second, lead: 10 * time.Second, tail: time.Second},
 	},
 	{defect: "gap-unseen", events: true, schedule: "4s mute engine-0,engine-1 for 5s\n6s amnesia engine-0,engine-1", load: Load{Rate: 15}},
+	{defect: "first-come", crowd: true, load: beside, pace: filled},
+	{defect: "peers-use-nothing", crowd: true, load: beside, pace: filled},
+	{defect: "turn-not-told", crowd: true, load: beside},
 	{defect: "departures-unseen", load: Load{Long: 0.4, Departing: 0.4}},
 	{defect: "departed-stay-counted", load: Load{Departing: 0.2}},
 	{
@@ -57,12 +64,18 @@ var sowing = []sown{
 	{defect: "ends-a-stream-that-is-gone", schedule: "3s kill node-2 for 6s"},
 }
 
-var fallow = sown{
+// fallow are runs without a defect; together they exercise every promise.
+var fallow = []sown{{
 	schedule: "12s kill node-2 for 7s\n12.2s drain engine-3 for 3s\n14s break engine-0,engine-1 count=5 after=2000 for 2s\n14s mute engine-2 for 4s\n22s stop node-1 for 1s",
 	events:   true,
 	load:     Load{Long: 0.05, Departing: 0.1},
 	pace:     pace{calm: warmUp, lead: leadTime, tail: tailTime},
-}
+}, {
+	schedule: "5s kill node-2 for 4s\n7s drain engine-3 for 2s\n13s stop node-1 for 1s",
+	crowd:    true,
+	load:     beside,
+	pace:     filled,
+}}
 
 func (s *sown) run(t *testing.T, program string) *run {
 	t.Helper()
@@ -78,7 +91,11 @@ func (s *sown) run(t *testing.T, program string) *run {
 	if s.defect != "" {
 		cfg.Env = []string{plant.Env + "=" + s.defect}
 	}
-	return &run{cfg: cfg, s: &Scenario{Name: cfg.Scenario, Nodes: cfg.Nodes, Engines: 4, Load: s.load, Events: s.events}, pace: p}
+	r := &run{cfg: cfg, s: &Scenario{Name: cfg.Scenario, Nodes: cfg.Nodes, Engines: 4, Load: s.load, Events: s.events}, pace: p}
+	if s.crowd {
+		r.s.Clients, r.s.Queued = crowded, true
+	}
+	return r
 }
 
 func (s *sown) verdicts(t *testing.T, program string) map[string]Verdict {
@@ -112,9 +129,17 @@ func TestPlanted(t *testing.T) {
 		if testing.Short() {
 			t.Skip("make chaos-short has runs without a defect")
 		}
-		for name, v := range fallow.verdicts(t, program) {
-			if v.State != Held {
-				t.Errorf("%s without a defect: %s, %d checked, %s: %+v", name, v.State, v.Checked, v.Note, v.Violations)
+		held := make(map[string]bool)
+		for i := range fallow {
+			for name, v := range fallow[i].verdicts(t, program) {
+				if held[name] = held[name] || v.State == Held; v.State == Violated {
+					t.Errorf("%s without a defect: %d checked, %s: %+v", name, v.Checked, v.Note, v.Violations)
+				}
+			}
+		}
+		for name, ok := range held {
+			if !ok {
+				t.Errorf("no run without a defect exercises %s", name)
 			}
 		}
 	})
@@ -157,7 +182,7 @@ func TestSowing(t *testing.T) {
 			t.Errorf("no planted defect breaks %s: that a run can find it broken is not shown", i.Name)
 		}
 	}
-	for _, s := range append(slices.Clone(sowing), fallow) {
+	for _, s := range slices.Concat(sowing, fallow) {
 		r := s.run(t, "")
 		if words := needs(r.s, &r.cfg); len(words) > 0 {
 			t.Errorf("%q: the schedule needs %v of the machine", s.defect, words)

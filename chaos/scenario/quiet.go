@@ -74,11 +74,25 @@ func remaining(ctx context.Context, f *fleet.Fleet) (left []Violation, asked int
 		if err == nil {
 			list, err = n.Backends(ctx)
 		}
+		var queue *admin.QueueStatus
+		if err == nil {
+			queue, err = n.Queue(ctx)
+		}
+		var clients *admin.ClientList
+		if err == nil {
+			clients, err = n.Clients(ctx)
+		}
 		if err != nil {
 			left = append(left, Violation{0, n.Name(), err.Error()})
 			continue
 		}
 		add(n.Name(), "requests in flight", int64(st.InFlight))
+		if queue.On {
+			add(n.Name(), "requests in the queue", int64(queue.Requests))
+		}
+		for _, c := range clients.Clients {
+			add(n.Name(), "requests of all nodes for "+c.Name, int64(c.Requests))
+		}
 		for _, b := range list.Backends {
 			add(n.Name(), "of its requests at "+b.Name, b.Active)
 			add(n.Name(), "requests of all nodes at "+b.Name, b.FleetActive)

@@ -35,6 +35,7 @@ type Attempt struct {
 	Session int
 	Turn    int
 	Shape   string
+	Client  string // "" without a clients file
 
 	Sent, Head, First, End time.Duration
 	Conn                   string // the client's end of the connection

@@ -1,6 +1,7 @@
 package scenario
 
 import (
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -161,6 +162,9 @@ var requestsAnswered = Invariant{
 			}
 			if !a.failed() {
 				continue
+			}
+			if e.mayBeRefused(a.Client) && (a.Status == http.StatusTooManyRequests || a.Outcome == Unanswered && e.nodeLost("", a.Sent, a.End)) {
+				continue // 429 may also have used up the retries
 			}
 			begun := a.Head >= 0 && a.Outcome != Refused
 			if begun && (e.nodeLost(a.Node, a.Sent, a.End) || e.overstayed(a) || e.engineExcuses(a)) {

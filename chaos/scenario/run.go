@@ -3,6 +3,7 @@ package scenario
 import (
 	"context"
 	"errors"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -30,7 +31,12 @@ type pace struct {
 func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	debug.FreeOSMemory() // so that the report of this run does not have the memory of the last one
 	l := newLedger()
-	f, err := r.start(ctx, l)
+	dir, err := os.MkdirTemp("", "grapevine-chaos-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	f, err := r.start(ctx, l, dir)
 	if err != nil {
 		return nil, err
 	}
@@ -52,12 +58,15 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 		load.Rate = r.cfg.Rate
 	}
 	t := newTraffic(load, r.cfg.Seed, f.URL(), engineConfig(), f.DialClient, l)
-	t.whole = ctx
+	t.whole, t.clients = ctx, r.s.Clients
 	if r.s.Events {
 		t.prompts = newPrompts(r.cfg.Seed)
 	}
 	w := &world{f: f, t: t, op: op, log: &marks{now: l.now}, newer: r.cfg.Newer, ready: readyWithin}
-	e = &evidence{cfg: engineConfig(), nodes: fleet.Names("node", r.cfg.Nodes), engines: f.EngineNames(), calm: r.pace.calm, limit: drainLimit, width: sliceOf(r.cfg.Duration), struck: r.cfg.Duration}
+	e = &evidence{cfg: engineConfig(), nodes: fleet.Names("node", r.cfg.Nodes), engines: f.EngineNames(), calm: r.pace.calm, limit: drainLimit, width: sliceOf(r.cfg.Duration), struck: r.cfg.Duration, clients: r.s.Clients}
+	if r.s.Queued {
+		e.wait = queueWait
+	}
 	for _, ev := range r.cfg.Schedule {
 		e.struck = min(e.struck, ev.At)
 	}
@@ -95,7 +104,7 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	return e.whole(), err
 }
 
-func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
+func (r *run) start(ctx context.Context, l *ledger, dir string) (*fleet.Fleet, error) {
 	if r.cfg.Progress != nil {
 		r.cfg.Progress(Progress{Phase: phaseStart})
 	}
@@ -104,6 +113,16 @@ func (r *run) start(ctx context.Context, l *ledger) (*fleet.Fleet, error) {
 	cfg := fleet.Config{
 		Binary: r.cfg.Binary, Nodes: r.cfg.Nodes, Engines: r.s.Engines, Engine: engineConfig(), Seed: r.cfg.Seed, Log: r.cfg.Log,
 		Settings: settings(), Dir: r.cfg.Keep, HAProxy: r.s.HAProxy,
+	}
+	if r.s.Queued {
+		maps.Copy(cfg.Settings, queued())
+	}
+	if len(r.s.Clients) > 0 {
+		file, err := writeClients(dir, r.s.Clients)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Settings["clients_file"] = file
 	}
 	cfg.Engine.Watch, cfg.CacheEvents = l.watch, r.s.Events
 	// Without the heap floor of serve, in which a leak could hide.

@@ -61,6 +61,8 @@ type traffic struct {
 	l      *ledger
 	heads  []string
 	whole  context.Context
+	// clients are those of the clients file; none: requests are anonymous.
+	clients []Client
 	// prompts takes what engines computed; nil: nothing.
 	prompts *prompts
 
@@ -84,6 +86,7 @@ func newTraffic(load Load, seed uint64, url string, cfg engine.ServerConfig, dia
 
 func (t *traffic) play(ctx context.Context) error {
 	rng := rand.New(rand.NewPCG(t.seed, 0xa771))
+	t.work.Go(func() { t.crowd(ctx) })
 	for id := 0; sleep(ctx, time.Duration(rng.ExpFloat64()/t.load.Rate*float64(time.Second))) == nil; id++ {
 		t.begin(id, func(c *conversation) { t.hold(ctx, c) }, t.heads[rng.IntN(len(t.heads))], "")
 	}
@@ -105,7 +108,9 @@ func (t *traffic) begin(id int, hold func(*conversation), head, shape string) {
 	}
 	t.work.Go(func() {
 		defer func() { <-t.underWay }()
-		hold(newConversation(id, t.seed, t.load.Opening, head, shape))
+		c := newConversation(id, t.seed, t.load.Opening, head, shape)
+		c.client = holder(t.clients)
+		hold(c)
 	})
 }
 
@@ -154,6 +159,7 @@ func (t *traffic) turn(client *http.Client, c *conversation, m *memory) bool {
 	if c.rng.Float64() < t.load.Long {
 		output = t.load.LongOutput
 	}
+	output = cmp.Or(c.output, output)
 	by := t.departing(c.rng, output)
 	p, err := c.next(t.engine, output)
 	if err != nil {
@@ -164,7 +170,7 @@ func (t *traffic) turn(client *http.Client, c *conversation, m *memory) bool {
 	}
 	request := int(t.requests.Add(1)) - 1
 	for try := 0; ; try++ {
-		a := &Attempt{ID: fmt.Sprintf("c%d-%d-%d-%d", t.seed, c.id, c.turn, try), Request: request, Try: try, Session: c.id, Turn: c.turn, Shape: c.shape,
+		a := &Attempt{ID: fmt.Sprintf("c%d-%d-%d-%d", t.seed, c.id, c.turn, try), Request: request, Try: try, Session: c.id, Turn: c.turn, Shape: c.shape, Client: c.client,
 			Possible: m.tokens, Kept: m.ended, By: m.by}
 		send(t.whole, client, t.l, t.url, a, &p, by)
 		if a.Outcome == Complete {

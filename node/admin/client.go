@@ -106,6 +106,11 @@ func (c *Client) Clients(ctx context.Context) (*ClientList, error) {
 	return get[ClientList](ctx, c, "/clients")
 }
 
+// Queue tells what waits at the node.
+func (c *Client) Queue(ctx context.Context) (*QueueStatus, error) {
+	return get[QueueStatus](ctx, c, "/queue")
+}
+
 func (c *Client) Rules(ctx context.Context) (*RuleSet, error) { return get[RuleSet](ctx, c, "/rules") }
 
 // ApplyRules replaces the fleet's rules, of version ifVersion unless nil, or, if dry, returns the

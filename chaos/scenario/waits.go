@@ -1,0 +1,212 @@
+package scenario
+
+import (
+	"cmp"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"grapevine.example/chaos/fleet"
+)
+
+// stay is a client's attempt in the fleet: it waits from sent on, until an engine begins it. It is small, because a run
+// makes millions.
+type stay struct {
+	sent, began, end time.Duration // began < 0: at no engine
+	tokens           float32       // that the engine computed
+	client           int16         // in evidence.clients
+	admitted         bool          // surely: it came to an engine
+}
+
+// waited is when the attempt got an engine, or ended without one.
+func (s *stay) waited() time.Duration {
+	if s.began >= 0 {
+		return s.began
+	}
+	return s.end
+}
+
+func (e *evidence) stayOf(a *Attempt) (s stay, ok bool) {
+	i := slices.IndexFunc(e.clients, func(c Client) bool { return c.Name == a.Client })
+	if i < 0 {
+		return s, false
+	}
+	s = stay{sent: a.Sent, began: -1, end: a.End, client: int16(i)}
+	if v := e.visits[a.ID]; len(v) > 0 {
+		s.began, s.admitted = v[0].Began, true
+	}
+	if a.Outcome == Complete {
+		// Without the engine's counts: about a token in four bytes.
+		s.tokens = float32(a.Want) / 4
+		if a.Prompt >= 0 {
+			s.tokens = float32(a.Prompt - max(a.Cached, 0) + a.Output)
+		}
+	}
+	return s, true
+}
+
+func (e *evidence) mayBeRefused(client string) bool {
+	return slices.ContainsFunc(e.clients, func(c Client) bool { return c.Name == client && c.Refused })
+}
+
+const (
+	// shareOver is how long clients' work is added up, which is a few hundred requests.
+	shareOver = 4 * time.Second
+	shareStep = 50 * time.Millisecond
+	// leastOfShare allows for the work that a router passes over for a better match, and for what waits
+	// at some routers only.
+	leastOfShare = 0.5
+)
+
+var shareKept = Invariant{
+	Name: "share-kept",
+	Promise: "while requests of two clients wait, none gets much more work per weight than the other, however many it sends and wherever " +
+		"they enter, unless the routers are partitioned",
+	Bound: "in each 4 s: at least half of the other's, but for a request of each at each node",
+	Seen:  "clients know when they sent, engines when they began and what they computed",
+	judge: func(e *evidence, f *finding) {
+		if e.wait == 0 {
+			return
+		}
+		all, largest := e.doings()
+		least := 1.0
+		for at := e.calm; at+shareOver <= e.stopped; at += shareOver / 2 {
+			if e.harmed(fleet.Everybody, []string{"partition"}, at, at+shareOver) {
+				continue // a router cannot know what waits behind it
+			}
+			from, to := int(at/shareStep), int((at+shareOver)/shareStep)
+			for i := range all {
+				for j := range all {
+					if i == j || !all[i].waits(from, to, len(e.nodes)) || !all[j].waits(from, to, len(e.nodes)) {
+						continue
+					}
+					f.checked++
+					less, more := all[i].work(from, to), all[j].work(from, to)
+					if more > 0 {
+						least = min(least, less/more)
+					}
+					if less+float64(len(e.nodes))*(largest[i]+largest[j]) < leastOfShare*more {
+						f.violate(at, "engines", "in %v from here %s gets %.0f tokens per weight, and %s %.0f, although requests of both wait all the time",
+							shareOver, e.clients[i].Name, less, e.clients[j].Name, more)
+					}
+				}
+			}
+		}
+		f.note = fmt.Sprintf("the least of another's: %.2f", least)
+	},
+}
+
+// doing is what one client's requests do over time, in steps of shareStep.
+type doing struct {
+	waiting []int     // requests, at the begin of each step
+	tokens  []float64 // per weight, of requests that an engine began in each step
+}
+
+// doings returns what each client does, and the tokens per weight of its largest request.
+func (e *evidence) doings() (out []doing, largest []float64) {
+	steps := int(e.drained/shareStep) + 1
+	largest = make([]float64, len(e.clients))
+	for range e.clients {
+		out = append(out, doing{make([]int, steps), make([]float64, steps)})
+	}
+	for i := range e.past.stays {
+		s := &e.past.stays[i]
+		l := &out[s.client]
+		for at := int(s.sent/shareStep) + 1; at <= int(s.waited()/shareStep) && at < steps; at++ {
+			l.waiting[at]++
+		}
+		if at := int(s.began / shareStep); s.began >= 0 && at < steps {
+			tokens := float64(s.tokens) / cmp.Or(e.clients[s.client].Weight, 1)
+			l.tokens[at] += tokens
+			largest[s.client] = max(largest[s.client], tokens)
+		}
+	}
+	return out, largest
+}
+
+func (l *doing) waits(from, to, least int) bool {
+	return !slices.ContainsFunc(l.waiting[from:to], func(n int) bool { return n < least })
+}
+
+func (l *doing) work(from, to int) (sum float64) {
+	for _, t := range l.tokens[from:to] {
+		sum += t
+	}
+	return sum
+}
+
+// staleAfter is how old peers' reports may be: far more than is measured, on a busy machine.
+const staleAfter = time.Second
+
+var limitKept = Invariant{
+	Name:    "limit-kept",
+	Promise: "a client has no more requests in flight over the fleet than its limit allows, wherever they enter",
+	Bound:   "the limit, one request for each node, and those that ended in the last 2 s: two stalenesses",
+	Seen:    "clients know when requests that were not refused were sent and ended",
+	judge: func(e *evidence, f *finding) {
+		for i, c := range e.clients {
+			if c.InFlight == 0 {
+				continue
+			}
+			var sent, ended []time.Duration
+			for _, s := range e.past.stays {
+				if int(s.client) == i && s.admitted {
+					sent, ended = append(sent, s.sent), append(ended, s.end)
+				}
+			}
+			slices.Sort(sent)
+			slices.Sort(ended)
+			most, before, now := c.InFlight+len(e.nodes), 0, 0
+			for n, at := range sent {
+				for before < len(ended) && ended[before] < at-2*staleAfter {
+					before++
+				}
+				for now < len(ended) && ended[now] < at {
+					now++
+				}
+				inFlight, lately := n+1-now, now-before
+				if inFlight >= c.InFlight {
+					f.checked++
+				}
+				if inFlight > most+lately {
+					f.violate(at, "all nodes", "%s has %d requests in flight, of %d, and %d ended in the last %v", c.Name, inFlight, c.InFlight, lately, 2*staleAfter)
+				}
+			}
+		}
+	},
+}
+
+// waitSlack is for a busy machine, and for the engines that a request tries after its turn. What is lost waits for
+// as long as its client.
+const waitSlack = 5 * time.Second
+
+var waitsEnd = Invariant{
+	Name:       "waits-end",
+	Promise:    "a request that waits at a router leaves the queue: to an engine, with 429, or with its client; none is lost there, none stays too long",
+	Bound:      "queue_timeout (10 s) and 5 s",
+	Seen:       "when clients sent, engines began and answers ended",
+	ofAttempts: true,
+	judge: func(e *evidence, f *finding) {
+		if e.wait == 0 {
+			return
+		}
+		for _, a := range e.attempts {
+			visits := e.visits[a.ID]
+			waited := a.End - a.Sent
+			if len(visits) > 0 {
+				waited = visits[0].Began - a.Sent
+			}
+			if waited <= shareStep && a.Status != http.StatusTooManyRequests || e.nodeLost(a.Node, a.Sent, a.End) || e.overstayed(a) {
+				continue
+			}
+			f.checked++
+			switch {
+			case waited > e.wait+waitSlack:
+				f.violate(a.Sent+e.wait+waitSlack, a.place(), "%s waited for %v, and ended as %s at %v", a.ID, waited, a.Outcome, a.End)
+			case len(visits) == 0 && a.Outcome != Departed && a.Outcome != Refused:
+				f.violate(a.End, a.place(), "%s waited for %v, came to no engine, and ended as %s: %s", a.ID, waited, a.Outcome, a.Detail)
+			}
+		}
+	},
+}
