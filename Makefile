@@ -145,9 +145,9 @@ chaos-planted: build-chaos ## that the harness finds what is wrong: a planted de
 
 # Ten minutes or so of one processor; a seed that fails prints how it is repeated. Without the race detector: it would make the same runs 5 to 25
 # times as dear, and the first few seeds run under it in test.
-chaos-virtual: ## fleets, routers and state machines in virtual time over SEEDS seeds (5000) beginning with FROM (1)
-	@echo "seeds from $(or $(FROM),1): $(or $(SEEDS),5000) of routers and state machines, an 8th of them of fleets, a 20th of groups"
-	GRAPEVINE_TEST_SEEDS=$(or $(SEEDS),5000) GRAPEVINE_TEST_FROM=$(or $(FROM),1) $(GO) test -count=1 -timeout 3h -run '^TestSeeds' ./gossip ./proxy/policy ./raftstore
+chaos-virtual: ## fleets, routers, queues and state machines in virtual time over SEEDS seeds (5000) beginning with FROM (1)
+	@echo "seeds from $(or $(FROM),1): $(or $(SEEDS),5000) of routers, queues (200 requests each) and state machines, an 8th of them of fleets, a 20th of groups"
+	GRAPEVINE_TEST_SEEDS=$(or $(SEEDS),5000) GRAPEVINE_TEST_FROM=$(or $(FROM),1) $(GO) test -count=1 -timeout 3h -run '^TestSeeds' ./gossip ./proxy ./proxy/policy ./raftstore
 
 lint: ## gofmt, vet, staticcheck, golangci-lint
 	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt would change:"; echo "$$out"; exit 1; }
