@@ -119,7 +119,7 @@ test-alerts: build ## the alert rules: their unit tests by promtool, then a Prom
 	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_ALERTS=1 $(GO) test -count=1 -run '^TestAlerts$$' -v -timeout 5m ./chaos/fleet
 
 # The partition has a network of its own; root is not needed where users may have namespaces.
-live: build ## eight real routers: spread, cost, kill, agreement, engines that die, hot prefixes, clients' limits, partition, loss, memory; 45 minutes (LIVE=short: 4 minutes, wider limits)
+live: build ## eight real routers: spread, cost, kill, agreement, engines that die, hot prefixes, clients' limits and shares, partition, loss, memory; 50 minutes (LIVE=short: 6 minutes, wider limits)
 	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_LIVE=1 $(GO) test $(if $(filter short,$(LIVE)),-short) -count=1 -run '^TestLive' -v -timeout 60m ./chaos/fleet
 
 # The scenarios that together exercise every promise, ten minutes of them; the others with SCENARIOS=all (20 minutes). Root is not needed
