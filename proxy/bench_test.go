@@ -18,9 +18,12 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	"github.com/valyala/fasthttp"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/clients"
 	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/prompt"
 )
 
 func fixed(b *testing.B, answer string) string {
@@ -243,6 +246,42 @@ func BenchmarkSweep(b *testing.B) {
 				p.sweep()
 			}
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/conns, "ns/conn")
+		})
+	}
+}
+
+// BenchmarkIdleQueue is the choice and the end of a request of one of 10,000 clients, with a queue in which nothing
+// waits and without one. The difference is what the queue costs.
+func BenchmarkIdleQueue(b *testing.B) {
+	var list []*clients.Client
+	for i := range 10_000 {
+		list = append(list, &clients.Client{Name: fmt.Sprint("client-", i), Weight: 1, Priority: clients.Default})
+	}
+	for _, queued := range []bool{false, true} {
+		b.Run(fmt.Sprintf("queue=%v", queued), func(b *testing.B) {
+			options := []rigOption{withStrategy("prefix")}
+			if queued {
+				options = append(options, withQueue(64, roomy))
+			}
+			r := newRig(b, []string{"127.0.0.1:1", "127.0.0.1:2"}, options...)
+			e := newExchange(r.proxy)
+			e.ctx, e.conn, e.tuned = new(fasthttp.RequestCtx), &clientConn{proxy: r.proxy}, r.proxy.Tuned()
+			hashes := []prefixtree.Hash{1, 2, 3, 4}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				e.client = list[i%len(list)]
+				e.rec.Kind, e.rec.Attempts = prompt.Chat, 0
+				e.query.Hashes, e.query.PromptBytes, e.query.OutputHint = hashes, 4*prefixtree.DefaultBlockBytes, 100
+				if f, bad := e.readWishes(); bad {
+					b.Fatal(f)
+				}
+				if _, settled, err := e.pickInTurn(); settled || err != nil {
+					b.Fatal(settled, err)
+				}
+				e.usage.PromptTokens, e.usage.OutputTokens = 100, 100
+				e.end(policy.None)
+				e.learnOutput()
+			}
 		})
 	}
 }
