@@ -158,9 +158,9 @@ func (p *Proxy) PeerClaims(origin string, claims []queue.Claim) {
 }
 
 // mayWait: inference that an engine computes, before its first attempt. One that moves to another engine
-// after a failure has had its turn, and a stored response has only one engine.
+// after a failure has had its turn.
 func (e *exchange) mayWait() bool {
-	if !e.tuned.queues() || e.rec.Attempts > 0 || e.rec.Waited > 0 || e.query.Stored || len(e.query.Exclude) > 0 {
+	if !e.tuned.queues() || e.rec.Attempts > 0 || e.rec.Waited > 0 || len(e.query.Exclude) > 0 {
 		return false
 	}
 	switch e.rec.Kind {
@@ -283,6 +283,8 @@ func (w *waitingRoom) enter(e *exchange) (parked bool, err error) {
 		return false, nil // Pick says why
 	case full == nil && !w.queue.Waiting(lane) && !w.queue.Contended():
 		return false, nil // one opened meanwhile
+	case e.query.Stored && !w.router.Serves(d.Backend, lane):
+		return false, nil // it drains or is down, and will not be offered
 	}
 	s.waiter.Prefill, s.waiter.Output = float64(d.UncachedTokens), w.queue.Output(s.waiter.Client, e.query.OutputHint)
 	s.waiter.Hold(d)

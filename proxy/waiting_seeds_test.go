@@ -293,6 +293,7 @@ type queueRequest struct {
 	leaves, ttl time.Duration // 0: it stays; no deadline
 	first, rest time.Duration // at the engine
 	failed      policy.Failure
+	holder      uint32 // of the stored response that it goes on from; 0: none
 }
 
 func (w *queueWorld) send(n *queueRouter) {
@@ -315,6 +316,9 @@ func (w *queueWorld) send(n *queueRouter) {
 	d.first, d.rest = time.Duration(r.IntN(100))*time.Millisecond, time.Duration(r.IntN(300))*time.Millisecond
 	if r.IntN(8) == 0 {
 		d.failed = []policy.Failure{policy.Connect, policy.Reset, policy.Status5xx, policy.Busy, policy.Timeout}[r.IntN(5)]
+	}
+	if r.IntN(8) == 0 {
+		d.holder = prefixtree.BackendKey(w.engines[r.IntN(len(w.engines))].Name)
 	}
 	conn := &clientConn{proxy: n.proxy, arrived: time.Now()}
 	n.mu.Lock()
@@ -341,6 +345,7 @@ func (w *queueWorld) serve(n *queueRouter, conn *clientConn, d *queueRequest) (o
 	e.rec.Kind = prompt.Chat
 	e.client, e.priority, e.body = d.client, d.priority, []byte(strings.Repeat("x", d.size))
 	e.query.Hashes, e.query.PromptBytes, e.query.OutputHint = d.hashes, len(d.hashes)*w.hasher.BlockBytes(), d.output
+	e.query.Holder, e.query.Stored = d.holder, d.holder != 0
 	if d.ttl > 0 {
 		e.answerBy = e.rec.Start.Add(d.ttl).Sub(n.proxy.epoch)
 	}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 
 	"grapevine.example/proxy/clients"
 	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/prompt"
 	"grapevine.example/proxy/queue"
 )
 
@@ -146,6 +148,65 @@ func TestQueueAmongRouters(t *testing.T) {
 	if rec := r.record(4); rec.Waited != 0 || len(r.proxy.Claims(nil)) != 0 {
 		t.Errorf("the other router is gone, and a request waited %v; claims %+v", rec.Waited, r.proxy.Claims(nil))
 	}
+}
+
+// Inference that goes on from a stored response waits for the engine that stores it, unless that one drains: then the
+// queue never offers it. Reading a stored response does not wait.
+func TestQueueOfStoredResponses(t *testing.T) {
+	holder, other := newGated(t), newGated(t)
+	r := newRig(t, []string{holder.addr, other.addr}, withQueue(1, roomy))
+	id := make([]byte, prompt.ResponseIDLen)
+	r.proxy.responses.name(id, "b0", nil, new(idBlock))
+	both := func() {
+		t.Helper()
+		r.start("one")
+		r.start("another")
+		<-holder.begun
+		<-other.begun
+	}
+	ask := func(text string) <-chan reply {
+		c, got := r.dial(), make(chan reply, 1)
+		_, err := io.WriteString(c, text)
+		must(t, err)
+		go func() {
+			rp, _ := tryReply(bufio.NewReader(c), "POST")
+			got <- rp
+		}()
+		return got
+	}
+	both()
+	next := ask(follow(string(id)))
+	r.waiting(1)
+	read := ask(request("GET", "/v1/responses/"+string(id), ""))
+	<-holder.begun
+	other.answer <- true
+	eventually(t, "the other engine is open", func() bool {
+		_, active := r.router.Load(1)
+		return active == 0
+	})
+	r.waiting(1)
+	holder.answer <- true
+	holder.answer <- true
+	(<-read).want(t, 200)
+	<-holder.begun
+	holder.answer <- true
+	(<-next).want(t, 200)
+	if rec := r.record(3); rec.Waited <= 0 || rec.Backend != "b0" {
+		t.Errorf("it waited %v and went to %s", rec.Waited, rec.Backend)
+	}
+
+	both()
+	entries := slices.Clone(r.router.View().Backends)
+	entries[0].State = policy.Draining
+	view, err := policy.NewView(entries, nil)
+	must(t, err)
+	r.router.SetView(view)
+	next = ask(follow(string(id)))
+	<-holder.begun
+	holder.answer <- true
+	holder.answer <- true
+	other.answer <- true
+	(<-next).want(t, 200)
 }
 
 func TestQueueRefuses(t *testing.T) {
