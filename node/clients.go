@@ -132,6 +132,7 @@ func accountOf(t accounts.Totals, refused [len(clients.Reasons)]uint64) admin.Cl
 		PromptTokens: t.Prompt, CachedTokens: t.Cached, OutputTokens: t.Output,
 		PrefillS: t.Prefill, DecodeS: t.Decode, SavedS: t.Saved, Cost: t.Cost,
 		TTFTP50: t.TTFT.Quantile(0.5), TTFTP90: t.TTFT.Quantile(0.9), SpeedP50: t.Speed.Quantile(0.5),
+		Waited: t.Wait.Count(), WaitP50: t.Wait.Quantile(0.5), WaitP90: t.Wait.Quantile(0.9), QueueRefused: t.QueueRefused,
 	}
 }
 

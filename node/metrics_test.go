@@ -78,6 +78,7 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 	n.meter.Reserve(n.clients.book.Clients[0], 1, 1, 0)
 	n.accounts.SetPrice(1)
 	n.accounts.Observe(&proxy.Record{
+		Waited: time.Second,
 		Client: "of-search", Stream: true, Status: 200, PromptTokens: 1000, Queue: 1, TTFT: time.Second, Total: 2 * time.Second,
 		Decision: &policy.Decision{Candidates: []policy.Considered{{Rate: 1000}}},
 	})

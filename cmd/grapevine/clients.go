@@ -82,14 +82,15 @@ func printUsage(out io.Writer, list *admin.ClientList) error {
 		return err
 	}
 	fmt.Fprintf(out, "\nAt router %s in %s:\n", list.Node, seconds(list.UptimeS))
-	fmt.Fprintln(w, "CLIENT\tREQUESTS\tFAILED\tREFUSED\tPROMPT\tCACHED\tOUTPUT\tGPU TIME\tSAVED\tCOST\tTTFT P50\tP90\tTOKENS/S")
+	fmt.Fprintln(w, "CLIENT\tREQUESTS\tFAILED\tREFUSED\tPROMPT\tCACHED\tOUTPUT\tGPU TIME\tSAVED\tCOST\tTTFT P50\tP90\tTOKENS/S\tQUEUED\tP50\tP90\tREFUSED")
 	for _, c := range list.Clients {
 		h := &c.Here
-		if h.Requests+h.Refused == 0 {
+		if h.Requests+h.Refused+h.QueueRefused == 0 {
 			continue // a file may list thousands
 		}
-		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Name, h.Requests, h.Failed, h.Refused, h.PromptTokens, h.CachedTokens, h.OutputTokens,
-			seconds(h.PrefillS+h.DecodeS), seconds(h.SavedS), known(h.Cost, "%.2f"), known(h.TTFTP50, "%.2gs"), known(h.TTFTP90, "%.2gs"), known(h.SpeedP50, "%.3g"))
+		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%d\n", c.Name, h.Requests, h.Failed, h.Refused, h.PromptTokens, h.CachedTokens, h.OutputTokens,
+			seconds(h.PrefillS+h.DecodeS), seconds(h.SavedS), known(h.Cost, "%.2f"), known(h.TTFTP50, "%.2gs"), known(h.TTFTP90, "%.2gs"), known(h.SpeedP50, "%.3g"),
+			h.Waited, known(h.WaitP50, "%.2gs"), known(h.WaitP90, "%.2gs"), h.QueueRefused)
 	}
 	return w.Flush()
 }

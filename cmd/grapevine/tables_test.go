@@ -106,7 +106,7 @@ func TestTablesGolden(t *testing.T) {
 	callers := &admin.ClientList{File: "/etc/grapevine/clients.yaml", Node: "gv1", UptimeS: 11100, Error: "clients.yaml:3: clients[1].name: is missing", Clients: []admin.ClientStatus{
 		{Name: "search", Keys: 2, Models: []string{"llama*"}, Paths: []string{"/v1/chat/completions"}, Priority: "interactive", Weight: 4, TokensPerMinute: 2_000_000, InFlight: 400, TokensUsed: 1_234_567, Requests: 17, Here: admin.ClientAccount{
 			Requests: 21_345, Failed: 3, Refused: 17, PromptTokens: 81_000_000, CachedTokens: 70_123_456, OutputTokens: 5_432_100, PrefillS: 1087.6, DecodeS: 2540.1, SavedS: 7012.3, Cost: 2.519,
-			TTFTP50: 0.087, TTFTP90: 0.41, SpeedP50: 52.3,
+			TTFTP50: 0.087, TTFTP90: 0.41, SpeedP50: 52.3, Waited: 120, WaitP50: 0.31, WaitP90: 2.2, QueueRefused: 7,
 		}},
 		{Name: "public", Anonymous: true, Priority: "batch", Weight: 1, Trusted: true, Requests: 3},
 	}}

@@ -29,6 +29,8 @@ type Totals struct {
 	Cost                   float64   // of Prefill and Decode, at the prices of their time
 	TTFT                   Histogram // seconds to the first token of streams
 	Speed                  Histogram // output tokens/s of streams behind their first token
+	Wait                   Histogram // seconds in the router's queue, of requests that waited there
+	QueueRefused           uint64    // requests that the queue answered 429
 }
 
 type account struct {
@@ -47,7 +49,7 @@ func (a *Accounts) Adopt(b *clients.Book) {
 	known, next := a.accounts(), make(map[string]*account, len(b.Clients))
 	for _, c := range b.Clients {
 		if next[c.Name] = known[c.Name]; next[c.Name] == nil {
-			next[c.Name] = &account{t: Totals{TTFT: Histogram{Bounds: &ttftBounds}, Speed: Histogram{Bounds: &speedBounds}}}
+			next[c.Name] = &account{t: Totals{TTFT: Histogram{Bounds: &ttftBounds}, Speed: Histogram{Bounds: &speedBounds}, Wait: Histogram{Bounds: &ttftBounds}}}
 		}
 	}
 	a.byName.Store(&next)
@@ -79,7 +81,11 @@ func (a *Accounts) Of(client string) (t Totals) {
 // Observe counts a finished request; r is valid during the call only. It allocates nothing.
 func (a *Accounts) Observe(r *proxy.Record) {
 	c := a.accounts()[r.Client]
-	if c == nil || r.Decision == nil {
+	if c == nil {
+		return
+	}
+	c.queued(r)
+	if r.Decision == nil {
 		return
 	}
 	used := measure(r)
@@ -100,6 +106,21 @@ func (a *Accounts) Observe(r *proxy.Record) {
 		if reply := r.Total - r.TTFT; reply > 0 && r.OutputTokens > 1 {
 			t.Speed.add(float64(r.OutputTokens-1) / reply.Seconds())
 		}
+	}
+}
+
+// queued counts a request that waited in the router's queue, or was refused there.
+func (c *account) queued(r *proxy.Record) {
+	if r.Waited == 0 && r.Refused == "" {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r.Waited > 0 {
+		c.t.Wait.add(r.Waited.Seconds())
+	}
+	if r.Refused != "" {
+		c.t.QueueRefused++
 	}
 }
 
@@ -163,10 +184,14 @@ func (a *Accounts) Collect(s metrics.Scrape) {
 	cost := s.Counter("client_cost_total", "Price of the client's GPU seconds by gpu_hour_price; no series while that is 0.", "client")
 	ttft := s.Histogram("client_time_to_first_token_seconds", "From the arrival of a request to the first token of its stream.", "client")
 	speed := s.Histogram("client_output_tokens_per_second", "Output tokens per second of streams, behind the first token.", "client")
+	wait := s.Histogram("client_queue_wait_seconds", "How long the client's requests waited in the router's queue; those that did not wait are not counted.", "client")
 	for name := range a.accounts() {
-		t := a.Of(name)
+		t := a.Of(name) // a file may list thousands
+		if t.Wait.Count() > 0 {
+			wait(t.Wait.Prometheus(), name)
+		}
 		if t.Requests == 0 {
-			continue // a file may list thousands
+			continue
 		}
 		tokens(float64(t.Prompt), name, "prompt")
 		tokens(float64(t.Cached), name, "cached")

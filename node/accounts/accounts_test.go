@@ -91,6 +91,12 @@ func TestAccounts(t *testing.T) {
 	unknown.Client, refused.Client, refused.Decision = "", "idle", nil
 	a.Observe(&unknown)
 	a.Observe(&refused)
+	waited, late := streamed(), streamed()
+	waited.Client, waited.Waited = "idle", 400*time.Millisecond
+	waited.Decision, late.Decision = nil, nil
+	late.Client, late.Waited, late.Refused = "idle", 20*time.Second, proxy.RefusedTimeout
+	a.Observe(&waited)
+	a.Observe(&late)
 	a.Adopt(bookOf("search", "idle"))
 	s := a.Of("search")
 	if s.Requests != 2 || s.Failed != 0 || s.Prompt != 2000 || s.Cached != 1200 || s.Output != 202 || math.Abs(s.Prefill-0.8) > 1e-9 || math.Abs(s.Decode-1) > 1e-9 || math.Abs(s.Cost-2.7) > 1e-9 {
@@ -102,12 +108,15 @@ func TestAccounts(t *testing.T) {
 	if q := s.Speed.Quantile(0.5); q < 40 || q > 80 {
 		t.Errorf("median of two streams of 50 tokens/s: %v", q)
 	}
+	if i := a.Of("idle"); i.Requests != 0 || i.Wait.Count() != 2 || i.QueueRefused != 1 || i.Wait.Quantile(0.5) != 0.5 {
+		t.Errorf("of the queue: %+v", i)
+	}
 	if b := a.Of("batch"); b.Requests != 0 {
 		t.Errorf("a removed client has %+v", b)
 	}
 	series := make(chan prometheus.Metric, 100)
 	a.Collect(metrics.Scrape(series))
-	if len(series) != 9 { // 3 of tokens, 2 of seconds, saved, cost and 2 histograms, of one client
+	if len(series) != 10 { // 3 of tokens, 2 of seconds, saved, cost and 2 histograms of one client, a wait of the other
 		t.Errorf("%d series", len(series))
 	}
 }

@@ -20,13 +20,18 @@ func (h *Histogram) add(v float64) {
 	h.Sum += v
 }
 
+// Count returns the number of values.
+func (h *Histogram) Count() (n uint64) {
+	for _, c := range h.Counts {
+		n += c
+	}
+	return n
+}
+
 // Quantile estimates the value that a share q of all lie below, evenly spread inside a bucket, as Prometheus does; 0 without values.
 // Beyond the last bound it returns that.
 func (h *Histogram) Quantile(q float64) float64 {
-	total := uint64(0)
-	for _, n := range h.Counts {
-		total += n
-	}
+	total := h.Count()
 	rank, low := q*float64(total), 0.
 	for i, n := range h.Counts[:bounds] {
 		if n > 0 && rank <= float64(n) {

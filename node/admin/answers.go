@@ -247,6 +247,11 @@ type ClientAccount struct {
 	TTFTP50  float64 `json:"ttft_p50_s"`
 	TTFTP90  float64 `json:"ttft_p90_s"`
 	SpeedP50 float64 `json:"output_tokens_per_s_p50"`
+	// In the router's queue: requests that waited, how long they did, and requests answered 429.
+	Waited       uint64  `json:"queue_waited"`
+	WaitP50      float64 `json:"queue_wait_p50_s"`
+	WaitP90      float64 `json:"queue_wait_p90_s"`
+	QueueRefused uint64  `json:"queue_refused"`
 }
 
 // QueueStatus is what waits for engines at the routers that report it: the sums, and each.
