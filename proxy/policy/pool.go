@@ -20,7 +20,8 @@ type table struct {
 	pools []*pool
 	roles bool // a backend has a role
 	set
-	chosen map[string]*set // by the labels that rules name
+	chosen map[string]*set     // by the labels that rules name
+	shared map[uint64]*engines // by their positions; only while the table is made
 }
 
 // set is the pools of all backends, or of those with some labels.
@@ -32,23 +33,29 @@ type set struct {
 
 // pool is the active backends that may serve one model.
 type pool struct {
-	key     uint64 // the same on all nodes
-	model   string // "": requests without a model; "*": models that no backend lists
-	labels  string // of all its backends, as a rule names them; "": any
-	named   bool   // stands for the model; else it is the prefill part of such a pool
-	view    *View
-	entries []entry
-	byID    []int32 // backend id -> entry, -1: none
+	key    uint64 // the same on all nodes
+	model  string // "": requests without a model; "*": models that no backend lists
+	labels string // of all its backends, as a rule names them; "": any
+	named  bool   // stands for the model; else it is the prefill part of such a pool
+	view   *View
+	engines
 	*history
-	texts    *modelStat // of the history of the pool that stands for the model
-	lane     uint64     // of the engines; see Lane
-	weighted bool
-	adapter  bool   // the model is a LoRA adapter, as any backend says
-	decodes  bool   // some are decode backends
-	parts    *parts // nil unless a backend has a role
+	texts   *modelStat // of the history of the pool that stands for the model
+	adapter bool       // the model is a LoRA adapter, as any backend says
+	parts   *parts     // nil unless a backend has a role
 
 	ordersMu sync.RWMutex
 	orders   map[prefixtree.Hash][]int32 // by hot prefix's anchor; see order
+}
+
+// engines are the backends of pools: of one, or of all whose models and labels fit the same backends. Immutable.
+type engines struct {
+	at       []int32 // positions in the view; some may not be active
+	entries  []entry
+	byID     []int32 // backend id -> entry, -1: none
+	lane     uint64  // see Lane
+	weighted bool
+	decodes  bool // some are decode backends
 }
 
 const (
@@ -115,7 +122,7 @@ func (r *Router) View() *View { return r.table.Load().view }
 func (r *Router) SetView(v *View) {
 	r.viewMu.Lock()
 	defer r.viewMu.Unlock()
-	t := &table{view: v, slots: make([]*slot, len(v.Backends)), rules: r.newRuleSet(v.Rules), chosen: make(map[string]*set)}
+	t := &table{view: v, slots: make([]*slot, len(v.Backends)), rules: r.newRuleSet(v.Rules), chosen: make(map[string]*set), shared: make(map[uint64]*engines)}
 	t.zones = r.zonesOf(v)
 	for i := range v.Backends {
 		b := &v.Backends[i]
@@ -137,6 +144,7 @@ func (r *Router) SetView(v *View) {
 			}
 		}
 	}
+	t.shared = nil
 	slices.SortFunc(t.pools, func(a, b *pool) int { return cmp.Compare(a.key, b.key) })
 	for _, p := range t.pools {
 		p.load.setPeers(r.peerTraffic[p.key]) // pools of new models have none yet
@@ -153,8 +161,9 @@ func (t *table) entry(at int32) entry {
 // newSet makes the pools of the backends that have all the labels, and adds them to t.pools.
 func (t *table) newSet(labels string, known map[uint64]*history) (s set) {
 	v := t.view
+	fit := v.fitting(labels)
 	add := func(model string, key uint64, positions []int32) *pool {
-		p := t.newPool(model, key, labels, v.having(labels, positions), known)
+		p := t.newPool(model, key, labels, fit.of(positions), known)
 		if t.pools = append(t.pools, p); p.parts != nil {
 			t.pools = append(t.pools, p.parts.prefill[0], p.parts.prefill[1])
 		}
@@ -170,11 +179,14 @@ func (t *table) newSet(labels string, known map[uint64]*history) (s set) {
 	s.byModel = make(map[string]*pool, len(v.byModel))
 	for m, at := range v.byModel {
 		p := add(m, modelKey(m), at)
+		if s.byModel[m] = p; labels != "" {
+			p.adapter = t.byModel[m].adapter
+			continue
+		}
 		for _, i := range at {
 			_, found := slices.BinarySearch(v.Backends[i].Adapters, m)
 			p.adapter = p.adapter || found
 		}
-		s.byModel[m] = p
 	}
 	return s
 }
@@ -207,14 +219,27 @@ func (t *table) newPool(model string, key uint64, labels string, positions []int
 	return p
 }
 
-// having returns the positions of the backends with all the labels.
-func (v *View) having(labels string, positions []int32) []int32 {
+// fitting are the backends with some labels, by position; nil: all.
+type fitting []bool
+
+func (v *View) fitting(labels string) fitting {
 	if labels == "" {
+		return nil
+	}
+	fit := make(fitting, len(v.Backends))
+	for at := range fit {
+		fit[at] = v.Backends[at].has(labels)
+	}
+	return fit
+}
+
+// of returns those of the positions that have the labels.
+func (l fitting) of(positions []int32) (some []int32) {
+	if l == nil {
 		return positions
 	}
-	var some []int32
 	for _, at := range positions {
-		if v.Backends[at].has(labels) {
+		if l[at] {
 			some = append(some, at)
 		}
 	}
@@ -251,7 +276,7 @@ func (t *table) labelled(labels string, model []byte) *pool {
 	default:
 		positions, key = t.view.byModel[p.model], modelKey(p.model)
 	}
-	made := t.newPool(p.model, key, labels, t.view.having(labels, positions), nil)
+	made := t.newPool(p.model, key, labels, t.view.fitting(labels).of(positions), nil)
 	made.share(p.texts)
 	return made
 }
@@ -294,27 +319,42 @@ func (t *table) poolFor(route *Route, q *Request, now prefixtree.Time) (p *pool,
 }
 
 func (t *table) newPart(key uint64, positions []int32, known map[uint64]*history) *pool {
-	p := &pool{key: key, view: t.view, history: known[key], byID: make([]int32, len(t.view.byID))}
+	p := &pool{key: key, view: t.view, history: known[key], engines: *t.enginesAt(positions)}
 	if p.history == nil {
 		p.history = &history{texts: newModelStat()}
 	}
 	p.texts = p.history.texts
-	for i := range p.byID {
-		p.byID[i] = -1
+	return p
+}
+
+// enginesAt returns the active backends at these positions, which rise. Thousands of adapters and labels mostly fit the same ones.
+func (t *table) enginesAt(positions []int32) *engines {
+	h := uint64(len(positions))
+	for _, at := range positions {
+		h = mix(h ^ uint64(at))
 	}
-	p.entries = make([]entry, 0, len(positions))
+	if g := t.shared[h]; g != nil && slices.Equal(g.at, positions) {
+		return g
+	}
+	g := &engines{at: positions, byID: make([]int32, len(t.view.byID)), entries: make([]entry, 0, len(positions))}
+	for i := range g.byID {
+		g.byID[i] = -1
+	}
 	for _, at := range positions {
 		b := &t.view.Backends[at]
 		if b.State != Active {
 			continue
 		}
-		p.byID[b.ID] = int32(len(p.entries))
+		g.byID[b.ID] = int32(len(g.entries))
 		e := t.entry(at)
-		e.at = p.byID[b.ID]
-		p.entries = append(p.entries, e)
-		p.decodes = p.decodes || b.Role == Decode
-		p.weighted = p.weighted || b.Weight != p.entries[0].weight
+		e.at = g.byID[b.ID]
+		g.entries = append(g.entries, e)
+		g.decodes = g.decodes || b.Role == Decode
+		g.weighted = g.weighted || b.Weight != g.entries[0].weight
 	}
-	p.lane = laneOf(p.entries)
-	return p
+	g.lane = laneOf(g.entries)
+	if t.shared != nil {
+		t.shared[h] = g
+	}
+	return g
 }

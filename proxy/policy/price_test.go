@@ -9,7 +9,7 @@ import (
 // later returns the price of a second of prefill in a pool of 4 engines with 4 requests/s, where new
 // work waits for so many seconds and so many engines are busy with what caches do not save.
 func later(backlog, prefill float64) float64 {
-	s := &Scene{PromptTokens: 10_000, FleetRate: 10_000, pool: &pool{entries: make([]entry, 4)}, traffic: traffic{mean: 1, rate: 4, prefill: prefill}}
+	s := &Scene{PromptTokens: 10_000, FleetRate: 10_000, pool: &pool{engines: engines{entries: make([]entry, 4)}}, traffic: traffic{mean: 1, rate: 4, prefill: prefill}}
 	for i := range 4 {
 		s.Candidates = append(s.Candidates, Candidate{entry: entryOf(i), Rate: 10_000, Uncached: 10_000, wait: backlog + float64(i)})
 	}

@@ -98,3 +98,32 @@ func BenchmarkDecide(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkSetView is a change of 2,000 backends that all serve 200 models, with rules for 20 sets of labels that half of them have.
+func BenchmarkSetView(b *testing.B) {
+	list := make([]Backend, 2000)
+	var rules []Rule
+	for i := range list {
+		list[i] = Backend{ID: prefixtree.Backend(i), Generation: 1, Name: fmt.Sprintf("gpu-%04d:8000", i)}
+		for m := range 200 {
+			list[i].Models = append(list[i].Models, fmt.Sprintf("meta/adapter-%d", m))
+		}
+		for l := range 20 {
+			if (i>>(l%8))%2 == 0 {
+				list[i].Labels = append(list[i].Labels, fmt.Sprintf("tier=%d", l))
+			}
+		}
+	}
+	for l := range 20 {
+		rules = append(rules, Rule{Model: fmt.Sprintf("meta/adapter-%d", l), Pool: fmt.Sprintf("tier=%d", l)})
+	}
+	r, _ := newRouter(b, Config{}, list[:1])
+	v, err := NewView(list, rules)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		r.SetView(v)
+	}
+}
