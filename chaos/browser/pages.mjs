@@ -183,7 +183,7 @@ async function queue(page) {
     priorities: [{ priority: 'interactive', ...waits(11, 1.6e5, 0.4), ...refused(0, 0, 3) }, { priority: 'default', ...waits(0, 0, 0), ...refused(0, 0, 0) }, { priority: 'batch', ...waits(1300, 2e7, 8.25), ...refused(1204, 17, 0) }],
     clients: [{ client: 'nightly-<b>batch</b>', priority: 'batch', ...waits(1300, 2e7, 8.25) }, { client: '', priority: 'interactive', ...waits(11, 1.6e5, 0.4) }],
     routers: [{ node: 'x', on: true, ...waits(1300, 2e7, 8.25), drain_tokens_per_s: 500000, refused: 1221 }, { node: 'y', on: true, ...waits(11, 1.6e5, 0.4), drain_tokens_per_s: 12000, refused: 3 },
-      { node: 'z', missing: 'has failed', on: false, ...waits(0, 0, 0) }] }
+      { node: 'w', on: true, ...waits(0, 0, 0), drain_tokens_per_s: 7000, refused: 0 }, { node: 'z', missing: 'has failed', on: false, ...waits(0, 0, 0) }] }
   const off = { node: 'x', on: false, priorities: [], clients: [], routers: [] }
   for (const answer of [full, off]) {
     await page.route('**/queue', (r) => r.fulfill({ json: answer }))
@@ -193,8 +193,9 @@ async function queue(page) {
     if (answer.on) {
       await page.getByText('1,311 of 2,048 requests wait, with 52.4 MB of 64.0 MB, for 30 s at most; 512.0 k tokens/s leave, so these take 41.0 s; 2 more lines').waitFor()
       await page.getByRole('cell', { name: 'nightly-<b>batch</b>' }).waitFor()
-      await page.getByText('2 of 3 routers report theirs').waitFor()
+      await page.getByText('3 of 4 routers report theirs').waitFor()
       await page.getByRole('row', { name: 'x 1,300 52.0 MB 20.0 M tokens 8.25 s 500.0 k tokens/s 1,221' }).waitFor()
+      await page.getByRole('row', { name: 'w 0 0 B 0 tokens – – 0' }).waitFor() // its rate is that of requests which no longer wait
       await page.getByRole('row', { name: 'z (has failed) – – – – – –' }).waitFor()
       await page.getByRole('row', { name: 'batch 1,300 52.0 MB 20.0 M tokens 8.25 s 1,204 17 0' }).waitFor()
       await findings(page, 'queue')

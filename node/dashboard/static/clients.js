@@ -22,7 +22,7 @@ function queue() {
   const state = (r) => r.missing || (r.on ? '' : 'has no queue')
   const routers = table({ caption: 'By router', key: (r) => r.node, columns: [
     { name: 'Router', same: state, cell: (r) => named(r.node, state(r)) },
-    ...[...waiting, num('Leaves', (r) => (r.drain_tokens_per_s ? fmt.number(r.drain_tokens_per_s) + ' tokens/s' : '–')), num('429', (r) => fmt.number(r.refused))]
+    ...[...waiting, num('Leaves', (r) => (r.requests && r.drain_tokens_per_s ? fmt.number(r.drain_tokens_per_s) + ' tokens/s' : '–')), num('429', (r) => fmt.number(r.refused))]
       .map((c) => ({ ...c, cell: (r) => (state(r) ? '–' : c.cell(r)) }))] })
   const each = scroll('Queue by client', rows.el), every = scroll('Queue by router', routers.el)
   const el = panel('Queue', note, h('div', { class: 'stack' }, now, scroll('Queue by priority', bands.el), each, every))
