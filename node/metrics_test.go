@@ -287,6 +287,37 @@ func TestMetricsExemplars(t *testing.T) {
 	}
 }
 
+// TestMetricsExemplarsOfSlowRequests: an exemplar costs much, so in each window only the first request and each slower one get one.
+func TestMetricsExemplarsOfSlowRequests(t *testing.T) {
+	n, err := New(testConfig("http://127.0.0.1:1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now().Truncate(15 * time.Second)
+	for i, c := range []struct {
+		after, ttft time.Duration
+		shown       bool
+	}{
+		{0, 80 * time.Millisecond, true},
+		{time.Second, 70 * time.Millisecond, false},
+		{2 * time.Second, 80 * time.Millisecond, false},
+		{3 * time.Second, 90 * time.Millisecond, true},
+		{15 * time.Second, 60 * time.Millisecond, true},
+	} {
+		r := *everyRecord()[0]
+		r.Start, r.TTFT = start.Add(c.after), c.ttft
+		r.Trace = proxy.Trace{ID: [16]byte{0xab, 15: byte(i)}, Sampled: true}
+		n.metrics.Observe(&r)
+		w, q := httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/metrics", nil)
+		q.Header.Set("Accept", "application/openmetrics-text;version=1.0.0")
+		n.adminServer().Handler().ServeHTTP(w, q)
+		want := fmt.Sprintf(`grapevine_time_to_first_token_seconds_bucket{model="other",le="0.1"} %d # {trace_id="%x"} %v `, i+1, r.Trace.ID, c.ttft.Seconds())
+		if strings.Contains(w.Body.String(), want) != c.shown {
+			t.Errorf("request %d: exemplar %t, want %t", i, !c.shown, c.shown)
+		}
+	}
+}
+
 // The names of backends and models are free.
 func TestMetricsOfNamesakes(t *testing.T) {
 	cfg := testConfig("http://127.0.0.1:1")
@@ -358,13 +389,20 @@ func TestMetricsStatuses(t *testing.T) {
 }
 
 func BenchmarkObserve(b *testing.B) {
-	n, err := New(testConfig("http://127.0.0.1:1"))
-	if err != nil {
-		b.Fatal(err)
-	}
-	r := everyRecord()[0]
-	b.ReportAllocs()
-	for b.Loop() {
-		n.metrics.Observe(r)
+	for _, traced := range []bool{false, true} {
+		b.Run(fmt.Sprintf("traced=%t", traced), func(b *testing.B) {
+			n, err := New(testConfig("http://127.0.0.1:1"))
+			if err != nil {
+				b.Fatal(err)
+			}
+			r := everyRecord()[0]
+			if r.Start = time.Now(); traced {
+				r.Trace = proxy.Trace{ID: [16]byte{1}, Sampled: true}
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				n.metrics.Observe(r)
+			}
+		})
 	}
 }

@@ -5,6 +5,9 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
@@ -29,11 +32,16 @@ type stage struct {
 	backend *programs.Process
 	field   []*contender
 	started []*programs.Process
+
+	collector *httptest.Server // of spans; nil without
 }
 
 func (st *stage) close() {
 	for _, p := range slices.Backward(st.started) {
 		p.Stop()
+	}
+	if st.collector != nil {
+		st.collector.Close()
 	}
 }
 
@@ -60,7 +68,7 @@ func setStage(ctx context.Context, o options, dir, backend string) (*stage, erro
 		return st, err
 	}
 	st.field = []*contender{{Name: "direct", Version: "no proxy, one of the backends", addr: backends[0], streamAddr: backends[0]}}
-	for _, name := range []string{"nginx", "haproxy", "bare", "grapevine", "again", "page", "unsampled"} {
+	for _, name := range []string{"nginx", "haproxy", "bare", "grapevine", "again", "page", "unsampled", "tenth", "every"} {
 		if !strings.Contains(","+o.only+",", ","+name+",") {
 			continue
 		}
@@ -77,14 +85,18 @@ func setStage(ctx context.Context, o options, dir, backend string) (*stage, erro
 		case "bare":
 			c.streamAddr, c.Version = "", "what grapevine's HTTP library costs alone" // it cannot stream
 			argv = append([]string{self, "bare", addrs[0]}, backends...)
-		case "grapevine", "again", "page", "unsampled":
+		case "grapevine", "again", "page", "unsampled", "tenth", "every":
 			c.admin, c.Version = addrs[1], programs.Version(o.binary, "version")
 			argv = []string{o.binary, "serve", "--listen", addrs[0], "--admin", addrs[1], "--log-level", "warn", "--pprof"}
 			for _, b := range backends {
 				argv = append(argv, "--backend", "http://"+b)
 			}
-			if name == "unsampled" {
+			switch name {
+			case "unsampled":
 				argv = append(argv, "--doctor-samples", "0")
+			case "tenth", "every":
+				share := map[string]string{"tenth": "0.1", "every": "1"}[name]
+				argv = append(argv, "--otlp-endpoint", st.startCollector(), "--trace-share", share)
 			}
 		}
 		if c.Config = strings.Join(argv, " "); argv == nil {
@@ -99,6 +111,16 @@ func setStage(ctx context.Context, o options, dir, backend string) (*stage, erro
 		st.field = append(st.field, c)
 	}
 	return st, nil
+}
+
+// startCollector returns the URL of a server that takes all spans until the stage closes.
+func (st *stage) startCollector() string {
+	if st.collector == nil {
+		st.collector = httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+		}))
+	}
+	return st.collector.URL
 }
 
 // start runs a program until the stage closes, and waits until it answers at addr.

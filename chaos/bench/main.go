@@ -56,7 +56,7 @@ func main() {
 	flag.DurationVar(&o.duration, "duration", 3*time.Second, "length of one measurement, whole seconds")
 	flag.StringVar(&o.jsonPath, "json", "", "also write the results and all configurations as JSON to this file")
 	flag.StringVar(&o.only, "only", "nginx,haproxy,bare,grapevine", "contenders to run, separated by commas; direct access always runs")
-	flag.StringVar(&o.phases, "phases", "throughput,latency,streams", "measurements to make; streams need the light backend, which stamps their chunks; or sight: what the dashboard and the doctor cost the router")
+	flag.StringVar(&o.phases, "phases", "throughput,latency,streams", "measurements to make; streams need the light backend, which stamps their chunks; or sight: what the dashboard and the doctor cost the router; or spans: what traces cost it")
 	flag.StringVar(&o.profiles, "profile", "", "write CPU profiles of grapevine under load into this directory")
 	flag.Parse()
 	if flag.NArg() > 0 || o.rounds < 1 || o.duration < time.Second {
@@ -79,8 +79,11 @@ func exit(err error) {
 }
 
 func bench(ctx context.Context, o options) error {
-	if o.phases == "sight" {
+	switch o.phases {
+	case "sight":
 		return sight(ctx, o)
+	case "spans":
+		return spans(ctx, o)
 	}
 	if err := programs.Install(ctx, "nginx", "haproxy", "wrk"); err != nil {
 		return err

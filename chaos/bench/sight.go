@@ -32,15 +32,31 @@ var pageAsks = []struct {
 }
 
 // sight prints the router's CPU time per request at a fixed rate: as it is, while two pages of its dashboard are open, and without the
-// doctor's samples. These are routers of their own in front of the same backends. They run at the same time, so that other programs
-// disturb all alike, and one more that is as it is shows what is left of the disturbance.
+// doctor's samples.
 func sight(ctx context.Context, o options) error {
+	return sideBySide(ctx, o, "grapevine,again,page,unsampled", func(used map[string][]float64) {
+		fmt.Printf("  without the doctor %.1f us; with two pages open %.1f us\n", median(used["unsampled"]), median(used["page"]))
+		fmt.Printf("  doctor: %s; pages: %s\n", ratios(used["grapevine"], used["unsampled"]), ratios(used["page"], used["grapevine"]))
+	})
+}
+
+// spans prints it without traces, with those of one request in ten, the default, and with those of all.
+func spans(ctx context.Context, o options) error {
+	return sideBySide(ctx, o, "grapevine,again,tenth,every", func(used map[string][]float64) {
+		fmt.Printf("  spans of a tenth: %s; of all: %s\n", ratios(used["tenth"], used["grapevine"]), ratios(used["every"], used["grapevine"]))
+	})
+}
+
+// sideBySide gives report the microseconds of CPU time per request of the contenders, by round. Each is a router of its own in front of
+// the same backends. They run at the same time, so that other programs disturb all alike; "again" is as "grapevine" is, and shows what
+// is left of the disturbance.
+func sideBySide(ctx context.Context, o options, contenders string, report func(used map[string][]float64)) error {
 	dir, err := os.MkdirTemp("", "grapevine-bench-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	o.only = "grapevine,again,page,unsampled"
+	o.only = contenders
 	st, err := setStage(ctx, o, dir, "light")
 	defer st.close()
 	if err != nil {
@@ -70,10 +86,10 @@ func sight(ctx context.Context, o options) error {
 				}
 			}
 		}
-		fmt.Printf("%d KiB bodies at %d requests/s, %d rounds of %v: CPU us/request %.1f; without the doctor %.1f; with two pages open %.1f\n",
-			size.bytes>>10, size.rate, o.rounds, o.duration, median(used["grapevine"]), median(used["unsampled"]), median(used["page"]))
+		fmt.Printf("%d KiB bodies at %d requests/s, %d rounds of %v: CPU us/request %.1f\n",
+			size.bytes>>10, size.rate, o.rounds, o.duration, median(used["grapevine"]))
 		fmt.Printf("  the same again: %s\n", ratios(used["again"], used["grapevine"]))
-		fmt.Printf("  doctor: %s; pages: %s\n", ratios(used["grapevine"], used["unsampled"]), ratios(used["page"], used["grapevine"]))
+		report(used)
 	}
 	return nil
 }

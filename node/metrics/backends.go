@@ -1,7 +1,6 @@
 package metrics
 
 import (
-	"encoding/hex"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,14 +19,14 @@ var (
 // backendSeries are counted at every node and registered at none: CollectBackend shows them.
 type backendSeries struct {
 	outcomes                 [policy.Failures]prometheus.Counter
-	ttft, duration, perToken prometheus.Histogram
+	ttft, duration, perToken timed
 }
 
 func newBackend(name string) *backendSeries {
-	histogram := func(metric, help string, buckets []float64) prometheus.Histogram {
-		return prometheus.NewHistogram(prometheus.HistogramOpts{
+	histogram := func(metric, help string, buckets []float64) timed {
+		return timed{Histogram: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: prefix + metric, Help: help, Buckets: buckets, ConstLabels: prometheus.Labels{"backend": name},
-		})
+		})}
 	}
 	b := &backendSeries{
 		ttft: histogram("backend_time_to_first_token_seconds",
@@ -77,36 +76,24 @@ type times struct {
 	ttft, duration float64 // since the request arrived
 	dispatch       float64 // of the last attempt, since then
 	perToken       float64
-	trace          prometheus.Labels // the exemplar; nil if the client does not sample the trace
+	record         *proxy.Record
 }
 
 func timesOf(r *proxy.Record) times {
-	t := times{ttft: r.TTFT.Seconds(), duration: r.Total.Seconds(), dispatch: r.Queue.Seconds()}
-	if r.Trace.Sampled {
-		t.trace = prometheus.Labels{"trace_id": hex.EncodeToString(r.Trace.ID[:])}
-	}
+	t := times{ttft: r.TTFT.Seconds(), duration: r.Total.Seconds(), dispatch: r.Queue.Seconds(), record: r}
 	if r.Stream && r.TTFT > 0 && r.OutputTokens > 1 && r.Failed == policy.None {
 		t.perToken = max(r.Total-r.TTFT, time.Nanosecond).Seconds() / float64(r.OutputTokens-1)
 	}
 	return t
 }
 
-// observe adds a value with its trace as the exemplar.
-func (at *times) observe(h prometheus.Observer, seconds float64) {
-	if at.trace == nil {
-		h.Observe(seconds)
-		return
-	}
-	h.(prometheus.ExemplarObserver).ObserveWithExemplar(seconds, at.trace)
-}
-
 func (t *modelSeries) observe(at *times) {
-	at.observe(t.duration, at.duration)
+	t.duration.observe(at, at.duration)
 	if at.ttft > 0 {
-		at.observe(t.ttft, at.ttft)
+		t.ttft.observe(at, at.ttft)
 	}
 	if at.perToken > 0 {
-		at.observe(t.perToken, at.perToken)
+		t.perToken.observe(at, at.perToken)
 	}
 }
 
@@ -115,11 +102,11 @@ func (b *backendSeries) observe(failed policy.Failure, at *times) {
 	if failed != policy.None {
 		return // the times of failures are those of timeouts and refusals
 	}
-	at.observe(b.duration, max(at.duration-at.dispatch, 0))
+	b.duration.observe(at, max(at.duration-at.dispatch, 0))
 	if at.ttft > 0 {
-		at.observe(b.ttft, max(at.ttft-at.dispatch, 0))
+		b.ttft.observe(at, max(at.ttft-at.dispatch, 0))
 	}
 	if at.perToken > 0 {
-		at.observe(b.perToken, at.perToken)
+		b.perToken.observe(at, at.perToken)
 	}
 }

@@ -72,7 +72,7 @@ type modelVectors struct {
 
 type modelSeries struct {
 	prompt, cached, output   prometheus.Counter
-	ttft, duration, perToken prometheus.Observer
+	ttft, duration, perToken timed
 	waits                    []prometheus.Observer // by clients.Priority
 }
 
@@ -220,11 +220,13 @@ func addLabels[V any](m *Metrics, series *atomic.Pointer[map[string]V], names []
 }
 
 func (m *Metrics) newModel(name string) *modelSeries {
+	of := func(v *prometheus.HistogramVec) timed {
+		return timed{Histogram: v.WithLabelValues(name).(prometheus.Histogram)}
+	}
 	t := &modelSeries{
 		prompt: m.tokens.WithLabelValues(name, "prompt"), cached: m.tokens.WithLabelValues(name, "cached"),
 		output: m.tokens.WithLabelValues(name, "output"),
-		ttft:   m.byModel.ttft.WithLabelValues(name), duration: m.byModel.duration.WithLabelValues(name),
-		perToken: m.byModel.perToken.WithLabelValues(name),
+		ttft:   of(m.byModel.ttft), duration: of(m.byModel.duration), perToken: of(m.byModel.perToken),
 	}
 	for _, p := range clients.Priorities() {
 		t.waits = append(t.waits, m.byModel.waits.WithLabelValues(name, p.String()))
