@@ -163,8 +163,12 @@ func New(cfg config.Config) (*Node, error) {
 	}
 	n.access = accesslog.New(cfg.AccessLogFile, out, n.name, which)
 	if cfg.OTLPEndpoint != "" {
+		headers, err := cfg.OTLPHeaders()
+		if err != nil {
+			return nil, err
+		}
 		if n.traces, err = traces.New(traces.Config{
-			Endpoint: cfg.OTLPEndpoint, Node: n.name, Cluster: cfg.Cluster, Version: cfg.Version, Log: n.log.With().Str("component", "traces").Logger(),
+			Endpoint: cfg.OTLPEndpoint, Headers: headers, Node: n.name, Cluster: cfg.Cluster, Version: cfg.Version, Log: n.log.With().Str("component", "traces").Logger(),
 		}); err != nil {
 			return nil, err
 		}

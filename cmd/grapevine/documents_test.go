@@ -95,7 +95,7 @@ func TestBlocksOfDocuments(t *testing.T) {
 func TestConfigurationsOfDocuments(t *testing.T) {
 	dir := t.TempDir()
 	key, _ := admin.NewGossipKey()
-	for name, text := range map[string]string{"secret": fleetSecret, "gossip.key": key} {
+	for name, text := range map[string]string{"secret": fleetSecret, "gossip.key": key, "otlp": "Authorization: Bearer KEY\n"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -119,6 +119,7 @@ func TestExitCodes(t *testing.T) {
 		return path
 	}
 	size := write("size.yaml", "max_body: 10QB\n")
+	headers := write("headers", "Authorization: Bearer x\nno colon\n")
 	good, bad := write("good.yaml", "strategy: session\n"), write("bad.yaml", "pprof: true\nstrategyy: session\n")
 	for _, tc := range []struct {
 		name string
@@ -143,6 +144,8 @@ func TestExitCodes(t *testing.T) {
 		{"check bad", []string{"serve", "--check-config", "--config", bad}, 2, "", bad + ":2: strategyy: unknown key: did you mean strategy?"},
 		{"no such file", []string{"serve", "--config", filepath.Join(dir, "none.yaml")}, 2, "", "none.yaml"},
 		{"no secret file", []string{"serve", "--check-config", "--secret-file", filepath.Join(dir, "none")}, 2, "", "secret_file"},
+		{"bad headers of a collector", []string{"serve", "--check-config", "--otlp-endpoint", "http://127.0.0.1:4318", "--otlp-headers-file", headers}, 2, "", headers + ": line 2: want Name: value"},
+		{"headers without a collector", []string{"serve", "--check-config", "--otlp-headers-file", headers}, 2, "", "set otlp_endpoint, too"},
 		{"address in use", []string{"serve", "--listen", "203.0.113.1:1", "--admin", "127.0.0.1:0", "--log-level", "error"}, 1, "", "listen: "},
 		{"no router", []string{"status", "--admin", "127.0.0.1:1"}, 1, "", "is the router running"},
 		{"no such body", []string{"explain", filepath.Join(dir, "none.json")}, 2, "", "none.json"},

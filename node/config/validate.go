@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -93,6 +94,7 @@ func (c *Config) checkServing(bad complain) {
 		_, err := traces.URL(c.OTLPEndpoint)
 		bad.when(err != nil, "otlp_endpoint", "write the base URL of a collector, such as http://127.0.0.1:4318", "%q cannot be used", c.OTLPEndpoint)
 	}
+	bad.when(c.OTLPHeadersFile != "" && c.OTLPEndpoint == "", "otlp_headers_file", "set otlp_endpoint, too", "is for a collector, and there is none")
 	bad.when(!(c.TraceShare >= 0 && c.TraceShare <= 1), "trace_share", "write a number from 0 to 1", "%v is no share", c.TraceShare)
 	bad.when(!HeaderWord(c.NodeName), "node_name", "write one word of visible ASCII: it goes into a response header", "%q cannot be used", c.NodeName)
 }
@@ -215,4 +217,20 @@ func (c *Config) HashSecret() ([]byte, error) {
 		return nil, fmt.Errorf("secret_file %s: want %d to %d bytes, got %d", c.SecretFile, minSecret, MaxSecretFile, len(key))
 	}
 	return []byte(key), nil
+}
+
+// OTLPHeaders reads the headers for the collector; nil without a file.
+func (c *Config) OTLPHeaders() (http.Header, error) {
+	if c.OTLPHeadersFile == "" {
+		return nil, nil
+	}
+	text, err := member.ReadSecret(c.OTLPHeadersFile, MaxSecretFile)
+	if err != nil {
+		return nil, fmt.Errorf("otlp_headers_file: %w", err)
+	}
+	headers, err := traces.ParseHeaders(string(text))
+	if err != nil {
+		return nil, fmt.Errorf("otlp_headers_file %s: %w", c.OTLPHeadersFile, err)
+	}
+	return headers, nil
 }

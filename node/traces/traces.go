@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"sync"
@@ -37,7 +38,8 @@ const (
 
 // Config describes an Exporter.
 type Config struct {
-	Endpoint string // see URL
+	Endpoint string      // see URL
+	Headers  http.Header // of each post, see ParseHeaders; may be nil. The exporter does not change them.
 	Node     string
 	Cluster  string
 	Version  string
@@ -47,6 +49,7 @@ type Config struct {
 // Exporter gathers spans and sends them. Safe for concurrent use.
 type Exporter struct {
 	url    string
+	extra  http.Header
 	head   []byte // of every batch
 	client *http.Client
 	log    zerolog.Logger
@@ -82,8 +85,12 @@ func New(c Config) (*Exporter, error) {
 	text(&b, "service.version", c.Version)
 	b.raw(`]},"scopeSpans":[{"scope":{"name":"grapevine"},"spans":[`)
 	return &Exporter{
-		url: target, head: b, waiting: bytes.Clone(b), log: c.Log, pause: time.Second,
-		client: &http.Client{Transport: &http.Transport{MaxIdleConns: 1, IdleConnTimeout: time.Minute}, Timeout: sendTimeout},
+		url: target, extra: c.Headers, head: b, waiting: bytes.Clone(b), log: c.Log, pause: time.Second,
+		client: &http.Client{
+			Transport: &http.Transport{MaxIdleConns: 1, IdleConnTimeout: time.Minute}, Timeout: sendTimeout,
+			// Another host must not get the headers' credentials.
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
 	}, nil
 }
 
@@ -176,6 +183,7 @@ func (x *Exporter) post(ctx context.Context, batch []byte) (refused int, again b
 	if err != nil {
 		return 0, false, err
 	}
+	maps.Copy(req.Header, x.extra)
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := x.client.Do(req)
 	if err != nil {
@@ -192,7 +200,7 @@ func (x *Exporter) post(ctx context.Context, batch []byte) (refused int, again b
 	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		again = true
 	}
-	return 0, again, fmt.Errorf("%s answers %s: %.200q", x.url, resp.Status, text)
+	return 0, again, fmt.Errorf("%s answers %s: %.200q", req.URL.Redacted(), resp.Status, text)
 }
 
 // refusedBy returns how many spans the answer refuses; none if it is unreadable.

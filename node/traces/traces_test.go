@@ -269,6 +269,54 @@ func TestEnds(t *testing.T) {
 	}
 }
 
+// TestHeaders: a collector gets the headers of the file, and another host to which it redirects does not.
+func TestHeaders(t *testing.T) {
+	other := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { t.Errorf("followed to %s", r.URL) }))
+	defer other.Close()
+	headers, err := ParseHeaders("# of the collector\n\nAuthorization: Bearer a:b \r\nx-scope-orgid:7\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan http.Header, 1)
+	c := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		got <- r.Header
+		http.Redirect(w, r, other.URL, http.StatusTemporaryRedirect)
+	}))
+	defer c.Close()
+	x, err := New(Config{Endpoint: c.URL, Headers: headers, Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.Observe(record())
+	x.flush(t.Context())
+	if h := <-got; h.Get("Authorization") != "Bearer a:b" || h.Get("X-Scope-Orgid") != "7" || len(h.Values("Content-Type")) != 1 {
+		t.Errorf("%q", h)
+	}
+	if x.Dropped() != 1 {
+		t.Errorf("%d dropped", x.Dropped())
+	}
+}
+
+func TestParseHeaders(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "", "# none\n \n": "",
+		"Authorization Bearer s3cret":   "line 1: want Name: value",
+		"\nAuthorization : s3cret":      "line 2: want Name: value",
+		": s3cret":                      "line 1: want Name: value",
+		"A: ":                           "line 1: A: the value is empty",
+		"A: s3cret\x00":                 "line 1: A: the value is empty or holds a character",
+		"A: s3cr\u00e9t":                "line 1: A: the value is empty or holds a character",
+		"content-type: text/s3cret":     "line 1: the exporter sets content-type itself",
+		"Host: s3cret":                  "line 1: the exporter sets Host itself",
+		"A: b\nTransfer-Encoding: gzip": "line 2: the exporter sets Transfer-Encoding itself",
+	} {
+		_, err := ParseHeaders(text)
+		if (err == nil) != (want == "") || err != nil && (!strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "s3")) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
+
 func TestURL(t *testing.T) {
 	for endpoint, want := range map[string]string{
 		"http://127.0.0.1:4318": "http://127.0.0.1:4318/v1/traces", "https://otel.example/base/": "https://otel.example/base/v1/traces",
