@@ -113,10 +113,10 @@ test-ui: build ## the dashboard in Chromium, three routers with 2, 64 and 2,000 
 	@cd chaos/browser && npm install --silent --no-audit --no-fund --no-package-lock
 	$(GO) run ./chaos/browser $(if $(filter short,$(UI)),-engines 2$(comma)64 -paint 5s) $(if $(SHOTS),-shots $(abspath $(SHOTS)))
 
-test-alerts: build ## the alert rules: their unit tests by promtool, then a Prometheus that watches three routers with faults, each of which fires and clears its alerts; 3 minutes (installs prometheus with apt if missing)
+test-alerts: build build-chaos ## the alert rules: their unit tests by promtool, then a Prometheus that watches three routers with faults, each of which fires and clears its alerts; 5 minutes (installs prometheus with apt if missing)
 	@command -v prometheus >/dev/null && command -v promtool >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus; }
 	cd deploy/prometheus && promtool check config prometheus.yml && promtool test rules grapevine.rules_test.yml
-	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_ALERTS=1 $(GO) test -count=1 -run '^TestAlerts$$' -v -timeout 5m ./chaos/fleet
+	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_INSTRUMENTED=$(CURDIR)/$(BIN)-chaos GRAPEVINE_ALERTS=1 $(GO) test -count=1 -run '^TestAlerts' -v -timeout 6m ./chaos/fleet
 
 # The partition has a network of its own; root is not needed where users may have namespaces.
 live: build ## eight real routers: spread, cost, kill, agreement, engines that die, hot prefixes, clients' limits and shares, partition, loss, memory; 50 minutes (LIVE=short: 6 minutes, wider limits)

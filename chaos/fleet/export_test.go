@@ -31,11 +31,19 @@ func (n *Node) InNetwork(f func() error) error { return n.thread.do(f) }
 
 // Beside starts another program, which ends with this process; stop kills it and waits. Its output goes to the file at log.
 func (f *Fleet) Beside(log, program string, args ...string) (stop func() error, err error) {
-	p, err := startProcess(f.nodes[0].thread, log, program, args, nil)
+	t, err := newThread(nil) // in the network of this process
 	if err != nil {
 		return nil, err
 	}
-	return p.kill, nil
+	p, err := startProcess(t, log, program, args, nil)
+	if err != nil {
+		t.close()
+		return nil, err
+	}
+	return func() error {
+		defer t.close()
+		return p.kill()
+	}, nil
 }
 
 func (n *Node) ConfigFile() string { return n.config }

@@ -15,6 +15,8 @@ type Link struct {
 	// Rate is in bytes per second with IP headers; 0 is unlimited. Packets beyond a queue of a
 	// quarter of a second (at least 64 KiB), or 16 MiB in flight, are lost.
 	Rate int64
+	// NoTCP loses what belongs to TCP connections, as a firewall does that lets only UDP pass.
+	NoTCP bool
 }
 
 func (l Link) check() error {

@@ -197,7 +197,8 @@ func (s *Switch) pass(from *port, pkt packet) *port {
 		return nil
 	}
 	now := time.Now()
-	if seg, ok := pkt.tcp(); ok {
+	seg, tcp := pkt.tcp()
+	if tcp {
 		pass, answer := s.flows.note(pkt, seg, now)
 		if answer != nil {
 			s.push(from, nil, now, answer)
@@ -208,6 +209,9 @@ func (s *Switch) pass(from *port, pkt packet) *port {
 	}
 	n := s.line(from, to)
 	arrivals, copies := n.fate(now, len(pkt))
+	if tcp && n.link.NoTCP {
+		return nil
+	}
 	if copies == 1 && n.pending == 0 && !arrivals[0].After(now) {
 		return to // the short way: no packet of this link is ahead
 	}

@@ -216,6 +216,21 @@ func TestRate(t *testing.T) {
 	})
 }
 
+func TestNoTCP(t *testing.T) {
+	bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
+		set(t, s, "a", "b", Link{NoTCP: true})
+		wires[1].out <- tcpPacket(1, 2, false, flagSYN, 99, 0, 0)
+		wires[1].out <- datagram(1, 2, 7, 100)
+		wires[2].out <- tcpPacket(2, 1, false, flagSYN, 99, 0, 0)
+		if got := arrivals(wires[2]); len(got) != 1 || numberOf(got[0].packet) != 7 {
+			t.Errorf("%d packets over a link for UDP only", len(got))
+		}
+		if got := arrivals(wires[1]); len(got) != 1 {
+			t.Errorf("%d packets over the whole link back", len(got))
+		}
+	})
+}
+
 func TestFlightIsBounded(t *testing.T) {
 	for _, l := range []Link{{Delay: time.Second}, {Delay: time.Second, Rate: 1 << 30}} {
 		bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
