@@ -1,12 +1,17 @@
 package node
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+	"google.golang.org/protobuf/proto"
 )
 
 // TestTracing follows a request from its caller's span to the collector and to the engine.
@@ -14,7 +19,8 @@ func TestTracing(t *testing.T) {
 	leakCheck(t)
 	const id, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 	var mu sync.Mutex
-	var spans, engineTrace string
+	var spans []*tracepb.Span
+	var raw, engineTrace string
 	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		text, err := io.ReadAll(r.Body)
 		if err != nil || r.URL.Path != "/v1/traces" {
@@ -22,8 +28,16 @@ func TestTracing(t *testing.T) {
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		spans += string(text)
-		_, _ = io.WriteString(w, "{}")
+		raw += string(text)
+		var data tracepb.TracesData
+		if err := proto.Unmarshal(text, &data); err != nil {
+			t.Error(err)
+		}
+		for _, resource := range data.ResourceSpans {
+			for _, scope := range resource.ScopeSpans {
+				spans = append(spans, scope.Spans...)
+			}
+		}
 	}))
 	defer collector.Close()
 	engine := newFakeEngine(t, "m")
@@ -68,21 +82,23 @@ func TestTracing(t *testing.T) {
 		eventually(t, "the collector has the span", func() bool {
 			mu.Lock()
 			defer mu.Unlock()
-			return strings.Contains(spans, `"traceId":"`+id+`","spanId":"`+span+`","parentSpanId":"`+parent+`"`)
+			return slices.ContainsFunc(spans, func(s *tracepb.Span) bool {
+				return fmt.Sprintf("%x %x %x", s.TraceId, s.SpanId, s.ParentSpanId) == id+" "+span+" "+parent
+			})
 		})
 	}
 	stopNode(t, n) // sends what waits
 	mu.Lock()
 	defer mu.Unlock()
-	if engineTrace != "" || strings.Count(spans, `"spanId"`) != 1 {
+	if engineTrace != "" || len(spans) != 1 {
 		t.Errorf("the request that nobody traces: the engine's traceparent %q, spans %s", engineTrace, spans)
 	}
-	for _, want := range []string{`"picked"`, `"dispatched"`, `"first_byte"`, `"grapevine.rung"`, `"service.instance.id","value":{"stringValue":"test"}`} {
-		if !strings.Contains(spans, want) {
-			t.Errorf("no %s in %s", want, spans)
+	for _, want := range []string{"\x06picked", "\x0adispatched", "\x0afirst_byte", "\x0egrapevine.rung", "\x13service.instance.id\x12\x86\x00\x0a\x04test"} { // each behind its length
+		if !strings.Contains(raw, want) {
+			t.Errorf("no %q in %q", want, raw)
 		}
 	}
-	if strings.Contains(spans, "secret") {
-		t.Errorf("the prompt is in %s", spans)
+	if strings.Contains(raw, "secret") {
+		t.Errorf("the prompt is in %q", raw)
 	}
 }

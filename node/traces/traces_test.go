@@ -2,7 +2,8 @@ package traces
 
 import (
 	"context"
-	"encoding/base64"
+	"encoding/hex"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -15,7 +16,8 @@ import (
 	"github.com/rs/zerolog"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
-	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
 	"grapevine.example/proxy"
 	"grapevine.example/proxy/policy"
@@ -39,7 +41,7 @@ func newCollector(t *testing.T, answers ...func(http.ResponseWriter)) *collector
 		defer c.mu.Unlock()
 		c.posts++
 		text, err := io.ReadAll(r.Body)
-		if err != nil || r.Method != http.MethodPost || r.URL.Path != "/v1/traces" || r.Header.Get("Content-Type") != "application/json" {
+		if err != nil || r.Method != http.MethodPost || r.URL.Path != "/v1/traces" || r.Header.Get("Content-Type") != "application/x-protobuf" {
 			t.Errorf("%s %s %q: %v", r.Method, r.URL, r.Header, err)
 		}
 		if len(c.answers) > 0 {
@@ -48,9 +50,10 @@ func newCollector(t *testing.T, answers ...func(http.ResponseWriter)) *collector
 			answer(w)
 			return
 		}
-		var data tracepb.TracesData
-		if err := protojson.Unmarshal(text, &data); err != nil {
-			t.Errorf("%v in %s", err, text)
+		var data, known tracepb.TracesData
+		err = errors.Join(proto.Unmarshal(text, &data), proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(text, &known))
+		if err != nil || !proto.Equal(&data, &known) {
+			t.Errorf("%v, or unknown fields, in %q", err, text)
 		}
 		for _, resource := range data.ResourceSpans {
 			c.of = texts(resource.Resource.Attributes)
@@ -58,7 +61,6 @@ func newCollector(t *testing.T, answers ...func(http.ResponseWriter)) *collector
 				c.spans = append(c.spans, scope.Spans...)
 			}
 		}
-		_, _ = io.WriteString(w, "{}")
 	}))
 	t.Cleanup(c.Close)
 	return c
@@ -81,8 +83,7 @@ func texts(attributes []*commonpb.KeyValue) map[string]string {
 	return all
 }
 
-// id: OTLP writes ids in hexadecimal where Protobuf's JSON has base64, as which the decoder reads them.
-func id(b []byte) string { return base64.StdEncoding.EncodeToString(b) }
+func id(b []byte) string { return hex.EncodeToString(b) }
 
 func newExporter(t *testing.T, c *collector) *Exporter {
 	t.Helper()
@@ -177,6 +178,13 @@ func status(code int) func(http.ResponseWriter) {
 	return func(w http.ResponseWriter) { w.WriteHeader(code) }
 }
 
+// rejects is an ExportTraceServiceResponse, whose generated package wants gRPC.
+func rejects(spans int64) []byte {
+	partial := protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), uint64(spans))
+	partial = protowire.AppendString(protowire.AppendTag(partial, 2, protowire.BytesType), "too old")
+	return protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), partial)
+}
+
 func TestCollectorFails(t *testing.T) {
 	for name, test := range map[string]struct {
 		answers       []func(http.ResponseWriter)
@@ -187,12 +195,18 @@ func TestCollectorFails(t *testing.T) {
 		"stays away":  {[]func(http.ResponseWriter){status(503), status(503), status(503), status(504)}, 4, 0, 3},
 		"refuses all": {[]func(http.ResponseWriter){status(400)}, 1, 0, 3},
 		"refuses two": {[]func(http.ResponseWriter){func(w http.ResponseWriter) {
-			_, _ = io.WriteString(w, `{"partialSuccess":{"rejectedSpans":"2","errorMessage":"too old"}}`)
+			_, _ = w.Write(rejects(2))
 		}}, 1, 1, 2},
 		"refuses more than there are": {[]func(http.ResponseWriter){func(w http.ResponseWriter) {
-			_, _ = io.WriteString(w, `{"partialSuccess":{"rejectedSpans":9000}}`)
+			_, _ = w.Write(rejects(9000))
 		}}, 1, 0, 3},
-		"answers no JSON": {[]func(http.ResponseWriter){func(w http.ResponseWriter) { _, _ = io.WriteString(w, "ok") }}, 1, 3, 0},
+		"refuses fewer than none": {[]func(http.ResponseWriter){func(w http.ResponseWriter) {
+			_, _ = w.Write(rejects(-1))
+		}}, 1, 3, 0},
+		"warns": {[]func(http.ResponseWriter){func(w http.ResponseWriter) {
+			_, _ = w.Write(rejects(0))
+		}}, 1, 3, 0},
+		"answers no Protobuf": {[]func(http.ResponseWriter){func(w http.ResponseWriter) { _, _ = io.WriteString(w, "ok") }}, 1, 3, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newCollector(t, test.answers...)
