@@ -9,7 +9,7 @@ _context = zmq.Context()
 
 
 class Listener:
-    """Hears the events of vLLM at tcp://HOST:PORT from its creation on."""
+    """Hears the events of an engine at tcp://HOST:PORT from its creation on."""
 
     def __init__(self, address):
         self._socket = _context.socket(zmq.SUB)

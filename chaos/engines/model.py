@@ -1,4 +1,4 @@
-"""Writes a tiny model for the engines to serve: model.py DIRECTORY [gpt2].
+"""Writes a tiny model for the engines to serve: model.py DIRECTORY qwen3|gpt2.
 
 It is a Qwen3 without weights for vLLM, which draws them at random (--load-format dummy) with a seed that is always the same, so two
 engines answer alike. Without a GPU, SGLang 0.5.23 computes only models without rotary embeddings, and its random weights all but
@@ -83,10 +83,7 @@ def main():
         "chat_template": TEMPLATE,
     })
     write(where / "generation_config.json", {"eos_token_id": [end], "pad_token_id": 0})
-    if sys.argv[2:] == ["gpt2"]:
-        gpt2(where, end)
-    else:
-        qwen3(where, end)
+    {"qwen3": qwen3, "gpt2": gpt2}[sys.argv[2]](where, end)
 
 
 def qwen3(where, end):
@@ -117,6 +114,7 @@ def gpt2(where, end):
     import torch
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(1)
     # With the usual range, a token would be followed by itself.
     config = transformers.GPT2Config(

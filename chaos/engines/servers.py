@@ -78,7 +78,9 @@ class Forked:
             time.sleep(0.02)
 
 
-class Engine(Process):
+class VLLM(Process):
+    CLEAR = "/reset_prefix_cache"
+
     def __init__(self, name, model, launcher, directory):
         port, events, replay = free_ports(3)
         self.url, self.events, self._launcher = f"http://127.0.0.1:{port}", f"tcp://127.0.0.1:{events}", launcher
@@ -100,18 +102,63 @@ class Engine(Process):
     def ready(self):
         return self.answers(self.url + "/health")
 
-    def metric(self, name):
-        status, page = get(self.url + "/metrics")
-        if status != 200:
-            raise AssertionError(f"{self.name} does not give its metrics: {status} {page}")
-        return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(name + "{"))
+    def version(self):
+        return "vLLM " + json.loads(get(self.url + "/version")[1])["version"]
 
     def running(self):
-        return self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting")
+        return metric(self, "vllm:num_requests_running") + metric(self, "vllm:num_requests_waiting")
 
     def generated(self):
         """Output tokens since its start. vLLM counts no abort of a request whose client has left."""
-        return self.metric("vllm:generation_tokens_total")
+        return metric(self, "vllm:generation_tokens_total")
+
+
+class SGLang(Process):
+    CLEAR = "/flush_cache?timeout=30"  # waits that long for running requests
+
+    def __init__(self, name, model, directory):
+        port, events, replay = free_ports(3)
+        self.url, self.events = f"http://127.0.0.1:{port}", f"tcp://127.0.0.1:{events}"
+        env = os.environ | {
+            "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1",
+            "SGLANG_USE_CPU_ENGINE": "0",  # the registry's sglang-kernel is for GPUs; without it SGLang computes by torch
+            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # or /health would compute a token, and take a second at least: docs/operate.md
+        }
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # as the launcher's
+        stream = {"publisher": "zmq", "topic": "kv", "endpoint": f"tcp://*:{events}", "replay_endpoint": f"tcp://*:{replay}"}
+        argv = ["nice", "-n", "10", sys.executable, "-m", "sglang.launch_server", "--model-path", model, "--served-model-name", MODEL,
+                "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--grammar-backend", "xgrammar",
+                "--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled", "--disable-overlap-schedule",
+                "--host", "127.0.0.1", "--port", str(port), "--context-length", str(LONGEST), "--max-running-requests", "32",
+                "--page-size", str(BLOCK), "--max-total-tokens", str(BLOCKS * BLOCK), "--enable-cache-report", "--enable-metrics",
+                "--tool-call-parser", "qwen", "--constrained-json-disable-any-whitespace", "--random-seed", "1",
+                "--kv-events-config", json.dumps(stream)]
+        super().__init__(name, argv, env, os.path.join(directory, name + ".log"))
+
+    def ready(self):
+        return self.answers(self.url + "/health")
+
+    def version(self):
+        return "SGLang " + json.loads(get(self.url + "/server_info")[1])["version"]
+
+    def running(self):
+        """By its loads: its metrics are up to 40 steps old."""
+        status, page = get(self.url + "/v1/loads?include=core")
+        if status != 200:
+            raise AssertionError(f"{self.name} does not give its loads: {status} {page}")
+        return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in json.loads(page)["loads"])
+
+    def generated(self):
+        """As vLLM's."""
+        return metric(self, "sglang:realtime_tokens_total", 'mode="decode"')
+
+
+def metric(engine, name, label=""):
+    """The sum of a metric's lines that have the label."""
+    status, page = get(engine.url + "/metrics")
+    if status != 200:
+        raise AssertionError(f"{engine.name} does not give its metrics: {status} {page}")
+    return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(name + "{") and label in line)
 
 
 class Node(Router):

@@ -1,7 +1,6 @@
 """The same call through a router and directly at an engine, and how their answers differ."""
 
 import anthropic
-import httpx2
 import openai
 
 # Values that differ between two equal calls. Their type is compared instead.
@@ -20,9 +19,11 @@ class Side:
         def note(response):
             self.headers = response.headers
 
-        self.http = httpx2.Client(base_url=url, timeout=300, event_hooks={"response": [note]}, trust_env=False)
+        # Each library takes a client of the HTTP library that it was made with.
+        more = {"base_url": url, "timeout": 300, "event_hooks": {"response": [note]}, "trust_env": False}
+        self.http = openai.DefaultHttpxClient(**more)
         self.oai = openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0, timeout=300, http_client=self.http)
-        self.ant = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=300, http_client=self.http)
+        self.ant = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=300, http_client=anthropic.DefaultHttpxClient(**more))
 
     def backend(self):
         return self.headers["x-grapevine-backend"]
