@@ -90,7 +90,7 @@ test-clients: build ## the official openai and anthropic clients through a runni
 	GRAPEVINE=$(CURDIR)/$(BIN) bash chaos/clients/run.sh
 
 # ENGINES_CACHE names the directory in which the installed engine is kept (vLLM 5 GB, SGLang 9 GB below ~/.cache/grapevine).
-test-engines: build ## the same clients through two routers to real engines, vLLM for CPUs, against the same calls made directly, and what cache events tell; 4 minutes (ENGINES=3: three engines, short: 2 minutes, without comparisons, sglang: SGLang, 8 minutes; installs the engine with uv)
+test-engines: build ## the same clients through two routers to real engines, vLLM for CPUs, against the same calls made directly, and what cache events tell; 4 minutes (ENGINES=3: three engines, short: 2 minutes, without comparisons, sglang: SGLang, 12 minutes; installs the engine with uv)
 	GRAPEVINE=$(CURDIR)/$(BIN) ENGINES=$(ENGINES) bash chaos/engines/run.sh
 
 test-restart: ## a lone router replaced 20 times under load with streams of 30 s: nothing refused, nothing cut; a minute
