@@ -103,7 +103,7 @@ test-deploy: build ## the recipes of the documents; the unit and the example fle
 	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_DEPLOY=$(or $(DEPLOY),short) $(GO) test -count=1 -v -timeout 10m ./deploy
 
 # PACKAGES_CACHE names the directory in which the machines' Debian is kept (250 MB below ~/.cache/grapevine).
-test-packages: build ## two releases: the same bytes from two directories, lintian, and on three booted machines install, purge, upgrade under traffic, and a newcomer who has the README only; 5 minutes, as root (PACKAGES=short: without lintian and the newcomer; installs debootstrap and others with apt if missing)
+test-packages: build ## two releases: the same bytes from two directories, lintian, and on three booted machines install, purge, upgrade under traffic, and a newcomer who has the README only; 5 minutes, as root (PACKAGES=short: the two debs only, installed, purged and upgraded, 2 minutes; installs debootstrap and others with apt if missing)
 	GRAPEVINE=$(CURDIR)/$(BIN) PACKAGES=$(PACKAGES) bash deploy/package/test.sh
 
 # A browser on a busy machine paints late: UI=short allows it longer, and leaves the largest fleet out.

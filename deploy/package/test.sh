@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # make test-packages: makes two releases, the older one twice, and tries their packages on booted machines (deploy/packages_test.go).
-# PACKAGES=short leaves out lintian, which comes with a hundred packages of its own, a roll back, and the newcomer, who plays the demo.
+#
+# PACKAGES=short makes the two debs alone, compressed as always, and tries these: installation, start, purge, and an upgrade under traffic.
+# It does not compare two builds, and leaves out a roll back, the newcomer, and lintian with its hundred packages.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -11,9 +13,15 @@ mkdir -p "$out"
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
 export SOURCE_DATE_EPOCH
 
-[ "$(id -u)" = 0 ] || { echo "test-packages boots containers of systemd-nspawn: run it as root" >&2; exit 1; }
+# Everything ends with its first process. systemd-nspawn keeps its locks in /run.
+contained() {
+	unshare --net --mount --pid --fork --kill-child --mount-proc sh -c 'mount -t tmpfs tmpfs /run && exec "$@"' sh "$@"
+}
+contained true || { echo "test-packages boots containers of systemd-nspawn: run it as root, where root may make namespaces and mounts" >&2; exit 1; }
+
 missing=
-for need in debootstrap systemd-nspawn:systemd-container haproxy ip:iproute2 $([ "$mode" = short ] || echo lintian); do
+for need in "debootstrap:debootstrap debian-archive-keyring" systemd-nspawn:systemd-container haproxy ip:iproute2 \
+	$([ "$mode" = short ] || echo lintian); do
 	command -v "${need%%:*}" >/dev/null || missing="$missing ${need##*:}"
 done
 if [ -n "$missing" ]; then
@@ -32,30 +40,32 @@ if [ ! -d "$base" ]; then
 fi &
 debian=$!
 
-copy=$(mktemp -d)
-trap 'rm -rf "$copy"' EXIT
-tar -c --exclude=./.git --exclude=./bin --exclude=./out . | tar -x -C "$copy"
-go run ./deploy/release -version 1.0.0 -arch amd64 -out "$out/old" &
-old=$!
-(cd "$copy" && umask 077 && TZ=Asia/Tokyo LC_ALL=C go run ./deploy/release -version 1.0.0 -arch amd64 -out "$copy/out") &
-again=$!
+release() { go run ./deploy/release -arch amd64 "$@"; }
 # What the next release may write, beside which this one must run.
-go run ./deploy/release -version 1.1.0 -tags newer -arch amd64 -out "$out/new" &
-new=$!
-for job in $debian $old $again $new; do wait "$job"; done
-
-cmp "$out/old/SHA256SUMS" "$copy/out/SHA256SUMS"
-(cd "$copy/out" && sha256sum --quiet -c "$out/old/SHA256SUMS")
-echo "two builds in different directories have the same bytes: $(wc -l <"$out/old/SHA256SUMS") files"
-if [ "$mode" != short ]; then
+newer=(-version 1.1.0 -tags newer -out "$out/new")
+if [ "$mode" = short ]; then # one after the other: the second finds in Go's cache what the first compiled
+	release -deb-only -version 1.0.0 -out "$out/old"
+	release -deb-only "${newer[@]}"
+else
+	copy=$(mktemp -d)
+	trap 'rm -rf "$copy"' EXIT
+	tar -c --exclude=./.git --exclude=./bin --exclude=./out . | tar -x -C "$copy"
+	release -version 1.0.0 -out "$out/old" &
+	old=$!
+	(cd "$copy" && umask 077 && TZ=Asia/Tokyo LC_ALL=C release -version 1.0.0 -out "$copy/out") &
+	again=$!
+	release "${newer[@]}" &
+	for job in $old $again $!; do wait "$job"; done
+	cmp "$out/old/SHA256SUMS" "$copy/out/SHA256SUMS"
+	(cd "$copy/out" && sha256sum --quiet -c "$out/old/SHA256SUMS")
+	echo "two builds in different directories have the same bytes: $(wc -l <"$out/old/SHA256SUMS") files"
 	lintian --fail-on error,warning,info "$out"/old/*.deb "$out"/new/*.deb
 	echo "lintian finds nothing"
 fi
-
 go test -c -o "$out/deploy.test" ./deploy
+wait "$debian"
+
 cd deploy
-# Everything ends with the tests. systemd-nspawn keeps its locks in /run.
 export GRAPEVINE_PACKAGES=$out GRAPEVINE_BASE=$base GRAPEVINE_DEPLOY=$mode
 tests="^(TestInstallAndPurge|TestUpgradePackages$([ "$mode" = short ] || echo '|TestNewcomer'))\$"
-unshare --net --mount --pid --fork --kill-child --mount-proc sh -c 'mount -t tmpfs tmpfs /run && exec "$@"' sh \
-	"$out/deploy.test" -test.v -test.timeout 8m -test.run "$tests"
+contained "$out/deploy.test" -test.v -test.timeout 8m -test.run "$tests"

@@ -32,6 +32,7 @@ type release struct {
 	version string    // X.Y.Z or X.Y.Z-PRE
 	time    time.Time // of every file
 	tags    string    // of the router's build; empty in every release that is published
+	debOnly bool      // without the other files; false in every release that is published
 	out     string    // directory of the release's files
 	work    string    // temporary
 	files   []string  // finished, in out
@@ -42,14 +43,15 @@ func main() {
 	out := flag.String("out", "out/release", "directory for the files; it is emptied first")
 	arches := flag.String("arch", "amd64,arm64", "architectures, comma-separated")
 	tags := flag.String("tags", "", "build tags of a release that only tests use")
+	debOnly := flag.Bool("deb-only", false, "make the deb and no other file, for a test that installs nothing else")
 	flag.Parse()
-	if err := run(*version, *out, *tags, strings.Split(*arches, ",")); err != nil {
+	if err := run(*version, *out, *tags, strings.Split(*arches, ","), *debOnly); err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
 	}
 }
 
-func run(version, out, tags string, arches []string) error {
+func run(version, out, tags string, arches []string, debOnly bool) error {
 	version, err := checkVersion(version)
 	if err != nil {
 		return err
@@ -66,7 +68,7 @@ func run(version, out, tags string, arches []string) error {
 		}
 	}
 	syscall.Umask(0o022) // packages take the modes of directories from the tree
-	r := &release{version: version, tags: tags, out: out}
+	r := &release{version: version, tags: tags, out: out, debOnly: debOnly}
 	if r.time, err = sourceTime(); err != nil {
 		return err
 	}
@@ -89,17 +91,23 @@ func run(version, out, tags string, arches []string) error {
 			return err
 		}
 		programs = append(programs, program{arch, r.path(arch, "grapevine")})
-		for _, step := range []func(string) error{r.tarball, r.packages, r.materials} {
+		steps := []func(string) error{r.tarball, r.packages, r.materials}
+		if debOnly {
+			steps = []func(string) error{r.packages}
+		}
+		for _, step := range steps {
 			if err := step(arch); err != nil {
 				return err
 			}
 		}
 	}
-	image := fmt.Sprintf("grapevine-%s-image.tar", version)
-	if err := writeImage(filepath.Join(out, image), version, r.time, programs); err != nil {
-		return err
+	if !debOnly {
+		image := fmt.Sprintf("grapevine-%s-image.tar", version)
+		if err := writeImage(filepath.Join(out, image), version, r.time, programs); err != nil {
+			return err
+		}
+		r.files = append(r.files, image)
 	}
-	r.files = append(r.files, image)
 	sums, err := writeSums(out, r.files)
 	if err != nil {
 		return err
@@ -171,9 +179,13 @@ func call(env []string, name string, args ...string) error {
 	return nil
 }
 
-// build makes both programs for an architecture: static, without paths, and for the oldest processors of it.
+// build makes the programs for an architecture: static, without paths, and for the oldest processors of it. The packages have only the first.
 func (r *release) build(arch string) error {
-	for _, name := range []string{"grapevine", "grapevine-lab"} {
+	names := []string{"grapevine", "grapevine-lab"}
+	if r.debOnly {
+		names = names[:1]
+	}
+	for _, name := range names {
 		err := call([]string{"CGO_ENABLED=0", "GOOS=linux", "GOARCH=" + arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFLAGS="}, "go", "build",
 			"-trimpath", "-buildvcs=false", "-tags", r.tags, "-ldflags", "-s -w -buildid= -X grapevine.example/cmd/commandline.linked="+r.version, "-o", r.path(arch, name), "./cmd/"+name)
 		if err != nil {

@@ -46,7 +46,7 @@ func TestVersion(t *testing.T) {
 			t.Errorf("%q: %q, %v", given, got, err)
 		}
 	}
-	if err := run("1.0.0", t.TempDir(), "", []string{"sparc"}); err == nil || !strings.Contains(err.Error(), "sparc") {
+	if err := run("1.0.0", t.TempDir(), "", []string{"sparc"}, false); err == nil || !strings.Contains(err.Error(), "sparc") {
 		t.Errorf("an architecture that is not released: %v", err)
 	}
 }

@@ -152,7 +152,7 @@ func (r *release) examples(dir string) error {
 	return nil
 }
 
-// packages makes the deb and the rpm.
+// packages makes the deb and the rpm, or with debOnly the deb.
 func (r *release) packages(arch string) error {
 	tree := r.path(arch, "tree")
 	doc := filepath.Join(tree, "usr/share/doc/grapevine")
@@ -204,10 +204,14 @@ func (r *release) packages(arch string) error {
 	}
 	version := packageVersion(r.version)
 	machine := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[arch]
-	for kind, target := range map[string]string{
+	targets := map[string]string{
 		"deb": fmt.Sprintf("grapevine_%s_%s.deb", version, arch),
 		"rpm": fmt.Sprintf("grapevine-%s-1.%s.rpm", version, machine),
-	} {
+	}
+	if r.debOnly {
+		delete(targets, "rpm")
+	}
+	for kind, target := range targets {
 		err := call([]string{"GOFLAGS=-trimpath", fmt.Sprintf("SOURCE_DATE_EPOCH=%d", r.time.Unix())}, "go", "run", nfpm, "package",
 			"--config", config, "--packager", kind, "--target", filepath.Join(r.out, target))
 		if err != nil {
