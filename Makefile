@@ -102,8 +102,8 @@ test-deploy: build ## the recipes of the documents; the unit and the example fle
 	GRAPEVINE_DEPLOY=$(or $(DEPLOY),short) $(GO) test -count=1 -timeout 5m -run '^TestRecipes$$' ./cmd/grapevine
 	GRAPEVINE=$(CURDIR)/$(BIN) GRAPEVINE_DEPLOY=$(or $(DEPLOY),short) $(GO) test -count=1 -v -timeout 10m ./deploy
 
-# PACKAGES_CACHE names the directory in which the machines' Debian is kept (250 MB below ~/.cache/grapevine).
-test-packages: build ## two releases: the same bytes from two directories, lintian, and on three booted machines install, purge, upgrade under traffic, and a newcomer who has the README only; 5 minutes, as root (PACKAGES=short: the two debs only, installed, purged and upgraded, 2 minutes; installs debootstrap and others with apt if missing)
+# PACKAGES_CACHE names the directory in which the machines' Debian is kept (400 MB below ~/.cache/grapevine).
+test-packages: build ## two releases: the same bytes from two directories, lintian, and on three booted machines install, purge, upgrade under traffic, rpm, image, and a newcomer who has the README only; 5 minutes, as root (PACKAGES=short: the two debs only, installed, purged and upgraded, 2 minutes; installs debootstrap and others with apt if missing)
 	GRAPEVINE=$(CURDIR)/$(BIN) PACKAGES=$(PACKAGES) bash deploy/package/test.sh
 
 # A browser on a busy machine paints late: UI=short allows it longer, and leaves the largest fleet out.

@@ -2,7 +2,7 @@
 # make test-packages: makes two releases, the older one twice, and tries their packages on booted machines (deploy/packages_test.go).
 #
 # PACKAGES=short makes the two debs alone, compressed as always, and tries these: installation, start, purge, and an upgrade under traffic.
-# It does not compare two builds, and leaves out a roll back, the newcomer, and lintian with its hundred packages.
+# It does not compare two builds, and leaves out a roll back, the rpm, the image, the newcomer, and lintian with its hundred packages.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -21,7 +21,7 @@ contained true || { echo "test-packages boots containers of systemd-nspawn: run 
 
 missing=
 for need in "debootstrap:debootstrap debian-archive-keyring" systemd-nspawn:systemd-container haproxy ip:iproute2 \
-	$([ "$mode" = short ] || echo lintian); do
+	$([ "$mode" = short ] || echo lintian podman); do
 	command -v "${need%%:*}" >/dev/null || missing="$missing ${need##*:}"
 done
 if [ -n "$missing" ]; then
@@ -30,12 +30,12 @@ if [ -n "$missing" ]; then
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing
 fi
 
-# A Debian with systemd and curl, without grapevine: 250 MB, kept for the next time.
-base=${PACKAGES_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/grapevine}/bookworm
+# A Debian with systemd, curl and rpm, without grapevine: 400 MB, kept for the next time.
+base=${PACKAGES_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/grapevine}/bookworm-rpm
 if [ ! -d "$base" ]; then
 	mkdir -p "${base%/*}"
 	rm -rf "$base.part"
-	debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus,curl bookworm "$base.part" >"$out/debootstrap.log"
+	debootstrap --variant=minbase --include=systemd,systemd-sysv,dbus,curl,rpm bookworm "$base.part" >"$out/debootstrap.log"
 	mv "$base.part" "$base"
 fi &
 debian=$!
@@ -67,5 +67,5 @@ wait "$debian"
 
 cd deploy
 export GRAPEVINE_PACKAGES=$out GRAPEVINE_BASE=$base GRAPEVINE_DEPLOY=$mode
-tests="^(TestInstallAndPurge|TestUpgradePackages$([ "$mode" = short ] || echo '|TestNewcomer'))\$"
+tests="^(TestInstallAndPurge|TestUpgradePackages$([ "$mode" = short ] || echo '|TestRPM|TestImage|TestNewcomer'))\$"
 contained "$out/deploy.test" -test.v -test.timeout 8m -test.run "$tests"
