@@ -62,6 +62,7 @@ else
 	lintian --fail-on error,warning,info "$out"/old/*.deb "$out"/new/*.deb
 	echo "lintian finds nothing"
 fi
+GRAPEVINE_PACKAGES=$out go test -count=1 -v -timeout 7m -run '^TestGoInstall$' ./deploy/release
 go test -c -o "$out/deploy.test" ./deploy
 wait "$debian"
 
