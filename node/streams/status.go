@@ -27,7 +27,7 @@ type Status struct {
 
 // Status returns how this node knows the cache of an engine.
 func (s *Streams) Status(e *backends.Engine) Status {
-	st := s.of(e.ID)
+	st := s.stream(e.ID)
 	if st == nil || st.url != e.URL {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -40,7 +40,7 @@ func (s *Streams) Status(e *backends.Engine) Status {
 		}
 		return Status{Known: Predicted, Why: f.why}
 	}
-	out := Status{Known: Reported, Why: st.why, Followers: st.followers}
+	out := Status{Known: Reported, Why: st.why, Followers: st.Followers}
 	if st.why != "" {
 		out.Known = Predicted
 	}

@@ -1,5 +1,5 @@
-// Package streams follows the cache events of engines: it finds their streams, follows those that are this node's to follow, stamps
-// requests so that the events name them, and tells the policy what engines hold and the tree what they evicted.
+// Package streams follows the cache events of engines: it finds their streams, follows those that are this node's to follow (Streams),
+// stamps requests so that the events name them, and tells the policy what engines hold and the tree what they evicted (Caches).
 package streams
 
 import (
@@ -17,28 +17,14 @@ import (
 
 	"grapevine.example/node/backends"
 	"grapevine.example/node/config"
-	"grapevine.example/node/health"
 	"grapevine.example/prefixtree"
-	"grapevine.example/proxy"
-	"grapevine.example/proxy/engine"
 	"grapevine.example/proxy/engine/events"
 	"grapevine.example/proxy/engine/ledger"
-	"grapevine.example/proxy/policy"
 )
 
 const (
-	// An engine is followed by as many nodes as give each node streamsOfNode streams, but by two at least, so that one may stop, and
-	// by eight at most, since each costs the engine up to 110 kB/s.
-	leastFollowers, mostFollowers = 2, 8
-	streamsOfNode                 = 16 // about 3 % of a core at 50 batches/s each
 	// askEvery is how often an engine is asked for its stream.
 	askEvery = 15 * time.Second
-	// turn is how often evictions are passed on. With gossip's delay all nodes avoid what is gone within a second.
-	turn = 500 * time.Millisecond
-	// settled: a placement younger than this may still wait in the engine, which then computes again what it evicted.
-	settled = prefixtree.Time(1000) // ms
-	// calls is how often a follower lists what is gone, until it is settled.
-	calls = 1 + int(settled)/int(turn/time.Millisecond)
 	// A stream is silent if no batch has come for silentTurns after silentAnswers that say that the engine stored blocks. Engines publish
 	// at the end of the step in which they compute.
 	silentAnswers, silentTurns = 3, 4
@@ -50,8 +36,6 @@ const (
 	usualBlocks = 1 << 17
 	// belowGPU: memory and disks hold this many times what the GPU holds; more is refused by the ledger.
 	belowGPU = 1
-	// Loading a token from CPU memory or from a disk takes this part of the time that its computation takes.
-	loadingCPU, loadingDisk = 0.25, 0.75
 )
 
 type Config struct {
@@ -69,11 +53,10 @@ type Config struct {
 
 // Streams is safe for concurrent use.
 type Streams struct {
-	cfg    Config
-	stamps *ledger.Stamps
-	links  *ledger.Links
-	table  atomic.Pointer[[]*stream] // by number of the backend; nil entries: no stream
-	wake   chan struct{}
+	*Caches
+	cfg   Config
+	table atomic.Pointer[[]*stream] // by number of the backend; nil entries: no stream
+	wake  chan struct{}
 
 	mu    sync.Mutex
 	found map[uint32]finding // by key of the backend
@@ -83,7 +66,6 @@ type Streams struct {
 	roster *backends.Roster
 	nodes  []string
 	seen   uint64 // asked at the last look
-	gone   []prefixtree.Hash
 }
 
 // finding is the last answer of an engine.
@@ -95,11 +77,10 @@ type finding struct {
 
 // stream is one engine's stream. Immutable.
 type stream struct {
-	id         prefixtree.Backend
+	Cache
 	url        string
 	generation uint32
 	source     events.Source
-	followers  []string   // first come first
 	own        *following // nil: others follow it
 	why        string     // why this node does not, although it is a follower
 }
@@ -121,7 +102,8 @@ type following struct {
 
 // New starts nothing.
 func New(cfg Config) *Streams {
-	return &Streams{cfg: cfg, stamps: ledger.NewStamps(cfg.Secret), links: ledger.NewLinks(), wake: make(chan struct{}, 1), found: make(map[uint32]finding)}
+	caches := NewCaches(cfg.Self, cfg.Tree, cfg.Secret, cfg.BlockBytes, rand.Uint64)
+	return &Streams{Caches: caches, cfg: cfg, wake: make(chan struct{}, 1), found: make(map[uint32]finding)}
 }
 
 // Idle reports that no engine's stream is wanted, so that Run and Ask are not needed.
@@ -138,11 +120,11 @@ func (s *Streams) Idle() bool {
 func (s *Streams) Run(ctx context.Context) {
 	var running sync.WaitGroup
 	defer running.Wait()
-	tick := time.NewTicker(turn)
+	tick := time.NewTicker(Turn)
 	defer tick.Stop()
 	for {
 		s.arrange(ctx, &running)
-		s.tellEvicted(prefixtree.Time(time.Now().UnixMilli()))
+		s.TellEvicted(prefixtree.Time(time.Now().UnixMilli()))
 		select {
 		case <-ctx.Done():
 			return
@@ -248,17 +230,18 @@ func (s *Streams) arrange(ctx context.Context, running *sync.WaitGroup) {
 		}
 	}
 	assigned, rank := make(map[uint32][]string, len(published)), make(map[uint32]uint, len(published))
-	n := followers(len(published), len(nodes))
 	for _, e := range published {
-		assigned[e.Key] = health.Assigned(e.Key, nodes, n)
+		assigned[e.Key] = Assigned(e.Key, nodes, len(published))
 		rank[e.Key] = uint(slices.Index(assigned[e.Key], s.cfg.Self)) // the largest number if this node is none of them
 	}
 	// The engines of which this node is one of the first followers come first, in case it cannot hold the blocks of all.
 	slices.SortStableFunc(published, func(x, y *backends.Engine) int { return cmp.Compare(rank[x.Key], rank[y.Key]) })
 	blocks, table, kept := 0, make([]*stream, last+1), make(map[*following]bool)
+	caches := make([]*Cache, 0, len(published))
 	for _, e := range published {
 		st := s.next(ctx, running, e, s.found[e.Key].source, assigned[e.Key], &blocks)
 		table[e.ID] = st
+		caches = append(caches, &st.Cache)
 		kept[st.own] = true
 	}
 	for key := range s.found {
@@ -266,6 +249,7 @@ func (s *Streams) arrange(ctx context.Context, running *sync.WaitGroup) {
 			delete(s.found, key)
 		}
 	}
+	s.Set(caches)
 	old := s.table.Swap(&table)
 	if old == nil {
 		return
@@ -277,19 +261,14 @@ func (s *Streams) arrange(ctx context.Context, running *sync.WaitGroup) {
 	}
 }
 
-// followers returns how many nodes follow each of so many engines.
-func followers(engines, nodes int) int {
-	return min(max(streamsOfNode*nodes/max(engines, 1), leastFollowers), mostFollowers)
-}
-
 // next keeps the ledger of an engine of which nothing changed but its followers.
 func (s *Streams) next(ctx context.Context, running *sync.WaitGroup, e *backends.Engine, source events.Source, followers []string, blocks *int) *stream {
-	st := &stream{id: e.ID, url: e.URL, generation: e.Generation, source: source, followers: followers}
-	if !slices.Contains(st.followers, s.cfg.Self) {
+	st := &stream{Cache: Cache{Engine: e.ID, Followers: followers, Carrier: source.Session}, url: e.URL, generation: e.Generation, source: source}
+	if !slices.Contains(followers, s.cfg.Self) {
 		return st
 	}
-	if was := s.of(e.ID); was != nil && was.url == st.url && was.generation == st.generation && was.source == source && was.own != nil {
-		st.own = was.own
+	if was := s.stream(e.ID); was != nil && was.url == st.url && was.generation == st.generation && was.source == source && was.own != nil {
+		st.own, st.Ledger = was.own, was.Ledger
 		*blocks += st.own.blocks
 		return st
 	}
@@ -300,6 +279,7 @@ func (s *Streams) next(ctx context.Context, running *sync.WaitGroup, e *backends
 	}
 	*blocks += limit
 	st.own = s.begin(ctx, running, e.Name, source, limit)
+	st.Ledger = st.own.ledger
 	return st
 }
 
@@ -318,7 +298,7 @@ func (s *Streams) begin(ctx context.Context, running *sync.WaitGroup, name strin
 	ctx, stop := context.WithCancel(ctx)
 	f := &following{
 		blocks: limit, stop: stop, log: s.cfg.Log.With().Str("backend", name).Logger(),
-		ledger: ledger.New(ledger.Config{Stamps: s.stamps, BlockBytes: s.cfg.BlockBytes, Blocks: limit, Seed: rand.Uint64(), Links: s.links}),
+		ledger: s.NewLedger(limit),
 	}
 	f.state.Store(uint32(events.Down))
 	f.stream.Source, f.stream.Sink = source, f
@@ -344,84 +324,10 @@ func (f *following) State(st events.State, why string) {
 	}
 }
 
-func (s *Streams) of(b prefixtree.Backend) *stream {
+func (s *Streams) stream(b prefixtree.Backend) *stream {
 	t := s.table.Load()
 	if t == nil || int(b) >= len(*t) {
 		return nil
 	}
 	return (*t)[b]
-}
-
-// tellEvicted takes what engines have evicted out of the trees of all nodes. The first follower of an engine does so; what it does not
-// tell, because its stream or the node is down or its stream lost the event, is still in this node's tree after all its calls, and the
-// next follower tells it.
-func (s *Streams) tellEvicted(now prefixtree.Time) {
-	t := s.table.Load()
-	if t == nil {
-		return
-	}
-	for _, st := range *t {
-		if st == nil || st.own == nil {
-			continue
-		}
-		before := slices.Index(st.followers, s.cfg.Self)
-		if s.gone = st.own.ledger.Gone(s.gone[:0], before*calls, calls); len(s.gone) > 0 {
-			s.cfg.Tree.Evicted(st.id, s.gone, now-settled, now)
-		}
-	}
-}
-
-var (
-	_ proxy.Stamper = (*Streams)(nil)
-	_ policy.Truth  = (*Streams)(nil)
-)
-
-func (s *Streams) prompt(q *policy.Request) ledger.Prompt {
-	return ledger.Prompt{Blocks: q.Hashes, Marks: q.Marks, BlockBytes: s.cfg.BlockBytes}
-}
-
-// Stamp implements proxy.Stamper.
-func (s *Streams) Stamp(dst []byte, b prefixtree.Backend, q *policy.Request, inBody bool) ([]byte, uint64, events.Carrier) {
-	st := s.of(b)
-	if st == nil || len(q.Marks) == 0 || st.source.Session == events.InBody && !inBody {
-		return dst, 0, events.NoCarrier
-	}
-	end := q.Marks[len(q.Marks)-1]
-	stamp := ledger.Stamp{ID: rand.Uint64() >> 16, End: end.Hash, Bytes: end.Bytes, Inner: ledger.InnerMarks(q.Marks)}
-	if n := len(q.Hashes); n > 0 {
-		stamp.Block = q.Hashes[n-1]
-	}
-	if st.own != nil {
-		p := s.prompt(q)
-		st.own.ledger.Sent(stamp.ID, &p)
-	}
-	return s.stamps.Append(dst, stamp), stamp.ID, st.source.Session
-}
-
-// Ended implements proxy.Stamper.
-func (s *Streams) Ended(b prefixtree.Backend, id uint64, t engine.Usage) {
-	if st := s.of(b); st != nil && st.own != nil {
-		st.own.ledger.Ended(id, t.PromptTokens, t.CachedTokens, t.OutputTokens)
-	}
-}
-
-// Placed takes an anchor that another node placed; see prefixtree.Config.Placed.
-func (s *Streams) Placed(b prefixtree.Backend, anchor prefixtree.Hash, span int, at prefixtree.Time) {
-	if st := s.of(b); st != nil && st.own != nil {
-		st.own.ledger.Placed(anchor, span, at)
-	}
-}
-
-// Held implements policy.Truth.
-func (s *Streams) Held(b prefixtree.Backend, q *policy.Request, blocks int) policy.Held {
-	st := s.of(b)
-	if st == nil || st.own == nil || len(q.Marks) == 0 {
-		return policy.Held{}
-	}
-	p := s.prompt(q)
-	h := st.own.ledger.Held(&p, blocks)
-	return policy.Held{
-		Known: h.Known, Tokens: h.Tokens,
-		Loading: loadingCPU*float64(h.Below[events.CPU]) + loadingDisk*float64(h.Below[events.Disk]),
-	}
 }
