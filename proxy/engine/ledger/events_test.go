@@ -179,6 +179,26 @@ func TestNoBranchInAPromptUnderWay(t *testing.T) {
 	wantHeld(t, l, conversation(9, 10), Held{Known: true, Tokens: 40 * 16})
 }
 
+// While an engine computes a prompt in chunks, its places are not where they would be if it ended with the present chunk.
+func TestPlacesInAPromptUnderWay(t *testing.T) {
+	l := newLedger(t, 1000)
+	l.Batch([]events.Event{stored(l.send(1, prompt(5)), 0, 901, 902, 903)})
+	l.Ended(1, 50, 0, 1)               // four bytes a token
+	long := func(end uint64) *Prompt { // eight blocks of text, 64 tokens each
+		q := &Prompt{Marks: []prefixtree.Mark{{Hash: prefixtree.Hash(end), Bytes: 2200}}, BlockBytes: 256}
+		for h := range prefixtree.Hash(8) {
+			q.Blocks = append(q.Blocks, 100+h)
+		}
+		return q
+	}
+	l.Batch([]events.Event{stored(l.send(2, long(7)), 0, blocksFrom(1, 16)...)})
+	for blocks, want := range map[int]Held{4: {Known: true, Tokens: 4 * 64}, 8: {Known: true, Tokens: 4 * 64}} {
+		if got := l.Held(long(8), blocks); got != want {
+			t.Errorf("with %d blocks in the tree held %+v, want %+v", blocks, got, want)
+		}
+	}
+}
+
 func TestGone(t *testing.T) {
 	l := newLedger(t, 100)
 	q := &Prompt{Blocks: []prefixtree.Hash{101, 102}, Marks: []prefixtree.Mark{{Hash: 7, Bytes: 600}}, BlockBytes: 256}

@@ -189,8 +189,8 @@ func (l *Ledger) touch(t *trail) {
 // grown notes n blocks that the request stored down to tail: of its prompt, perhaps in chunks, or then of its answer. vLLM stores an
 // answer's blocks one by one; SGLang at the end of the answer, all at once.
 func (l *Ledger) grown(t *trail, tail blockID, n int) {
-	if t.end > 0 && (n == 1 || l.together && l.prefilled(t)) {
-		t.answered = true
+	if t.end > 0 && !t.answered && (n == 1 || l.together && l.prefilled(t)) {
+		t.answered, t.linked = true, -1 // the prompt ends where it was not expected to
 	}
 	if !t.answered {
 		t.end = l.blocks.at(tail).depth()
@@ -359,6 +359,10 @@ func (l *Ledger) link(t *trail) {
 	}
 	t.linked = t.end
 	end, flags := float64(t.end)+0.5, uint32(isEnd)
+	last := len(t.places) - 1
+	if t.prompt == 0 && !t.answered && !l.prefilled(t) { // its next chunk is to come
+		end = max(end, l.perByte*float64(t.places[last].bytes)/float64(l.size))
+	}
 	if t.prompt > 0 {
 		l.together = l.together || t.end > t.prompt/l.size
 		end = float64(t.prompt) / float64(l.size)
@@ -367,7 +371,6 @@ func (l *Ledger) link(t *trail) {
 			flags |= isWhole
 		}
 	}
-	last := len(t.places) - 1
 	l.tie(t, end)
 	l.fresh = l.fresh[:0]
 	for k := 1; k < len(l.knots); k++ {
@@ -375,7 +378,7 @@ func (l *Ledger) link(t *trail) {
 		perByte := (b.depth - a.depth) / float64(max(b.bytes-a.bytes, 1))
 		for i := a.place + 1; i <= min(b.place, last-1); i++ {
 			pl := &t.places[i]
-			depth := int(a.depth + perByte*float64(pl.bytes-a.bytes))
+			depth := int(a.depth + perByte*float64(pl.bytes-a.bytes) + rounding)
 			n := point{hash: pl.hash, want: uint32(depth)}
 			if i > 0 && i == t.back {
 				n.want |= isExact
@@ -425,6 +428,9 @@ func (l *Ledger) answer(t *trail) {
 		p.setAnswer(l.blocks.at(t.tail).depth() - p.depth())
 	}
 }
+
+// rounding keeps a place at the end of a KV block there.
+const rounding = 1e-6 // blocks
 
 // knot is a place in the text whose depth, in blocks, is known.
 type knot struct {
