@@ -78,7 +78,7 @@ var mayImport = map[string][]string{
 	"chaos/history":  {},
 	"chaos/scenario": {"chaos/...", "node", "node/admin", "prefixtree"},
 	"chaos/replay":   {"chaos/report", "chaos/workload", "prefixtree", "proxy", "proxy/..."},
-	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "node/hot", "node/share", "proxy/clients", "proxy/engine", "proxy/policy", "proxy/prompt", "proxy/queue"},
+	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "node/hot", "node/share", "node/streams", "proxy/clients", "proxy/engine", "proxy/engine/events", "proxy/policy", "proxy/prompt", "proxy/queue"},
 
 	"chaos/fleetsim/family": {"chaos/engine", "chaos/fleetsim", "chaos/plot", "chaos/report", "chaos/workload", "proxy/policy"},
 	"chaos/fleetsim/herd":   {"chaos/fleetsim", "chaos/plot", "chaos/report", "chaos/workload"},

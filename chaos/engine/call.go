@@ -330,6 +330,7 @@ func (c *call) flight() *flight {
 		for variant := range c.n {
 			s := newSeat(root, text, c.output, variant, c.fields.Stream && c.generates(), c.keyTokens)
 			s.call = c
+			s.job.Session = c.session
 			s.job.Adapter = adapterKey(c.adapter)
 			f.seats = append(f.seats, s)
 		}

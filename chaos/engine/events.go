@@ -49,15 +49,16 @@ func (s *Server) startEvents(m *Model) error {
 	}
 	s.events = p
 	batches := 0
-	m.cache.journal = &journal{style: s.cfg.MetricsStyle, block: s.cfg.BlockTokens, adapters: s.cfg.Adapters, publish: func(batch []byte) {
-		p.publish(batch)
+	e := &encoder{style: s.cfg.MetricsStyle, block: s.cfg.BlockTokens, adapters: s.cfg.Adapters}
+	m.Publish(s.cfg.MetricsStyle, s.cfg.BlockTokens, func(changes []Change) {
+		p.publish(e.batch(changes, time.Now()))
 		if batches++; s.cfg.EventsRestart > 0 && batches%s.cfg.EventsRestart == 0 && s.enter() {
 			go func() { // the model is in the middle of a step
 				defer s.work.Done()
 				_ = s.driver.do(s.restart) // fails only when the engine closes
 			}()
 		}
-	}}
+	})
 	return nil
 }
 

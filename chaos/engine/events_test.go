@@ -242,7 +242,7 @@ func TestEventsClear(t *testing.T) {
 		}
 		l.completion(body, nil)
 		got := unpackBatch(t, l.published()[before])
-		if len(got) != 2 || member(got[0], "type") != allBlocksCleared || member(got[1], "type") != blockStored {
+		if len(got) != 2 || member(got[0], "type") != AllBlocksCleared || member(got[1], "type") != BlockStored {
 			t.Errorf("%s: %v", style, got)
 		}
 	}
@@ -272,7 +272,7 @@ func TestEventsOfSGLang(t *testing.T) {
 		for i, payload := range l.published() {
 			for _, e := range unpackBatch(t, payload) {
 				want := names
-				if member(e, "type") == blockRemoved {
+				if member(e, "type") == BlockRemoved {
 					want = []string{"type", "block_hashes", "medium"}
 				}
 				if s := member(e, "session_id"); s != nil {

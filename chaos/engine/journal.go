@@ -12,33 +12,44 @@ const lateSteps = 40
 // journal writes what a model's cache stores and removes as vLLM or SGLang report it, and gives a batch of it to publish when the
 // engine would send one. A nil journal writes nothing. It belongs to the model's goroutine.
 type journal struct {
-	style    MetricsStyle
-	block    int // tokens
-	adapters []string
-	publish  func(batch []byte)
+	style   MetricsStyle
+	block   int // tokens
+	publish func([]Change)
 
-	changes []change // since the last batch
+	changes []Change // since the last batch
 	steps   int      // of pure decoding since the last batch
 	// copies are blocks that vLLM computed although it had them, the oldest first. The model frees such a block at once; the journal
 	// takes it for removed when the model needs its memory.
 	copies []uint64
 }
 
-type change struct {
-	kind   string
-	hashes []uint64
+// Change is one change of a cache, in the form of an event that engines publish.
+type Change struct {
+	Kind string   // BlockStored, BlockRemoved or AllBlocksCleared
+	Keys []uint64 // of the blocks
 	// Of BlockStored only:
-	first  bool // the block before hashes has none: hashes begin a prompt
-	parent uint64
+	First   bool // Keys begin a prompt
+	Parent  uint64
+	Answer  bool   // Keys end within the answer, which the job generates
+	Session string // of the job
+
+	// In a live engine:
 	tokens []byte // TokenBytes for each
 	call   *call
 }
 
+// Values of Change.Kind.
 const (
-	blockStored      = "BlockStored"
-	blockRemoved     = "BlockRemoved"
-	allBlocksCleared = "AllBlocksCleared"
+	BlockStored      = "BlockStored"
+	BlockRemoved     = "BlockRemoved"
+	AllBlocksCleared = "AllBlocksCleared"
 )
+
+// Publish makes the model give each batch of changes to f when an engine of that style would publish it. All jobs have keys of so many
+// tokens. From then on the model simulates every step singly. f must not keep the changes, nor call the model.
+func (m *Model) Publish(style MetricsStyle, keyTokens int, f func([]Change)) {
+	m.cache.journal = &journal{style: style, block: keyTokens, publish: f}
+}
 
 // eager reports whether blocks of output are to be published in the step that fills them, as vLLM does.
 func (l *journal) eager() bool { return l != nil && l.style == StyleVLLM }
@@ -49,7 +60,7 @@ func (l *journal) admitted(j *Job) {
 		return
 	}
 	hit := j.seq.done / j.KeyTokens
-	if j.User.(*seat).call.fields.XArgs.Report == "full" {
+	if s, live := j.User.(*seat); live && s.call.fields.XArgs.Report == "full" {
 		l.store(j, 0, hit)
 	}
 	l.copied(j, hit, j.seq.held)
@@ -79,17 +90,18 @@ func (l *journal) store(j *Job, from, to int) {
 	if from >= to {
 		return
 	}
-	s := j.User.(*seat)
-	c := change{kind: blockStored, first: from == 0, call: s.call}
+	c := Change{Kind: BlockStored, First: from == 0, Answer: j.seq.state == stateDecode, Session: j.Session}
 	if from > 0 {
-		c.parent = j.key(from - 1)
+		c.Parent = j.key(from - 1)
 	}
 	for i := from; i < to; i++ {
-		c.hashes = append(c.hashes, j.key(i))
+		c.Keys = append(c.Keys, j.key(i))
 	}
-	c.tokens = s.text(from*l.block*TokenBytes, to*l.block*TokenBytes)
+	if s, live := j.User.(*seat); live {
+		c.call, c.tokens = s.call, s.text(from*l.block*TokenBytes, to*l.block*TokenBytes)
+	}
 	if last := len(l.changes) - 1; last >= 0 && l.style == StyleSGLang && l.changes[last].precedes(&c) {
-		l.changes[last].hashes = append(l.changes[last].hashes, c.hashes...)
+		l.changes[last].Keys = append(l.changes[last].Keys, c.Keys...)
 		l.changes[last].tokens = append(l.changes[last].tokens, c.tokens...)
 		return
 	}
@@ -97,8 +109,8 @@ func (l *journal) store(j *Job, from, to int) {
 }
 
 // precedes reports whether SGLang writes both changes as one.
-func (c *change) precedes(next *change) bool {
-	return c.kind == blockStored && c.call == next.call && !next.first && c.hashes[len(c.hashes)-1] == next.parent
+func (c *Change) precedes(next *Change) bool {
+	return c.Kind == BlockStored && c.call == next.call && c.Session == next.Session && !next.First && c.Keys[len(c.Keys)-1] == next.Parent
 }
 
 // key is the key of block i, of the prompt or the output.
@@ -128,14 +140,14 @@ func (l *journal) removed(keys []uint64) {
 	case l == nil:
 	case l.style == StyleVLLM:
 		for i := len(keys) - 1; i >= 0; i-- {
-			l.changes = append(l.changes, change{kind: blockRemoved, hashes: []uint64{keys[i]}})
+			l.changes = append(l.changes, Change{Kind: BlockRemoved, Keys: []uint64{keys[i]}})
 		}
 	default:
-		if last := len(l.changes) - 1; last >= 0 && l.changes[last].kind == blockRemoved {
-			l.changes[last].hashes = append(l.changes[last].hashes, keys...)
+		if last := len(l.changes) - 1; last >= 0 && l.changes[last].Kind == BlockRemoved {
+			l.changes[last].Keys = append(l.changes[last].Keys, keys...)
 			return
 		}
-		l.changes = append(l.changes, change{kind: blockRemoved, hashes: append([]uint64(nil), keys...)})
+		l.changes = append(l.changes, Change{Kind: BlockRemoved, Keys: append([]uint64(nil), keys...)})
 	}
 }
 
@@ -155,8 +167,8 @@ func (l *journal) cleared() {
 		return
 	}
 	l.copies = nil
-	if last := len(l.changes) - 1; last < 0 || l.changes[last].kind != allBlocksCleared {
-		l.changes = append(l.changes, change{kind: allBlocksCleared})
+	if last := len(l.changes) - 1; last < 0 || l.changes[last].Kind != AllBlocksCleared {
+		l.changes = append(l.changes, Change{Kind: AllBlocksCleared})
 	}
 }
 
@@ -182,25 +194,32 @@ func (l *journal) step(prefills, decodes bool) {
 	if len(l.changes) == 0 {
 		return
 	}
-	l.publish(l.batch(time.Now()))
+	l.publish(l.changes)
 	clear(l.changes)
 	l.changes = l.changes[:0]
 }
 
+// encoder writes changes as a live engine publishes them.
+type encoder struct {
+	style    MetricsStyle
+	block    int // tokens
+	adapters []string
+}
+
 // batch is the msgpack array of time, events and rank. An event is a map; a member at its default is left out.
-func (l *journal) batch(now time.Time) []byte {
+func (l *encoder) batch(changes []Change, now time.Time) []byte {
 	b := packArray(nil, 3)
 	b = packFloat(b, float64(now.UnixMicro())/1e6)
-	b = packArray(b, len(l.changes))
-	for i := range l.changes {
-		b = l.event(b, &l.changes[i])
+	b = packArray(b, len(changes))
+	for i := range changes {
+		b = l.event(b, &changes[i])
 	}
 	return packUint(b, 0)
 }
 
-func (l *journal) event(b []byte, c *change) []byte {
+func (l *encoder) event(b []byte, c *Change) []byte {
 	vllm := l.style == StyleVLLM
-	members, count := make([]byte, 0, 64+len(c.tokens)*5/4+10*len(c.hashes)), 0
+	members, count := make([]byte, 0, 64+len(c.tokens)*5/4+10*len(c.Keys)), 0
 	name := func(s string) {
 		count++
 		members = packString(members, s)
@@ -209,21 +228,21 @@ func (l *journal) event(b []byte, c *change) []byte {
 		name(member)
 		members = packString(members, value)
 	}
-	text("type", c.kind)
-	if c.kind != allBlocksCleared {
+	text("type", c.Kind)
+	if c.Kind != AllBlocksCleared {
 		name("block_hashes")
-		members = packArray(members, len(c.hashes))
-		for _, h := range c.hashes {
+		members = packArray(members, len(c.Keys))
+		for _, h := range c.Keys {
 			members = l.hash(members, h)
 		}
 	}
-	switch c.kind {
-	case blockStored:
+	switch c.Kind {
+	case BlockStored:
 		name("parent_block_hash")
-		if c.first {
+		if c.First {
 			members = packNil(members)
 		} else {
-			members = l.hash(members, c.parent)
+			members = l.hash(members, c.Parent)
 		}
 		name("token_ids")
 		ids := tokenIDs(c.tokens)
@@ -233,7 +252,7 @@ func (l *journal) event(b []byte, c *change) []byte {
 		}
 		name("block_size")
 		members = packUint(members, uint64(l.block))
-		adapter, salt, session := c.call.adapter, c.call.fields.CacheSalt, c.call.session
+		adapter, salt, session := c.call.adapter, c.call.fields.CacheSalt, c.Session
 		name("lora_id")
 		if at := slices.Index(l.adapters, adapter); vllm && at >= 0 {
 			members = packUint(members, uint64(at)+1)
@@ -245,9 +264,9 @@ func (l *journal) event(b []byte, c *change) []byte {
 			name("lora_name")
 			members = packNilOr(members, adapter)
 			name("extra_keys")
-			members = packArray(members, len(c.hashes))
-			for i := range c.hashes {
-				members = packExtra(members, adapter, salt, c.first && i == 0)
+			members = packArray(members, len(c.Keys))
+			for i := range c.Keys {
+				members = packExtra(members, adapter, salt, c.First && i == 0)
 			}
 			name("group_idx")
 			members = packUint(members, 0)
@@ -261,7 +280,7 @@ func (l *journal) event(b []byte, c *change) []byte {
 		if !vllm && adapter != "" {
 			text("lora_name", adapter)
 		}
-	case blockRemoved:
+	case BlockRemoved:
 		text("medium", "GPU")
 		if vllm {
 			name("group_idx")
@@ -272,7 +291,7 @@ func (l *journal) event(b []byte, c *change) []byte {
 }
 
 // hash is a key as the engine has it: SGLang's are signed.
-func (l *journal) hash(b []byte, key uint64) []byte {
+func (l *encoder) hash(b []byte, key uint64) []byte {
 	if l.style == StyleSGLang && int64(key) < 0 {
 		return binary.BigEndian.AppendUint64(append(b, 0xd3), key)
 	}

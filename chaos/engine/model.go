@@ -83,6 +83,7 @@ type Job struct {
 	Loaded int
 	// Adapter names the LoRA adapter; 0: none.
 	Adapter uint64
+	Session string // that the changes of the cache name
 	// Watch asks for a Tokens event per generated token. The model then simulates every step
 	// singly.
 	Watch bool

@@ -188,7 +188,7 @@ func (p *prompts) of(s *recorded, i, n int, batches [][][]pair) [][]uint32 {
 	var ends []any // last block of each prompt
 	for _, events := range batches {
 		for _, e := range events {
-			if member(e, "type") != blockStored {
+			if member(e, "type") != BlockStored {
 				continue
 			}
 			parent, tokens := member(e, "parent_block_hash"), member(e, "token_ids").([]any)
@@ -319,7 +319,7 @@ func flat(batches [][][]pair) (events [][]pair) { return slices.Concat(batches..
 
 func removals(batches [][][]pair) (hashes []uint64) {
 	for _, e := range flat(batches) {
-		if member(e, "type") == blockRemoved {
+		if member(e, "type") == BlockRemoved {
 			hashes = append(hashes, member(e, "block_hashes").([]any)[0].(uint64))
 		}
 	}
@@ -332,10 +332,10 @@ const madeUp = 1 << 24
 // compare compares the events of a step, of removals only the form. It returns how many tokens were the same.
 func compare(t *testing.T, step string, got, want [][]pair, match func(step string, real, emulated any)) (known int) {
 	t.Helper()
-	form := []pair{{"type", blockRemoved}, {"block_hashes", nil}, {"medium", "GPU"}, {"group_idx", uint64(0)}}
+	form := []pair{{"type", BlockRemoved}, {"block_hashes", nil}, {"medium", "GPU"}, {"group_idx", uint64(0)}}
 	without := func(events [][]pair) (rest [][]pair) {
 		for _, e := range events {
-			if member(e, "type") != blockRemoved {
+			if member(e, "type") != BlockRemoved {
 				rest = append(rest, e)
 				continue
 			}

@@ -52,7 +52,9 @@ type Config struct {
 	// without the repair of live nodes.
 	Loss      float64
 	Partition Partition
-	Backends  int // 0: the workload's, else DefaultBackends
+	// EventDelay is how long after a batch of cache events the nodes that follow the engine have it, under policies that name Events.
+	EventDelay time.Duration
+	Backends   int // 0: the workload's, else DefaultBackends
 	// Engine configures every backend; zero fields are EngineFor the workload's.
 	Engine engine.Config
 	// Engines, unless empty, replaces Backends and Engine by one entry per backend.
@@ -145,6 +147,9 @@ func (c Config) completed() (Config, error) {
 		return c, fmt.Errorf("%w: %d adapters, want 0 to %d", ErrConfig, c.Adapters, MaxAdapters)
 	case c.Parallel < 0:
 		return c, fmt.Errorf("%w: %d runs in parallel, want 1 or more, or 0 for as many as there are processors", ErrConfig, c.Parallel)
+	}
+	if c.EventDelay < 0 || c.EventDelay > MaxStaleness {
+		return c, fmt.Errorf("%w: cache events come after %v: want 0 to %v", ErrConfig, c.EventDelay, MaxStaleness)
 	}
 	for i, p := range c.Policies {
 		if slices.Contains(c.Policies[:i], p) {

@@ -81,7 +81,7 @@ func newExchange(cfg *Config, pt point, nodes []node, span time.Duration) *excha
 	x.link = link{delay: pt.staleness - x.flush, size: pt.nodes, loss: cfg.Loss, seed: cfg.Options.Seed, Partition: cfg.Partition}
 	for i := range x.senders {
 		s := &x.senders[i]
-		s.name, s.loads, s.next = fmt.Sprintf("node-%04d", i), make([]wire.Load, cfg.Backends), make([]wire.Load, cfg.Backends)
+		s.name, s.loads, s.next = nodeName(i), make([]wire.Load, cfg.Backends), make([]wire.Load, cfg.Backends)
 		for b := range s.loads {
 			s.loads[b].Backend = uint32(b)
 		}
@@ -362,6 +362,8 @@ func (x *exchange) report() (g report.Gossip) {
 	g.Convergence = report.Convergence{P50: q.P50, P99: q.P99}
 	return g
 }
+
+func nodeName(i int) string { return fmt.Sprintf("node-%04d", i) }
 
 // engineKeys uses a backend's number as its key.
 type engineKeys int

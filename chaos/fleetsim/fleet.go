@@ -11,6 +11,7 @@ import (
 	"grapevine.example/chaos/report"
 	"grapevine.example/chaos/workload"
 	"grapevine.example/node/share"
+	"grapevine.example/node/streams"
 	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/queue"
@@ -49,6 +50,7 @@ type flight struct {
 	hashes    []prefixtree.Hash
 	session   []byte
 	predicted int
+	stamp     uint64
 	waiting   int // tokens to compute, until the engine admits it
 	rung      policy.Rung
 	backend   int
@@ -66,6 +68,7 @@ type fleet struct {
 	*exchange // nil if nodes share nothing
 	hot       *hotBoard
 	readings  readings
+	stream    *streaming // nil: engines publish no cache events
 	engines   *engines
 	backends  []policy.Backend // that have joined
 	changes   []change         // of engines, to come
@@ -101,6 +104,9 @@ func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, er
 	if pt.oracle.contents {
 		f.truth = &truth{engines: f.engines, blockTokens: c.hasher.BlockBytes() / workload.BytesPerToken}
 	}
+	if pt.events {
+		f.stream = newStreaming(cfg.EventDelay, cfg.Workload.KeyTokens())
+	}
 	for i := range pt.nodes {
 		n, err := f.newNode(i, c)
 		if err != nil {
@@ -121,6 +127,9 @@ func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, er
 	}
 	if pt.shares() {
 		f.exchange = newExchange(cfg, pt, f.nodes, span)
+	}
+	if pt.events {
+		f.listen(cfg.Workload.KeyTokens())
 	}
 	return f, nil
 }
@@ -147,6 +156,12 @@ func (f *fleet) newNode(number int, c *chainer) (n node, err error) {
 	if f.point.shares() && f.point.share.prefixes() {
 		treeCfg.Changed = outbox.Add
 	}
+	var caches *streams.Caches
+	if f.stream != nil {
+		treeCfg.Placed = func(b prefixtree.Backend, anchor prefixtree.Hash, span int, at prefixtree.Time) {
+			caches.Placed(b, anchor, span, at)
+		}
+	}
 	if n.tree, err = prefixtree.New(treeCfg); err != nil {
 		return n, err
 	}
@@ -158,6 +173,10 @@ func (f *fleet) newNode(number int, c *chainer) (n node, err error) {
 		index = blank{}
 	}
 	p := f.cfg.Policy
+	if f.stream != nil {
+		caches = f.stream.caches(number, n.tree, f.cfg.Options.Seed, c.hasher.BlockBytes())
+		p.Truth = caches
+	}
 	p.Strategy, p.BlockBytes, p.Extra = f.point.strategy, c.hasher.BlockBytes(), f.cfg.Extra()
 	p.Seed = f.cfg.Options.Seed*uint64(MaxNodes) + uint64(number)
 	p.Nodes, p.Staleness = f.point.nodes, 0
@@ -214,6 +233,7 @@ func (f *fleet) run(ctx context.Context) error {
 // pass advances the clock and samples the engines' busy time.
 func (f *fleet) pass(now time.Duration) {
 	f.readings.pass(now, f.nodes, f.engines)
+	f.passEvents(now)
 	f.exchange.pass(now)
 	f.hot.pass(now, f.nodes, f.exchange)
 	if f.atWarm == nil && now >= f.cfg.Warmup {
@@ -271,6 +291,9 @@ func (f *fleet) arrive() {
 	if f.cfg.Adapters > 0 {
 		f.adapt(fl)
 	}
+	if f.stream != nil {
+		f.mark(fl)
+	}
 	f.deliver(fl.node, f.now)
 	f.reveal(fl, n.router)
 	f.route(fl)
@@ -293,6 +316,7 @@ func (f *fleet) dispatch(fl *flight) {
 	if blind[f.point.strategy] {
 		fl.predicted = -1
 	}
+	f.stamp(fl)
 	fl.attempt.Dispatched(now)
 	if f.point.oracle.load {
 		fl.attempt.Answers(now) // the engines' queues, which reveal gives, include it
@@ -348,6 +372,9 @@ func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
 		o.PromptTokens, o.CachedTokens, o.OutputTokens = -1, -1, -1
 	}
 	f.rec.Add(s)
+	if !s.Failed {
+		f.tellUsage(fl)
+	}
 	if f.cfg.answered != nil {
 		f.cfg.answered(f, fl)
 	}

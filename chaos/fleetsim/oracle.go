@@ -19,6 +19,9 @@ type oracle struct {
 	outputs  bool // how many tokens the answer will have
 }
 
+// Events, behind a policy's name as an oracle is (prefix+events), makes engines publish cache events and nodes follow them.
+const Events = "events"
+
 // Oracles returns the names of all, in order.
 func Oracles() []string { return []string{"contents", "load", "outputs"} }
 
@@ -32,11 +35,18 @@ func newPoint(name string) (point, error) {
 		return p, fmt.Errorf("%w: policy %q: %s uses no knowledge that an oracle could improve", ErrConfig, name, strategy)
 	}
 	for _, o := range strings.Split(known, "+") {
+		if o == Events {
+			p.events = true
+			continue
+		}
 		at := slices.Index(Oracles(), o)
 		if at < 0 {
 			return p, fmt.Errorf("%w: policy %q: no oracle %q: want %s", ErrConfig, name, o, strings.Join(Oracles(), ", "))
 		}
 		*[...]*bool{&p.oracle.contents, &p.oracle.load, &p.oracle.outputs}[at] = true
+	}
+	if p.events && p.oracle.contents {
+		return p, fmt.Errorf("%w: policy %q: who knows all caches needs no events", ErrConfig, name)
 	}
 	return p, nil
 }

@@ -84,6 +84,7 @@ type point struct {
 	policy    string
 	strategy  string
 	oracle    oracle
+	events    bool // engines publish cache events
 	nodes     int
 	share     Share
 	staleness time.Duration

@@ -21,7 +21,7 @@ import (
 )
 
 // ofFamily are the flags of simulate that a family of draws leaves to the command line.
-var ofFamily = []string{"family", "family-draw", "policy", "seed", "requests", "oracle", "telemetry", "parallel", "json", "plot"}
+var ofFamily = []string{"events", "family", "family-draw", "policy", "seed", "requests", "oracle", "telemetry", "parallel", "json", "plot"}
 
 func (c *simulateCmd) family(s *streams, call commandline.Call) error {
 	for _, flag := range call.Given {
@@ -29,7 +29,7 @@ func (c *simulateCmd) family(s *streams, call commandline.Call) error {
 			return usageError{fmt.Errorf("--%s: the draws of a family decide this", flag)}
 		}
 	}
-	o := family.Options{Seed: c.Options.Seed, Requests: c.Options.Requests, Oracles: c.Oracle, Telemetry: fleetsim.Telemetry(c.Telemetry), Parallel: c.Parallel}
+	o := family.Options{Seed: c.Options.Seed, Requests: c.Options.Requests, Oracles: c.Oracle, Telemetry: fleetsim.Telemetry(c.Telemetry), Events: c.Events, Parallel: c.Parallel}
 	switch {
 	case c.Family != 0 && c.Draw != 0:
 		return usageError{errors.New("--family plays many draws, --family-draw one: give one of them")}

@@ -48,8 +48,9 @@ type simulateCmd struct {
 	JSON      bool           `name:"json" help:"Print one JSON object."`
 	Plot      string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg)."`
 	Oracle    []string       `name:"oracle" enum:"contents,load,outputs" placeholder:"WHAT" help:"Play prefix also with perfect knowledge of caches (contents), of the present queues (load) or of answers' lengths (outputs): each alone, and together."`
+	Events    *time.Duration `name:"events" placeholder:"DELAY" help:"Play prefix also with engines that publish cache events, which the routers that follow them have after this delay, such as 10ms."`
 
-	Family int `name:"family" placeholder:"N" help:"Play all policies, or those of --policy, on N drawn fleets and workloads, and compare prefix with the best other policy. The draws replace all other flags but --policy, --seed, --requests (measured in each), --oracle, --telemetry, --parallel, --json and --plot."`
+	Family int `name:"family" placeholder:"N" help:"Play all policies, or those of --policy, on N drawn fleets and workloads, and compare prefix with the best other policy. The draws replace all other flags but --policy, --seed, --requests (measured in each), --oracle, --events, --telemetry, --parallel, --json and --plot."`
 	Draw   int `name:"family-draw" placeholder:"K" help:"Play draw K of --seed alone and print every policy."`
 }
 
@@ -80,6 +81,9 @@ func (c *simulateCmd) Run(s *streams, call commandline.Call) error {
 	cfg.Queue = fleetsim.DefaultQueue
 	cfg.Queue.Requests, cfg.Queue.Wait = c.Places, c.Patience
 	cfg.Policy.Gate.TTFT, cfg.Policy.Gate.Waiting, cfg.Policy.Gate.InFlight = c.QueueTTFT, c.QueueWait, c.InFlight
+	if c.Events != nil {
+		cfg.Policies, cfg.EventDelay = append(cfg.Policies, family.WithEvents), *c.Events
+	}
 	for _, s := range c.Share {
 		cfg.Share = append(cfg.Share, fleetsim.Share(s))
 	}

@@ -31,6 +31,8 @@ type Draw struct {
 	Traffic     []Traffic `json:"traffic"`
 	// Telemetry is what all engines report of their load.
 	Telemetry fleetsim.Telemetry `json:"telemetry"`
+
+	eventDelay time.Duration // see fleetsim.Config
 }
 
 // Traffic is one kind of sessions. Lengths are means in tokens.

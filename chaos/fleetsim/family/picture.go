@@ -17,7 +17,7 @@ const (
 // Picture draws, per measure, which share of the draws has at most a ratio: a line per rival. The
 // results, at least one, are those of [Play] with these oracles.
 func Picture(w io.Writer, results []Result, oracles []string) error {
-	list := rivals(oracles)
+	list := rivals(oracles, results)
 	p := plot.New(leftW+float64(len(measures))*(panelW+gapX), topH+panelH+36+20*float64(len(list)))
 	p.Text(leftW, 22, `font-size="15"`, fmt.Sprintf("%s over others in %d draws: share of draws at or below a ratio", Judged, len(results)))
 	for i := range measures {

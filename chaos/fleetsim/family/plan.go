@@ -190,6 +190,6 @@ func (d *Draw) config(s site) fleetsim.Config {
 	return fleetsim.Config{
 		Workload: s.script, Options: workload.Options{Seed: rand.New(rand.NewPCG(d.Seed, uint64(d.Number))).Uint64() >> 32},
 		Staleness: []time.Duration{time.Duration(d.StalenessMS) * time.Millisecond},
-		Engines:   s.engines, Warmup: d.warmup(), Telemetry: d.Telemetry, Parallel: 1,
+		Engines:   s.engines, Warmup: d.warmup(), Telemetry: d.Telemetry, EventDelay: d.eventDelay, Parallel: 1,
 	}
 }

@@ -39,7 +39,9 @@ type Options struct {
 	// Policies to play; nil: all. Write and Picture need the judged one among them.
 	Policies []string
 	// Oracles are of fleetsim.Oracles, each played alone and, if several, all together.
-	Oracles   []string
+	Oracles []string
+	// Events, if set, plays the judged policy also with engines that publish cache events, which nodes have so much later.
+	Events    *time.Duration
 	Telemetry fleetsim.Telemetry // in all draws; "": as drawn
 	Parallel  int                // draws at once, at least 1
 	// Progress, if set, hears of every draw that ends. It is not called concurrently.
@@ -57,6 +59,9 @@ func Play(ctx context.Context, o Options) ([]Result, error) {
 		policies[0], policies[i] = policies[i], policies[0]
 	}
 	policies = append(policies, OraclePolicies(o.Oracles)...)
+	if o.Events != nil {
+		policies = append(policies, WithEvents)
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	out := make([]Result, len(o.Draws))
@@ -76,6 +81,9 @@ func Play(ctx context.Context, o Options) ([]Result, error) {
 				began := time.Now()
 				d := NewDraw(o.Seed, o.Draws[i], o.Requests)
 				d.Telemetry = cmp.Or(o.Telemetry, d.Telemetry)
+				if o.Events != nil {
+					d.eventDelay = *o.Events
+				}
 				r, err := play(ctx, d, policies)
 				if err != nil {
 					cancel(fmt.Errorf("draw %d of seed %d: %w", o.Draws[i], o.Seed, err))
@@ -96,6 +104,9 @@ func Play(ctx context.Context, o Options) ([]Result, error) {
 	}
 	return out, nil
 }
+
+// WithEvents is the judged policy with engines that publish cache events.
+const WithEvents = Judged + "+" + fleetsim.Events
 
 // OraclePolicies names the judged policy with each oracle and, if there are several, with all.
 func OraclePolicies(oracles []string) (names []string) {

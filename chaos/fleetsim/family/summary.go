@@ -67,12 +67,16 @@ type rival struct {
 	run  func(*measure, *Result) *report.Report
 }
 
-func rivals(oracles []string) []rival {
+func rivals(oracles []string, results []Result) []rival {
 	list := []rival{
 		{"the best other policy", (*measure).best},
 		{"itself on one node", func(_ *measure, r *Result) *report.Report { return r.alone() }},
 	}
-	for _, name := range OraclePolicies(oracles) {
+	names := OraclePolicies(oracles)
+	if slices.ContainsFunc(results[0].Runs, func(r report.Report) bool { return r.Policy == WithEvents }) {
+		names = append(names, WithEvents)
+	}
+	for _, name := range names {
 		list = append(list, rival{name, func(_ *measure, r *Result) *report.Report { return r.run(name) }})
 	}
 	return list
@@ -96,7 +100,7 @@ func number(x float64) string { return fmt.Sprintf("%.3f", x) }
 // Write writes the distribution of ratios, the bars, medians by properties of the draws, and the ten
 // worst draws. The results, at least one, are those of [Play] with these oracles.
 func Write(w io.Writer, results []Result, oracles []string) error {
-	list := rivals(oracles)
+	list := rivals(oracles, results)
 	rows := [][]string{{Judged + " over", "measure", "draws", "min", "p10", "median", "p90", "max", "good %"}}
 	for _, against := range list {
 		for i := range measures {
@@ -171,7 +175,7 @@ func (m *measure) share(v []float64) float64 {
 
 // bars says whether the results are what is wanted of the policy.
 func bars(results []Result) string {
-	list := rivals(nil)
+	list := rivals(nil, results)
 	var b strings.Builder
 	line := func(text string, is, want float64, holds bool) {
 		verdict := "holds"

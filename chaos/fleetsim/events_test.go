@@ -1,0 +1,91 @@
+package fleetsim
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+	"time"
+
+	"grapevine.example/chaos/engine"
+	"grapevine.example/chaos/report"
+	"grapevine.example/chaos/workload"
+)
+
+// Engines of which nodes follow all or a part, with caches that evict, say what they hold.
+func TestEventsTellWhatEnginesHold(t *testing.T) {
+	cfg := chat(t, "prefix", "prefix+events")
+	cfg.Engine.KVTokens, cfg.EventDelay, cfg.Options.Speed = 70_000, 10*time.Millisecond, 1
+	cfg.Options.Duration, cfg.Nodes = 20*time.Second, []int{1, 3}
+	reps := run(t, cfg)
+	for i, nodes := range cfg.Nodes {
+		plain, events := reps[i], reps[len(cfg.Nodes)+i]
+		if events.Prediction.Share > 0.005 || events.Prediction.Share > plain.Prediction.Share/4 {
+			t.Errorf("%d nodes: with events wrong by %.4f of the prompt tokens, without %.4f: want at most 0.005 and a quarter", nodes, events.Prediction.Share, plain.Prediction.Share)
+		}
+		if events.FollowupCached < plain.FollowupCached-0.01 {
+			t.Errorf("%d nodes: %v of the follow-ups cached with events, %v without", nodes, events.FollowupCached, plain.FollowupCached)
+		}
+	}
+}
+
+// Following changes what is known, and not what engines do.
+func TestPublishingEnginesAreNoOthers(t *testing.T) {
+	play := func(publish bool) engine.Stats {
+		cfg := traced(t, "round-robin")
+		cfg, err := cfg.completed()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := newChainer(cfg.Workload.KeyTokens(), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := newFleet(&cfg, point{policy: "round-robin", strategy: "round-robin", nodes: 1}, c, time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.feed = feed{chainer: c}
+		if f.feed.Source, err = cfg.Workload.Source(cfg.Options); err != nil {
+			t.Fatal(err)
+		}
+		if publish {
+			for _, m := range f.engines.models {
+				m.Publish(engine.StyleVLLM, cfg.Workload.KeyTokens(), func([]engine.Change) {})
+			}
+		}
+		if err := f.run(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return f.engines.models[0].Stats()
+	}
+	if with, without := play(true), play(false); with != without {
+		t.Errorf("with events %+v, without %+v", with, without)
+	}
+}
+
+func TestSameSeedSameEvents(t *testing.T) {
+	print := func() string {
+		cfg := traced(t, "prefix+events")
+		cfg.Nodes, cfg.EventDelay = []int{3}, 50*time.Millisecond
+		var b bytes.Buffer
+		if err := report.WriteJSON(&b, run(t, cfg)...); err != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	if first, again := print(), print(); first != again {
+		t.Errorf("the same seed gave\n%s\nand\n%s", first, again)
+	}
+}
+
+func TestEventSettings(t *testing.T) {
+	for _, name := range []string{"session+events", "prefix+events+contents"} {
+		if p, err := newPoint(name); !errors.Is(err, ErrConfig) {
+			t.Errorf("%s: %+v, %v", name, p, err)
+		}
+	}
+	cfg := Config{Workload: &workload.Sessions{}, Policies: []string{"prefix+events"}, EventDelay: -1}
+	if _, err := cfg.completed(); !errors.Is(err, ErrConfig) {
+		t.Errorf("events before they happen: %v", err)
+	}
+}
