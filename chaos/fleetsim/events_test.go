@@ -28,6 +28,21 @@ func TestEventsTellWhatEnginesHold(t *testing.T) {
 	}
 }
 
+// More engines hold the common beginning than a decision asks: those that hold more of the prompt are asked first.
+func TestEventsOfManyHolders(t *testing.T) {
+	w, err := workload.Preset("medium")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := Config{
+		Workload: w, Policies: []string{"prefix+events"}, Backends: 128, Warmup: 6 * time.Second,
+		Options: workload.Options{Duration: 14 * time.Second, Seed: 1},
+	}
+	if r := run(t, cfg)[0]; r.Prediction.Share > 0.005 {
+		t.Errorf("wrong by %.4f of the prompt tokens: want at most 0.005", r.Prediction.Share)
+	}
+}
+
 // Following changes what is known, and not what engines do.
 func TestPublishingEnginesAreNoOthers(t *testing.T) {
 	play := func(publish bool) engine.Stats {

@@ -51,7 +51,7 @@ func (s *Scene) assign() {
 		}
 		c.HeldBlocks = h.Blocks
 		c.Age = h.Age.Milliseconds()
-		if s.knows(c) {
+		if s.deep(c) && s.knows(c) {
 			continue
 		}
 		c.Held = min(float64(h.Expected)*s.TokensPerBlock, n)
@@ -61,15 +61,20 @@ func (s *Scene) assign() {
 		}
 		c.Uncached = max(c.Uncached, 1)
 	}
-	if len(s.Candidates) > mostLookups {
-		return
-	}
-	// The tree may not have heard yet what another node placed.
+	// Of the others, an engine may hold an answer behind a prompt without a block of its own, and in a small pool what the tree has not
+	// heard of yet.
+	small := len(s.Candidates) <= mostLookups
 	for i := range s.Candidates {
-		if c := &s.Candidates[i]; c.HeldBlocks == 0 {
+		if c := &s.Candidates[i]; !s.deep(c) && (c.HeldBlocks > 0 || small) {
 			s.knows(c)
 		}
 	}
+}
+
+// deep reports whether the tree believes that a candidate holds more than what is common, so that it is asked before the others, of which
+// there may be too many.
+func (s *Scene) deep(c *Candidate) bool {
+	return float64(c.HeldBlocks)*s.TokensPerBlock > s.CommonTokens
 }
 
 // mostLookups bounds the lookups of a decision, about 1 us each.
