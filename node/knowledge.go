@@ -79,7 +79,7 @@ func (k *knowledge) Loads(dst []gossip.Load) []gossip.Load {
 }
 
 func (k *knowledge) PeerLoad(origin string, changed []gossip.Load, full bool) {
-	k.shared.PeerLoad(origin, changed, full)
+	k.shared.PeerLoad(origin, changed, full, now())
 }
 
 // Usage is called by one goroutine.

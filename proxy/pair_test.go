@@ -172,7 +172,7 @@ func TestPairFails(t *testing.T) {
 					}
 					r := newRig(t, addrs, withRoles(roles), withStrategy("prefix"))
 					// The first choice are b0 and b1.
-					r.router.SetPeerLoad("other", []policy.PeerLoad{{Backend: 2, Active: 60, PrefillTokens: 1 << 20}, {Backend: 3, Active: 60, PrefillTokens: 1 << 20}}[:len(addrs)-2])
+					r.router.SetPeerLoad("other", []policy.PeerLoad{{Backend: 2, Active: 60, PrefillTokens: 1 << 20}, {Backend: 3, Active: 60, PrefillTokens: 1 << 20}}[:len(addrs)-2], 0)
 					r.raw(chatOf("short", stream)).want(t, 200, "hi")
 					ended(t, closed)
 					rec := r.record(0)

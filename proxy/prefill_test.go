@@ -25,7 +25,7 @@ func newSplitRig(t *testing.T, prefill, decode script, options ...rigOption) (r 
 	t.Helper()
 	p, d = newBackend(t, false, prefill), newBackend(t, false, decode)
 	r = newRig(t, []string{p.addr, d.addr}, append(options, withRoles("pd"), withStrategy("prefix"))...)
-	r.router.SetPeerLoad("other", []policy.PeerLoad{{Backend: 1, Active: 60}})
+	r.router.SetPeerLoad("other", []policy.PeerLoad{{Backend: 1, Active: 60}}, 0)
 	return r, p, d
 }
 
@@ -193,7 +193,7 @@ func TestDecodeBreaks(t *testing.T) {
 			}
 			d, e := newBackend(t, false, decode), newBackend(t, false, decode)
 			r := newRig(t, []string{p.addr, d.addr, e.addr}, withRoles("pdd"), withStrategy("prefix"))
-			r.router.SetPeerLoad("other", []policy.PeerLoad{{Backend: 1, Active: 60}, {Backend: 2, Active: 60}})
+			r.router.SetPeerLoad("other", []policy.PeerLoad{{Backend: 1, Active: 60}, {Backend: 2, Active: 60}}, 0)
 			r.raw(chatOf(longText, true)).want(t, 200, "hi")
 			if rec := r.record(0); rec.Attempts != 2 || len(fetched) != 1 {
 				t.Errorf("%d attempts, parameters used %d times", rec.Attempts, len(fetched))

@@ -253,7 +253,7 @@ func (w *queueWorld) report(from int) {
 	}
 	for at, other := range w.routers {
 		if at != from && !w.cut[at] {
-			other.router.SetPeerLoad(n.name, loads)
+			other.router.SetPeerLoad(n.name, loads, other.proxy.cfg.Picker.Now())
 			other.proxy.PeerClaims(n.name, claims)
 			other.proxy.meter.Peer(n.name, n.process, uses, true, other.proxy.meter.Now())
 		}

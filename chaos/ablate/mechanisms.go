@@ -20,6 +20,7 @@ const (
 	unseen  = "proxy/policy/unseen.go"
 	stage   = "proxy/policy/stage.go"
 	attempt = "proxy/policy/attempt.go"
+	ledger  = "proxy/policy/ledger.go"
 )
 
 // mechanisms are removed one at a time. Short edits outlive changes around them; a test applies all.
@@ -29,11 +30,14 @@ var mechanisms = []variant{
 	{"crowding", "each active request makes an engine dearer", []edit{{price, "crowding = 0.1", "crowding = 0.0"}}},
 	{"overdue", "a prefill that takes longer than expected delays all behind it", []edit{{unseen, "+c.Overdue", ""}}},
 	{"peers-load", "other nodes' reported work counts as load", []edit{
-		{stage, " + float64(e.slot.peerTokens.Load())", ""},
+		{ledger, "peers := float64(s.peerTokens.Load())", "peers := 0.0"},
 		{stage, " + e.slot.peerTokens.Load()", ""},
 		{stage, "own+e.slot.peerActive.Load(), own", "own, own"},
 	}},
-	{"drained-reports", "what an engine has computed since other nodes' reports leaves its queue", []edit{{unseen, "c.Queued-c.Rate*float64", "c.Queued-0*c.Rate*float64"}}},
+	{"drained-reports", "what an engine has computed since other nodes' reports leaves its queue", []edit{
+		{unseen, "c.Queued-c.Rate*float64", "c.Queued-0*c.Rate*float64"},
+		{ledger, "computed := min(rate", "computed := 0 * min(rate"},
+	}},
 	{"pouring", "a request that no cache helps is drawn to an engine that it and others' unseen ones fill, not to the best", []edit{
 		{unseen, "poured := requests", "poured := 0 * requests"},
 	}},
@@ -41,7 +45,7 @@ var mechanisms = []variant{
 		{match, "common := s.pool.work.common(", "common := 0 * s.pool.work.common("},
 	}},
 	{"hot-prefixes", "the fleet agrees which engines hold a hot prefix", []edit{{"chaos/fleetsim/hot.go", "if cfg.NoHot ||", "if true || cfg.NoHot ||"}}},
-	{"learned-rates", "an engine's own prefill rate replaces the fleet's", []edit{{"proxy/policy/ledger.go", ") rateOr(prior float64) float64 {", ") rateOr(prior float64) float64 {\n\treturn prior"}}},
+	{"learned-rates", "an engine's own prefill rate replaces the fleet's", []edit{{ledger, ") rateOr(prior float64) float64 {", ") rateOr(prior float64) float64 {\n\treturn prior"}}},
 	{"pace", "how long an answer that is not streamed takes shows its engine's rate", []edit{
 		{attempt, "case a.nonStreaming && !a.remote && a.at.first == 0", "case false && a.nonStreaming && a.at.first == 0"},
 	}},

@@ -87,7 +87,7 @@ func newExchange(cfg *Config, pt point, nodes []node, span time.Duration) *excha
 		}
 	}
 	for i := range nodes {
-		x.connect(i, func(int) bool { return true })
+		x.connect(i, 0, func(int) bool { return true })
 	}
 	return x
 }
@@ -289,7 +289,7 @@ func (x *exchange) take(node int, m *message, cut bool, at time.Duration) {
 		return
 	}
 	if m.loads != nil {
-		shared.PeerLoad(from, m.loads, false)
+		shared.PeerLoad(from, m.loads, false, clock(at))
 	}
 	if m.queued {
 		x.nodes[node].queue.SetPeer(from, m.claims)
@@ -324,7 +324,7 @@ func (x *exchange) reunite(now time.Duration) {
 	for i := range x.nodes {
 		x.deliver(i, now)
 		x.nodes[i].router.SetFleet(x.point.fleet())
-		x.connect(i, func(j int) bool { return x.link.far(i, j) })
+		x.connect(i, now, func(j int) bool { return x.link.far(i, j) })
 	}
 	for i := range x.senders {
 		s := &x.senders[i]
@@ -338,10 +338,10 @@ func (x *exchange) reunite(now time.Duration) {
 }
 
 // connect makes the node take chosen peers as idle until they send a load.
-func (x *exchange) connect(node int, to func(peer int) bool) {
+func (x *exchange) connect(node int, now time.Duration, to func(peer int) bool) {
 	for j := range x.senders {
 		if j != node && x.point.share.loads() && !x.point.oracle.load && to(j) {
-			x.nodes[node].shared.PeerLoad(x.senders[j].name, nil, true)
+			x.nodes[node].shared.PeerLoad(x.senders[j].name, nil, true, clock(now))
 		}
 	}
 }

@@ -61,7 +61,7 @@ func (f *fleet) reveal(fl *flight, r *policy.Router) {
 		fl.query.OutputHint = fl.request.OutputTokens
 	}
 	if f.point.oracle.load {
-		f.engines.reveal(r)
+		f.engines.reveal(r, clock(f.now))
 	}
 }
 
@@ -72,7 +72,7 @@ const reportParts = 8
 // reveal reports every engine's queue to a router as that of peers. The router holds no prefill
 // charges of its own, so the sum is the engine's. Its unit is the time that the engine needs, in
 // tokens at the rate that the router believes.
-func (e *engines) reveal(r *policy.Router) {
+func (e *engines) reveal(r *policy.Router, now prefixtree.Time) {
 	var parts [reportParts][]policy.PeerLoad
 	for id, m := range e.models {
 		s, b := m.Stats(), prefixtree.Backend(id)
@@ -87,7 +87,8 @@ func (e *engines) reveal(r *policy.Router) {
 		}
 	}
 	for i, part := range parts {
-		r.SetPeerLoad(partNames[i], part)
+		r.SetPeerLoad(partNames[i], nil, now) // what is left is all to be computed from now on
+		r.SetPeerLoad(partNames[i], part, now)
 	}
 }
 

@@ -88,7 +88,7 @@ func (k *Knowledge) Loads(dst []wire.Load, now prefixtree.Time) []wire.Load {
 func clamp32(v int64) uint32 { return uint32(min(max(v, 0), math.MaxUint32)) }
 
 // PeerLoad takes all of a peer's outstanding work, or that on changed backends.
-func (k *Knowledge) PeerLoad(peer string, changed []wire.Load, full bool) {
+func (k *Knowledge) PeerLoad(peer string, changed []wire.Load, full bool, now prefixtree.Time) {
 	var few [8]policy.PeerLoad // spares most calls an allocation
 	loads := few[:0]
 	for _, l := range changed {
@@ -100,9 +100,9 @@ func (k *Knowledge) PeerLoad(peer string, changed []wire.Load, full bool) {
 		loads = append(loads, policy.PeerLoad{Backend: b, PrefillTokens: int64(l.PrefillTokens), Active: int64(l.Active)})
 	}
 	if full {
-		k.router.SetPeerLoad(peer, loads)
+		k.router.SetPeerLoad(peer, loads, now)
 	} else {
-		k.router.UpdatePeerLoad(peer, loads)
+		k.router.UpdatePeerLoad(peer, loads, now)
 	}
 }
 

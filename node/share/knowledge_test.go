@@ -102,7 +102,7 @@ func tell(t *testing.T, a, b *knower) (records, news int) {
 		}
 		records, news = records+n, news+applied.News
 	}
-	b.PeerLoad("a", a.Loads(nil, a.at), true)
+	b.PeerLoad("a", a.Loads(nil, a.at), true, b.at)
 	b.receive(t, "a", a.State(nil, a.at))
 	return records, news
 }
@@ -212,14 +212,14 @@ func TestLoadTravels(t *testing.T) {
 		}
 		other.End(policy.Outcome{Failed: policy.ClientGone, PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}, two.at)
 	}
-	two.PeerLoad("one", append(loads, wire.Load{Backend: 12345, Active: 7}), true)
+	two.PeerLoad("one", append(loads, wire.Load{Backend: 12345, Active: 7}), true, two.at)
 	if two.unknown.Load() != 0 {
 		t.Error("a backend that may be listed in a moment was refused")
 	}
 	elsewhere(true)
-	two.PeerLoad("one", []wire.Load{{Backend: loads[0].Backend}}, false)
+	two.PeerLoad("one", []wire.Load{{Backend: loads[0].Backend}}, false, two.at)
 	elsewhere(false)
-	two.PeerLoad("one", loads, false)
+	two.PeerLoad("one", loads, false, two.at)
 	elsewhere(true)
 	two.DropPeer("one")
 	elsewhere(false)
@@ -356,7 +356,7 @@ func TestKnowledgeIsConcurrent(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			other.PeerLoad("peer", k.Loads(nil, now()), true)
+			other.PeerLoad("peer", k.Loads(nil, now()), true, now())
 			other.receive(t, "peer", k.State(nil, now()))
 			return records
 		}

@@ -252,7 +252,7 @@ func TestFirstGenerationKeepsTheLedger(t *testing.T) {
 	list := fleetOf(1)
 	list[0].Generation = 0
 	r, _ := newRouter(t, Config{}, list)
-	r.SetPeerLoad("peer", []PeerLoad{{0, 500, 2}})
+	r.SetPeerLoad("peer", []PeerLoad{{0, 500, 2}}, t0)
 	var a Attempt
 	if err := r.Pick(ask(prompt(1, 1, 0, 8)), t0, &a); err != nil {
 		t.Fatal(err)
@@ -277,7 +277,7 @@ func TestFirstGenerationKeepsTheLedger(t *testing.T) {
 func TestReleaseWaitsForRequests(t *testing.T) {
 	list := fleetOf(2)
 	r, _ := newRouter(t, Config{}, list)
-	r.SetPeerLoad("peer", []PeerLoad{{0, 500, 2}})
+	r.SetPeerLoad("peer", []PeerLoad{{0, 500, 2}}, t0)
 	setView(t, r, list[:1])
 	var old, young Attempt
 	for i, a := range []*Attempt{&old, &young} {

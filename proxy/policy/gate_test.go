@@ -130,7 +130,7 @@ func TestGateOverFleet(t *testing.T) {
 		for i := range routers {
 			routers[i], _ = newRouter(t, Config{Gate: Gate{InFlight: limit}, Nodes: nodes, Staleness: staleness * time.Millisecond, Seed: seed}, fleetOf(1))
 			for j := range nodes {
-				routers[i].SetPeerLoad(string(rune('a'+j)), nil)
+				routers[i].SetPeerLoad(string(rune('a'+j)), nil, t0)
 			}
 		}
 		type report struct {
@@ -144,7 +144,7 @@ func TestGateOverFleet(t *testing.T) {
 				for len(sent[j]) > 0 && sent[j][0].at+staleness <= now {
 					for i := range routers {
 						if i != j {
-							routers[i].SetPeerLoad(string(rune('a'+j)), []PeerLoad{{Backend: 0, Active: sent[j][0].active}})
+							routers[i].SetPeerLoad(string(rune('a'+j)), []PeerLoad{{Backend: 0, Active: sent[j][0].active}}, t0)
 						}
 					}
 					sent[j] = sent[j][1:]
@@ -181,7 +181,7 @@ func TestDry(t *testing.T) {
 	for limit, most := range map[int]int64{0: 1000, 1: -1, 2: 0, 4: 2, 100: 89} {
 		r, _ := newRouter(t, Config{Gate: Gate{InFlight: limit}, Nodes: 2, Staleness: time.Second}, fleetOf(1))
 		for active := range int64(101) {
-			r.SetPeerLoad("peer", []PeerLoad{{Backend: 0, Active: active}})
+			r.SetPeerLoad("peer", []PeerLoad{{Backend: 0, Active: active}}, t0)
 			if dry := r.Dry(0, t0); dry != (active <= most) {
 				t.Errorf("dry is %v with %d requests of %d", dry, active, limit)
 			}
@@ -201,7 +201,7 @@ func TestRetuneGate(t *testing.T) {
 		t.Fatal(err)
 	}
 	apply()
-	r.SetPeerLoad("peer", []PeerLoad{{Backend: 0, Active: 4}})
+	r.SetPeerLoad("peer", []PeerLoad{{Backend: 0, Active: 4}}, t0)
 	if room, bounded := r.Room(lane); !bounded || room.May != 4 || room.Free != 0 || r.Dry(0, t0) {
 		t.Errorf("after a reload: room %+v, bounded %v, dry %v", room, bounded, r.Dry(0, t0))
 	}

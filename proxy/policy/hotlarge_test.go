@@ -15,7 +15,7 @@ func busy(r *Router, names []string) {
 			loads = append(loads, PeerLoad{b.ID, 400_000, 8})
 		}
 	}
-	r.SetPeerLoad("others", loads)
+	r.SetPeerLoad("others", loads, t0)
 }
 
 func TestLargePoolReplacesTheHotSet(t *testing.T) {
@@ -48,7 +48,7 @@ func TestLargePoolReplacesTheHotSet(t *testing.T) {
 			goes("all well", order[:replicas])
 			busy(r, order[:3])
 			goes("three busy", order[3:][:replicas])
-			r.SetPeerLoad("others", nil)
+			r.SetPeerLoad("others", nil, t0)
 			for _, b := range r.View().Backends {
 				if slices.Contains(order[:replicas], b.Name) {
 					r.SetReported(b.ID, true, now)

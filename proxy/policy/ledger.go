@@ -27,6 +27,8 @@ type slot struct {
 
 	resident  atomic.Int64 // prompt and output tokens of own active requests, which pin KV memory
 	headAhead atomic.Int64 // peers' tokens in front of the head of the line
+	turned    atomic.Int64 // ms; when the engine began the prefill that runs, whoever sent it; see ahead
+	peerMost  atomic.Int64 // the most prefill tokens that one peer reports
 	trial     atomic.Bool
 	ejected   atomic.Bool // own requests failed: half-open after retryAt
 	// byRequests: ejected by other failures than refused connections.
@@ -55,7 +57,7 @@ type slot struct {
 	busyUntil    int64           // ms; 0: none
 	adapters     adapters
 	growth       growth
-	_            [56]byte // pads to a cache line
+	_            [40]byte // pads to a cache line
 }
 
 // queued returns the own prefill tokens in front of a new request, less the progress of the running
@@ -82,6 +84,23 @@ func (s *slot) queued(now prefixtree.Time, rate float64) (tokens, overdue float6
 	return max(tokens, 0), overdue
 }
 
+// ahead returns all nodes' prefill tokens in front of a new request, of which so many are own. Peers
+// report a charge in full until its first token. The engine computes in order of arrival, so since the
+// latest first token of any node's request it has computed a part of the next one, which is no larger
+// than the largest charge.
+func (s *slot) ahead(own float64, now prefixtree.Time, rate float64) float64 {
+	peers := float64(s.peerTokens.Load())
+	if peers <= 0 {
+		return own
+	}
+	largest := float64(max(s.peerMost.Load(), s.headTokens.Load()))
+	computed := min(rate*seconds(prefixtree.Time(s.turned.Load()), now), largest)
+	return max(own, float64(s.charged.Load())+peers-computed)
+}
+
+// turn notes that the engine begins another prefill. Needs mu.
+func (s *slot) turn(now prefixtree.Time) { s.turned.Store(max(s.turned.Load(), int64(now))) }
+
 func (s *slot) ran(now prefixtree.Time, rate float64) float64 {
 	return max(seconds(prefixtree.Time(s.headSince.Load()), now)-float64(s.headAhead.Load())/rate, 0)
 }
@@ -93,7 +112,9 @@ func (s *slot) charge(a *Attempt, now prefixtree.Time) {
 	s.resident.Add(a.resident)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	a.ahead = s.peerTokens.Load()
+	if a.ahead = s.peerTokens.Load(); a.ahead <= 0 && len(s.line) == 0 {
+		s.turn(now)
+	}
 	a.since, a.front = now, s.nonStreaming
 	if a.nonStreaming {
 		s.nonStreaming += a.charged
@@ -149,11 +170,13 @@ func (s *slot) leave(at int, done, now prefixtree.Time) {
 	s.charged.Add(-a.charged)
 	s.line = slices.Delete(s.line, at, at+1)
 	s.pending.Store(int64(len(s.line)))
-	switch {
-	case at > 0:
-	case len(s.line) == 0:
+	if at > 0 {
+		return
+	}
+	s.turn(done)
+	if len(s.line) == 0 {
 		s.headTokens.Store(0)
-	default:
+	} else {
 		next := s.line[0]
 		s.headed(next, max(next.ahead-a.ahead, 0), min(max(done, next.since), now))
 	}

@@ -34,7 +34,7 @@ func wholeAnswers(t *testing.T, nodes int) {
 	r.rate = newFleetRate(640_000) // as the answers show it
 	if nodes > 1 {
 		r.SetFleet(nodes, 5*time.Millisecond)
-		r.SetPeerLoad("north", nil)
+		r.SetPeerLoad("north", nil, t0)
 	}
 	rng := rand.New(rand.NewPCG(1, uint64(nodes)))
 	blocks, home := [sessions]int{}, [sessions]prefixtree.Backend{}

@@ -23,30 +23,35 @@ const (
 
 type peerLoads struct {
 	mu       sync.Mutex
-	byOrigin map[string]map[*slot]PeerLoad
+	byOrigin map[string]map[*slot]peerLoad
 	heard    atomic.Int64 // origins with a report, including idle ones
+	full     uint64       // number of the latest full report
 }
 
-// SetPeerLoad replaces the origin's report; unlisted backends are idle, duplicates add up.
-func (r *Router) SetPeerLoad(origin string, loads []PeerLoad) {
+type peerLoad struct {
+	tokens, active int64
+	full           uint64 // the latest full report that lists it
+}
+
+// SetPeerLoad replaces the origin's report; unlisted backends are idle. Of duplicates the last counts.
+func (r *Router) SetPeerLoad(origin string, loads []PeerLoad, now prefixtree.Time) {
 	r.peers.mu.Lock()
 	defer r.peers.mu.Unlock()
+	r.peers.full++
 	held := r.peers.of(origin)
-	for s := range held {
-		takeOut(held, s)
+	r.report(held, loads, now)
+	for s, l := range held {
+		if l.full != r.peers.full {
+			r.peers.replace(held, s, peerLoad{}, now)
+		}
 	}
-	r.addPeerLoad(held, loads)
 }
 
 // UpdatePeerLoad replaces the origin's report for the listed backends only.
-func (r *Router) UpdatePeerLoad(origin string, changed []PeerLoad) {
+func (r *Router) UpdatePeerLoad(origin string, changed []PeerLoad, now prefixtree.Time) {
 	r.peers.mu.Lock()
 	defer r.peers.mu.Unlock()
-	held := r.peers.of(origin)
-	for _, l := range changed {
-		takeOut(held, r.ledger.of(l.Backend))
-	}
-	r.addPeerLoad(held, changed)
+	r.report(r.peers.of(origin), changed, now)
 }
 
 // DropPeer takes out what the origin reported.
@@ -54,55 +59,67 @@ func (r *Router) DropPeer(origin string) {
 	r.peers.mu.Lock()
 	defer r.peers.mu.Unlock()
 	held := r.peers.byOrigin[origin]
-	for s := range held {
-		takeOut(held, s)
-	}
 	delete(r.peers.byOrigin, origin)
 	r.peers.heard.Store(int64(len(r.peers.byOrigin)))
+	for s, l := range held {
+		r.peers.count(s, l, peerLoad{})
+	}
 }
 
 // of returns the origin's report. Needs mu.
-func (p *peerLoads) of(origin string) map[*slot]PeerLoad {
+func (p *peerLoads) of(origin string) map[*slot]peerLoad {
 	held := p.byOrigin[origin]
 	if held == nil {
-		held = map[*slot]PeerLoad{}
+		held = map[*slot]peerLoad{}
 		p.byOrigin[origin] = held
 		p.heard.Store(int64(len(p.byOrigin)))
 	}
 	return held
 }
 
-// addPeerLoad needs peers.mu.
-func (r *Router) addPeerLoad(held map[*slot]PeerLoad, loads []PeerLoad) {
+// report needs peers.mu.
+func (r *Router) report(held map[*slot]peerLoad, loads []PeerLoad, now prefixtree.Time) {
 	view := r.View()
 	for _, l := range loads {
-		s := r.ledger.of(l.Backend)
 		most := int64(claimTokens)
 		if b, ok := view.Backend(l.Backend); ok && b.KVTokens > 0 {
 			most = int64(b.KVTokens)
 		}
-		was := held[s]
-		l.PrefillTokens = min(max(l.PrefillTokens, 0), most-was.PrefillTokens)
-		l.Active = min(max(l.Active, 0), claimRequests-was.Active)
-		if l.PrefillTokens == 0 && l.Active == 0 {
-			continue
-		}
-		s.peerTokens.Add(l.PrefillTokens)
-		s.peerActive.Add(l.Active)
-		l.PrefillTokens += was.PrefillTokens
-		l.Active += was.Active
-		held[s] = l
+		is := peerLoad{min(max(l.PrefillTokens, 0), most), min(max(l.Active, 0), claimRequests), r.peers.full}
+		r.peers.replace(held, r.ledger.of(l.Backend), is, now)
 	}
 }
 
-func takeOut(held map[*slot]PeerLoad, s *slot) {
-	l, ok := held[s]
-	if !ok {
-		return
+// replace takes an origin's load on a backend. Fewer tokens mean that a request of its has its first
+// token, and the first tokens on an idle backend that its prefill begins. Needs mu.
+func (p *peerLoads) replace(held map[*slot]peerLoad, s *slot, is peerLoad, now prefixtree.Time) {
+	was := held[s]
+	if is.tokens == 0 && is.active == 0 {
+		delete(held, s)
+	} else {
+		held[s] = is
 	}
-	s.peerTokens.Add(-l.PrefillTokens)
-	s.peerActive.Add(-l.Active)
-	delete(held, s)
+	idle := s.peerTokens.Load() <= 0 && s.pending.Load() == 0
+	p.count(s, was, is)
+	if is.tokens < was.tokens || is.tokens > 0 && idle {
+		s.mu.Lock()
+		s.turn(now)
+		s.mu.Unlock()
+	}
+}
+
+// count replaces an origin's load, which byOrigin has no more, in the sums of the backend. Needs mu.
+func (p *peerLoads) count(s *slot, was, is peerLoad) {
+	s.peerTokens.Add(is.tokens - was.tokens)
+	s.peerActive.Add(is.active - was.active)
+	most := s.peerMost.Load()
+	if is.tokens < was.tokens && was.tokens == most {
+		most = 0
+		for _, held := range p.byOrigin {
+			most = max(most, held[s].tokens)
+		}
+	}
+	s.peerMost.Store(max(most, is.tokens))
 }
 
 // PeerLoad returns what other nodes report as outstanding.

@@ -17,27 +17,27 @@ func TestPeerLoadsAreSummedPerOrigin(t *testing.T) {
 			t.Errorf("%s: %d tokens, %d active, want %d, %d", what, s.peerTokens.Load(), s.peerActive.Load(), tokens, active)
 		}
 	}
-	r.SetPeerLoad("a", []PeerLoad{{0, 1000, 2}, {1, 5, 1}, {9, 7, 7}})
-	r.SetPeerLoad("b", []PeerLoad{{0, 500, 1}})
+	r.SetPeerLoad("a", []PeerLoad{{0, 1000, 2}, {1, 5, 1}, {9, 7, 7}}, t0)
+	r.SetPeerLoad("b", []PeerLoad{{0, 500, 1}}, t0)
 	check("two origins", 1500, 3)
-	r.SetPeerLoad("a", []PeerLoad{{0, 200, 1}})
+	r.SetPeerLoad("a", []PeerLoad{{0, 200, 1}}, t0)
 	check("a reports again", 700, 2)
-	r.SetPeerLoad("a", []PeerLoad{{1, 200, 1}})
+	r.SetPeerLoad("a", []PeerLoad{{1, 200, 1}}, t0)
 	check("a no longer lists the backend", 500, 1)
 	r.DropPeer("b")
 	r.DropPeer("b")
 	check("b died", 0, 0)
-	r.UpdatePeerLoad("d", []PeerLoad{{0, 300, 1}, {1, 30, 1}})
-	r.UpdatePeerLoad("d", []PeerLoad{{1, 40, 2}, {9, 1, 1}})
+	r.UpdatePeerLoad("d", []PeerLoad{{0, 300, 1}, {1, 30, 1}}, t0)
+	r.UpdatePeerLoad("d", []PeerLoad{{1, 40, 2}, {9, 1, 1}}, t0)
 	check("d tells of another backend", 300, 1)
-	r.UpdatePeerLoad("d", []PeerLoad{{0, 100, 1}, {0, 20, 1}})
-	check("d lists the backend twice", 120, 2)
-	r.UpdatePeerLoad("d", []PeerLoad{{0, 0, 0}, {1, -5, 0}})
+	r.UpdatePeerLoad("d", []PeerLoad{{0, 100, 1}, {0, 20, 1}}, t0)
+	check("d lists the backend twice, and the last counts", 20, 1)
+	r.UpdatePeerLoad("d", []PeerLoad{{0, 0, 0}, {1, -5, 0}}, t0)
 	check("d is idle there", 0, 0)
-	r.UpdatePeerLoad("d", []PeerLoad{{0, 70, 1}})
-	r.SetPeerLoad("d", nil)
+	r.UpdatePeerLoad("d", []PeerLoad{{0, 70, 1}}, t0)
+	r.SetPeerLoad("d", nil, t0)
 	check("d is idle everywhere", 0, 0)
-	r.SetPeerLoad("c", []PeerLoad{{0, 90_000, 30}})
+	r.SetPeerLoad("c", []PeerLoad{{0, 90_000, 30}}, t0)
 	if d := serve(t, r, ask(prompt(1, 1, 0, 8)), t0); d.Backend == 0 {
 		t.Error("sent where a peer has 9 s of work waiting")
 	}
@@ -48,7 +48,7 @@ func TestPeerLoadsAreSummedPerOrigin(t *testing.T) {
 
 func TestOwnLoadsAreWhatIsOutstanding(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(4))
-	r.SetPeerLoad("a", []PeerLoad{{0, 1000, 2}})
+	r.SetPeerLoad("a", []PeerLoad{{0, 1000, 2}}, t0)
 	a := pick(t, r, ask(prompt(1, 1, 0, 8)), t0)
 	at := a.Decision().Backend
 	if got := r.OwnLoads(nil, t0); len(got) != 1 || got[0] != (PeerLoad{at, 8 * 128, 1}) {
@@ -70,10 +70,10 @@ func TestLoadBeforeTheView(t *testing.T) {
 	list := fleetOf(2)
 	list[1].Generation = 5
 	r, _ := newRouter(t, Config{}, list[:1])
-	r.SetPeerLoad("a", []PeerLoad{{1, 100, 1}})
-	r.UpdatePeerLoad("a", []PeerLoad{{1, 700, 1}})
-	r.SetPeerLoad("b", []PeerLoad{{1, 30, 1}})
-	r.SetPeerLoad("b", nil)
+	r.SetPeerLoad("a", []PeerLoad{{1, 100, 1}}, t0)
+	r.UpdatePeerLoad("a", []PeerLoad{{1, 700, 1}}, t0)
+	r.SetPeerLoad("b", []PeerLoad{{1, 30, 1}}, t0)
+	r.SetPeerLoad("b", nil, t0)
 	r.SetPeerRate(1, 5000, 20)
 	setView(t, r, list)
 	if tokens, active := r.PeerLoad(1); tokens != 700 || active != 1 {
@@ -97,7 +97,7 @@ func TestBlindDecisionsAreCounted(t *testing.T) {
 	check("alone", 0)
 	r.SetFleet(3, 50*time.Millisecond)
 	check("no report yet", 1)
-	r.SetPeerLoad("a", nil)
+	r.SetPeerLoad("a", nil, t0)
 	check("a peer reports that it is idle", 0)
 	r.SetFleet(3, time.Minute)
 	check("silent for a minute", 1)
@@ -147,10 +147,10 @@ func TestClaimsAreBounded(t *testing.T) {
 	list[0].KVTokens = 100_000
 	r, _ := newRouter(t, Config{}, list)
 	const nonsense = 1<<32 - 1
-	loads := []PeerLoad{{Backend: 0, PrefillTokens: nonsense, Active: nonsense}, {Backend: 1, PrefillTokens: nonsense, Active: nonsense}, {Backend: 0, PrefillTokens: nonsense}}
+	loads := []PeerLoad{{Backend: 0, PrefillTokens: nonsense, Active: nonsense}, {Backend: 1, PrefillTokens: nonsense, Active: nonsense}, {Backend: 0, PrefillTokens: nonsense, Active: nonsense}}
 	for range 3 {
-		r.SetPeerLoad("liar", loads)
-		r.UpdatePeerLoad("liar", loads)
+		r.SetPeerLoad("liar", loads, t0)
+		r.UpdatePeerLoad("liar", loads, t0)
 	}
 	for b, most := range []int64{100_000, claimTokens} {
 		if tokens, active := r.PeerLoad(prefixtree.Backend(b)); tokens != most || active != claimRequests {
@@ -161,4 +161,41 @@ func TestClaimsAreBounded(t *testing.T) {
 	if tokens, active := r.PeerLoad(0); tokens != 0 || active != 0 {
 		t.Errorf("%d tokens and %d requests are left of one that has gone", tokens, active)
 	}
+}
+
+// Peers report a prefill in full until its first token. What the engine computes of it meanwhile leaves the queue, and no more than the
+// largest one, because an engine that yields no first token may be slow.
+func TestPeersPrefillsProgress(t *testing.T) {
+	r := among(t, 4, 0, fleetOf(1))[0]
+	s := r.table.Load().slots[0]
+	want := func(when string, now prefixtree.Time, queued float64) {
+		t.Helper()
+		own, _ := s.queued(now, 10_000)
+		if got := s.ahead(own, now, 10_000); math.Abs(got-queued) > 1 {
+			t.Errorf("%s: %v tokens are ahead, want %v", when, got, queued)
+		}
+	}
+	r.SetPeerLoad("a", []PeerLoad{{0, 50_000, 1}}, t0)
+	want("at the report", t0, 50_000)
+	want("after 2 s", t0+2000, 30_000)
+	r.SetPeerLoad("b", []PeerLoad{{0, 20_000, 1}}, t0+2000)
+	want("another waits behind it", t0+2000, 50_000)
+	r.SetPeerLoad("b", []PeerLoad{{0, 20_000, 1}}, t0+3000)
+	want("a report that changes nothing", t0+3000, 40_000)
+	want("no first token for a minute", t0+60_000, 20_000)
+	r.UpdatePeerLoad("a", []PeerLoad{{0, 0, 1}}, t0+5000)
+	want("the first one's first token", t0+5000, 20_000)
+	want("the second one after 1 s", t0+6000, 10_000)
+	a := pick(t, r, ask(prompt(1, 1, 0, 80)), t0+6000)
+	a.Dispatched(t0 + 6000)
+	want("an own request behind it", t0+6000, 20_240)
+	r.SetPeerLoad("b", nil, t0+7000)
+	want("its turn", t0+7000, 10_240)
+	r.SetPeerLoad("c", []PeerLoad{{0, 5_000, 1}}, t0+7500)
+	want("another node's behind the own one", t0+7500, 10_240)
+	a.FirstToken(t0 + 8000)
+	want("the own first token", t0+8000, 5_000)
+	r.DropPeer("c")
+	want("the last peer has gone", t0+8000, 0)
+	a.End(unknown(), t0+9000)
 }

@@ -115,7 +115,7 @@ func TestNodesWithTheSameReportsSpread(t *testing.T) {
 	used := func(staleness time.Duration) (engines, most int, longest int64) {
 		got := map[prefixtree.Backend]int{}
 		for i, r := range among(t, n, staleness, fleetOf(n)) {
-			r.SetPeerLoad("others", loads)
+			r.SetPeerLoad("others", loads, t0)
 			r.SetPeerTraffic(map[uint64]PoolTraffic{poolAll: {Pool: poolAll, Rate: n - 1, Requests: 1000, Work: 1000}})
 			b := pick(t, r, ask(prompt(uint64(i), 0, 80, 80)), t0).Decision().Backend
 			got[b]++

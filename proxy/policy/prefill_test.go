@@ -93,7 +93,7 @@ func TestPrefillWithoutRoles(t *testing.T) {
 // occupy fills a backend with running requests.
 func occupy(t *testing.T, r *Router, b prefixtree.Backend, n int) {
 	t.Helper()
-	r.SetPeerLoad("busy", []PeerLoad{{Backend: b, Active: int64(n)}})
+	r.SetPeerLoad("busy", []PeerLoad{{Backend: b, Active: int64(n)}}, t0)
 }
 
 // The decode backend computes a short prompt itself; a long one would delay its running requests.

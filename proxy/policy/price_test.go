@@ -69,7 +69,7 @@ func TestHolderIsKeptInABusyPool(t *testing.T) {
 			}
 			loads = append(loads, PeerLoad{b, int64(queue * second), 1})
 		}
-		r.SetPeerLoad("others", loads)
+		r.SetPeerLoad("others", loads, t0)
 		var d Decision
 		if err := r.Explain(ask(chain), t0, &d); err != nil {
 			t.Fatal(err)

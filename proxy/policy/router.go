@@ -157,7 +157,7 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
 	r := &Router{
-		cfg: cfg, tree: tree, rate: newFleetRate(defaultPrefillRate), peers: peerLoads{byOrigin: map[string]map[*slot]PeerLoad{}},
+		cfg: cfg, tree: tree, rate: newFleetRate(defaultPrefillRate), peers: peerLoads{byOrigin: map[string]map[*slot]peerLoad{}},
 		ledger: ledger{slots: map[prefixtree.Backend]*slot{}},
 	}
 	r.tuning.Store(cfg.tuning())

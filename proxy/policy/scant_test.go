@@ -13,7 +13,7 @@ func TestScantEvidenceIsNotForEver(t *testing.T) {
 		r, _ := newRouter(t, Config{}, fleetOf(4))
 		if nodes > 1 {
 			r.SetFleet(nodes, 0)
-			r.SetPeerLoad("north", nil)
+			r.SetPeerLoad("north", nil, t0)
 		}
 		now, next := t0, uint64(0)
 		send := func(not ...prefixtree.Backend) prefixtree.Backend {

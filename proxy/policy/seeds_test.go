@@ -336,9 +336,9 @@ func (w *bench) peer() {
 	switch w.r.IntN(3) {
 	case 0:
 		held = map[*place]PeerLoad{}
-		w.both(func(r *Router) { r.SetPeerLoad(origin, loads) })
+		w.both(func(r *Router) { r.SetPeerLoad(origin, loads, w.now) })
 	case 1:
-		w.both(func(r *Router) { r.UpdatePeerLoad(origin, loads) })
+		w.both(func(r *Router) { r.UpdatePeerLoad(origin, loads, w.now) })
 	case 2:
 		w.both(func(r *Router) { r.DropPeer(origin) })
 		delete(w.peers, origin)

@@ -50,7 +50,7 @@ func TestLargePoolOfManyCold(t *testing.T) {
 	for i := cold; i < n-free; i++ {
 		loads = append(loads, PeerLoad{prefixtree.Backend(i), 50_000, 4})
 	}
-	r.SetPeerLoad("others", loads)
+	r.SetPeerLoad("others", loads, t0)
 	const requests = 2000
 	atCold, waits := 0, 0
 	for i := range requests {

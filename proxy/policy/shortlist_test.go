@@ -61,7 +61,7 @@ func TestLargePoolFindsTheIdle(t *testing.T) {
 	for _, b := range busy {
 		loads = append(loads, PeerLoad{b, 50_000, 4})
 	}
-	r.SetPeerLoad("other", loads)
+	r.SetPeerLoad("other", loads, t0)
 	taken, waits := map[prefixtree.Backend]int{}, 0
 	for i := range 3 * free {
 		a := pick(t, r, ask(prompt(uint64(i), 0, 8, 8)), t0+prefixtree.Time(i))
@@ -94,11 +94,11 @@ func TestLargePoolChoosesNearlyTheBest(t *testing.T) {
 		queues[i] = 20_000 + int64(rng.ExpFloat64()*20_000)
 		loads = append(loads, PeerLoad{prefixtree.Backend(i), queues[i], 1})
 	}
-	r.SetPeerLoad("others", loads)
+	r.SetPeerLoad("others", loads, t0)
 	sorted := slices.Sorted(slices.Values(queues))
 	sum, far := 0, 0
 	for i := range requests {
-		rank, _ := slices.BinarySearch(sorted, queues[serve(t, r, ask(prompt(uint64(i), 0, 8, 8)), t0+prefixtree.Time(i)).Backend])
+		rank, _ := slices.BinarySearch(sorted, queues[serve(t, r, ask(prompt(uint64(i), 0, 8, 8)), t0).Backend])
 		if sum += rank; rank >= n/10 {
 			far++
 		}
@@ -299,7 +299,7 @@ func TestLargePoolConcurrently(t *testing.T) {
 			list := fleetOf(n)
 			list[i].State = Draining
 			setView(t, r, list)
-			r.SetPeerLoad("peer", []PeerLoad{{prefixtree.Backend(i), 1000, 1}})
+			r.SetPeerLoad("peer", []PeerLoad{{prefixtree.Backend(i), 1000, 1}}, t0)
 		}
 	})
 	wg.Wait()

@@ -261,7 +261,7 @@ func TestExplainTellsWhoIsLetIn(t *testing.T) {
 		for i := range n - 1 {
 			loads = append(loads, PeerLoad{prefixtree.Backend(i), 5000, 2})
 		}
-		r.SetPeerLoad("others", loads)
+		r.SetPeerLoad("others", loads, t0)
 		let, requests := 0, max(10*n, 400)
 		for i := range requests {
 			q, now := ask(prompt(uint64(i), 0, 4, 4)), t0+25_000+prefixtree.Time(i)
@@ -295,7 +295,7 @@ func TestShareOfSeveralModels(t *testing.T) {
 	for i := range n - 1 {
 		loads = append(loads, PeerLoad{prefixtree.Backend(i), 5000, 2})
 	}
-	r.SetPeerLoad("others", loads)
+	r.SetPeerLoad("others", loads, t0)
 	got := 0
 	for i := range requests {
 		q := ask(prompt(uint64(i), 0, 4, 4))

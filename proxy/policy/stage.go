@@ -76,7 +76,7 @@ func (s *Scene) stand(e *entry, half bool) {
 	c.entry, c.Backend, c.Rate = e, e.id, rate
 	c.half, c.outside, c.exact, c.full = half, false, false, false
 	c.OwnQueued, c.Overdue = e.slot.queued(s.Now, rate)
-	c.Queued = c.OwnQueued + float64(e.slot.peerTokens.Load())
+	c.Queued = e.slot.ahead(c.OwnQueued, s.Now, rate)
 	c.Outstanding = e.slot.charged.Load() + e.slot.peerTokens.Load()
 	c.Active, c.OwnActive = own+e.slot.peerActive.Load(), own
 	c.parked = 0

@@ -66,7 +66,7 @@ func TestEnginesTellTheirRates(t *testing.T) {
 func TestNewerReportsOfEnginesReplaceThoseOfPeers(t *testing.T) {
 	const stale = 5000
 	r := among(t, 8, stale*time.Millisecond, fleetOf(2))[0]
-	r.SetPeerLoad("others", []PeerLoad{{Backend: 1, PrefillTokens: 150_000, Active: 9}})
+	r.SetPeerLoad("others", []PeerLoad{{Backend: 1, PrefillTokens: 150_000, Active: 9}}, t0)
 	var d Decision
 	seen := func(now prefixtree.Time) *Candidate {
 		s := new(Scene)
@@ -101,12 +101,13 @@ func TestNewerReportsOfEnginesReplaceThoseOfPeers(t *testing.T) {
 	a := pick(t, r, q, t0+1000)
 	a.Dispatched(t0 + 1000)
 	want("this node sent 10,240 more", t0+2000, 20_240, 6)
-	want("older than what peers report", t0+stale, 110_240, 10) // the own request waits behind theirs
+	// Of the 150,000 of 5 s before t0, the engine has computed 10,000 a second; the own request waits behind them.
+	want("older than what peers report", t0+stale, 60_240, 10)
 	r.SetFleet(8, time.Hour)
-	want("the peers are silent, so the key decides", t0+4000, 160_240, 10)
+	want("the peers are silent, so the key decides", t0+4000, 120_240, 10)
 	r.SetTelemetry(1, Telemetry{At: t0 + 4000, Queued: -1})
 	r.SetFleet(8, stale*time.Millisecond)
-	want("the engine does not report its queue", t0+4000, 110_240, 10)
+	want("the engine does not report its queue", t0+4000, 70_240, 10)
 	a.End(unknown(), t0+4000)
 }
 

@@ -17,7 +17,7 @@ func among(t testing.TB, n int, staleness time.Duration, backends []Backend) []*
 	for i := range routers {
 		routers[i], _ = newRouter(t, Config{Seed: uint64(i)}, backends)
 		routers[i].SetFleet(n, staleness)
-		routers[i].SetPeerLoad("others", nil)
+		routers[i].SetPeerLoad("others", nil, t0)
 	}
 	return routers
 }
@@ -162,7 +162,7 @@ func TestHotPrefixLeavesItsHolder(t *testing.T) {
 func TestOwnPrefillBehindPeersIsNotLate(t *testing.T) {
 	r := among(t, 2, 0, fleetOf(1))[0]
 	s := r.table.Load().slots[0]
-	r.SetPeerLoad("others", []PeerLoad{{0, 50_000, 1}})
+	r.SetPeerLoad("others", []PeerLoad{{0, 50_000, 1}}, t0)
 	a := pick(t, r, ask(prompt(1, 1, 0, 80)), t0)
 	a.Dispatched(t0)
 	if _, overdue := s.queued(t0+5500, 10_000); overdue != 0 {

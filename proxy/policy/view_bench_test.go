@@ -75,7 +75,7 @@ func BenchmarkDecide(b *testing.B) {
 				for i := peer; i < n; i += 7 {
 					loads = append(loads, PeerLoad{prefixtree.Backend(i), int64(1000 * (peer%5 + 1)), int64(peer % 3)})
 				}
-				r.SetPeerLoad(fmt.Sprint("node-", peer), loads)
+				r.SetPeerLoad(fmt.Sprint("node-", peer), loads, t0)
 			}
 			for i := range 4 * n {
 				serve(b, r, ask(prompt(1, uint64(i), 12, 24)), t0+prefixtree.Time(i))

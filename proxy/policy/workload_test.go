@@ -121,7 +121,7 @@ func BenchmarkPickAmongNodes(b *testing.B) {
 	for _, n := range []int{8, 64, 256} {
 		b.Run(fmt.Sprintf("backends=%d", n), func(b *testing.B) {
 			r, _ := newRouter(b, Config{Nodes: 16, Staleness: 200 * time.Millisecond}, fleetOf(n))
-			r.SetPeerLoad("others", []PeerLoad{{0, 5000, 2}})
+			r.SetPeerLoad("others", []PeerLoad{{0, 5000, 2}}, t0)
 			q := ask(prompt(1, 1, 0, 256))
 			for i := range 64 {
 				serve(b, r, ask(prompt(1, uint64(i), 0, 256)), t0)
