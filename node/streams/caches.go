@@ -26,6 +26,9 @@ const (
 	settled = prefixtree.Time(1000) // ms
 	// calls is how often a follower lists what is gone, until it is settled.
 	calls = 1 + int(settled)/int(Turn/time.Millisecond)
+	// A stream is silent if no batch has come for silentTurns after silentAnswers that say that the engine stored blocks. Engines publish
+	// at the end of the step in which they compute.
+	silentAnswers, silentTurns = 3, 4
 	// Loading a token from CPU memory or from a disk takes this part of the time that its computation takes.
 	loadingCPU, loadingDisk = 0.25, 0.75
 )
@@ -38,6 +41,25 @@ func Assigned(key uint32, nodes []string, engines int) []string {
 // followers returns how many nodes follow each of so many engines.
 func followers(engines, nodes int) int {
 	return min(max(streamsOfNode*nodes/max(engines, 1), leastFollowers), mostFollowers)
+}
+
+// Silence finds out that a stream stands and brings nothing. It is to be asked every Turn. The zero value is ready for use.
+type Silence struct {
+	heard int64 // batches at the last look
+	turns int   // since silentAnswers came behind the last batch
+}
+
+// Fell reports whether the stream is silent, by the batches so far, Stats.Early of its ledger, and whether it is known to be down.
+func (q *Silence) Fell(heard int64, early int, down bool) bool {
+	switch {
+	case heard != q.heard || early < silentAnswers || down:
+		q.heard, q.turns = heard, 0
+	case q.turns < silentTurns:
+		q.turns++
+	default:
+		return true
+	}
+	return false
 }
 
 // Cache is what a node knows of an engine that publishes cache events. Immutable.

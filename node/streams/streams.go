@@ -25,9 +25,6 @@ import (
 const (
 	// askEvery is how often an engine is asked for its stream.
 	askEvery = 15 * time.Second
-	// A stream is silent if no batch has come for silentTurns after silentAnswers that say that the engine stored blocks. Engines publish
-	// at the end of the step in which they compute.
-	silentAnswers, silentTurns = 3, 4
 	// mostBlocks bounds the KV blocks of all followed engines, 60 to 90 bytes each, and mostOfOne those of one.
 	mostBlocks = 1 << 22
 	mostOfOne  = 1 << 20
@@ -95,9 +92,7 @@ type following struct {
 	stop   context.CancelFunc
 	log    zerolog.Logger
 
-	// Of Streams.Run's goroutine.
-	heard int64 // batches at the last look
-	turns int   // since silentAnswers came behind the last batch
+	silence Silence // of Streams.Run's goroutine
 }
 
 // New starts nothing.
@@ -146,13 +141,8 @@ func (s *Streams) listen() {
 			continue
 		}
 		f := st.own
-		heard, early := f.stream.Counters.Batches.Load(), f.ledger.Stats().Early
-		switch {
-		case heard != f.heard || early < silentAnswers || events.State(f.state.Load()) == events.Down:
-			f.heard, f.turns = heard, 0
-		case f.turns < silentTurns:
-			f.turns++
-		default:
+		early := f.ledger.Stats().Early
+		if f.silence.Fell(f.stream.Counters.Batches.Load(), early, events.State(f.state.Load()) == events.Down) {
 			f.stream.Silent(fmt.Sprintf("silent: %d requests have ended, and no event of them has come", early))
 		}
 	}
