@@ -465,6 +465,7 @@ func (n *Node) loadReported(e *backends.Engine, l *backends.Load, leads bool) {
 	if a := l.Adapters; a != nil {
 		n.router.SetAdapters(e.ID, a.Slots, a.InUse, now())
 	}
+	n.streams.Loaded(e.ID, &l.Metrics, n.router.Rate(e.ID))
 	if !leads {
 		return
 	}

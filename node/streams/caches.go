@@ -29,8 +29,9 @@ const (
 	// A stream is silent if no batch has come for silentTurns after silentAnswers that say that the engine stored blocks. Engines publish
 	// at the end of the step in which they compute.
 	silentAnswers, silentTurns = 3, 4
-	// Loading a token from CPU memory or from a disk takes this part of the time that its computation takes.
-	loadingCPU, loadingDisk = 0.25, 0.75
+	// Until the engine reports otherwise, loading a token from CPU memory or from a disk takes this part of the time that its
+	// computation takes.
+	usualCPU, usualDisk = 0.25, 0.75
 )
 
 // Assigned returns the nodes that follow an engine, one of so many that publish events, first come first.
@@ -81,6 +82,7 @@ type Caches struct {
 	links      *ledger.Links
 	table      atomic.Pointer[[]*Cache] // by number of the backend; nil entries: no stream
 	gone       []prefixtree.Hash        // scratch
+	prices     prices
 }
 
 // NewCaches takes the node's name, its tree, the secret and the block size of the fleet's hashes, and a source of random numbers that
@@ -185,6 +187,6 @@ func (s *Caches) Held(b prefixtree.Backend, q *policy.Request, blocks int) polic
 	h := c.Ledger.Held(&p, blocks)
 	return policy.Held{
 		Known: h.Known, Tokens: h.Tokens,
-		Loading: loadingCPU*float64(h.Below[events.CPU]) + loadingDisk*float64(h.Below[events.Disk]),
+		Loading: s.prices.of(b, h.Below[events.CPU], h.Below[events.Disk]),
 	}
 }

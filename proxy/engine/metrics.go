@@ -32,10 +32,23 @@ type Metrics struct {
 	ComputeTime time.Duration
 	Prefills    int64         // the finished requests, of vLLM
 	Age         time.Duration // of the counts when the engine answered; 0 or more
+	Fetches
 }
 
+// Fetches are totals since the start of what lower tiers brought; -1 means not reported.
+type Fetches struct {
+	// Loaded is the prompt tokens whose KV blocks came into GPU memory, those from disk included, and LoadTime how long that took.
+	Loaded   int64
+	LoadTime time.Duration
+	// Read is those from disk, and ReadTime how long they took to come into CPU memory.
+	Read     int64
+	ReadTime time.Duration
+}
+
+var noFetches = Fetches{-1, -1, -1, -1}
+
 // unknownMetrics has the fields that are not reported.
-var unknownMetrics = Metrics{-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0}
+var unknownMetrics = Metrics{-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}
 
 // maxLine is in bytes; labels take a few hundred.
 const maxLine = 64 << 10
@@ -54,6 +67,11 @@ const (
 	computed
 	computeTime // seconds
 	prefills
+	loaded
+	fromHost // the label source tells of which tier
+	fromDisk
+	loadTime // seconds
+	readTime // seconds
 
 	samples
 )
@@ -91,6 +109,12 @@ var metricNames = map[string]struct {
 	"vllm:request_prefill_kv_computed_tokens_sum": {computed, 0},
 	"vllm:request_prefill_time_seconds_sum":       {computeTime, 0},
 	"vllm:request_prefill_time_seconds_count":     {prefills, 0},
+
+	"vllm:prompt_tokens_cached_by_source_total": {fromHost, 0},
+	"vllm:kv_offload_load_time_total":           {loadTime, 0},
+	"vllm:kv_offload_tiering_read_time_total":   {readTime, 0},
+	"sglang:load_back_tokens_total":             {loaded, 0},
+	"sglang:load_back_duration_seconds_sum":     {loadTime, 0},
 }
 
 const spellings = 4
@@ -157,9 +181,14 @@ func parseMetrics(r io.Reader, rank []byte) (Metrics, error) {
 			}
 		}
 		var v float64
-		if m.what == geometry {
+		switch m.what {
+		case geometry:
 			v, ok = tokensOf(labels)
-		} else {
+		case fromHost:
+			if v, ok = number(rest); ok {
+				m.what, ok = tierOf(labels)
+			}
+		default:
 			v, ok = number(rest)
 		}
 		if ok {
@@ -199,7 +228,33 @@ func parseMetrics(r io.Reader, rank []byte) (Metrics, error) {
 		out.Computed, out.Prefills = c, p
 		out.ComputeTime = time.Duration(min(seconds/float64(n), maxCount/1e6) * float64(time.Second))
 	}
+	duration := func(what sample) time.Duration {
+		if v, _ := sum(what); v >= 0 {
+			return time.Duration(min(v, maxCount/1e6) * float64(time.Second))
+		}
+		return -1
+	}
+	out.Loaded, out.LoadTime, out.Read, out.ReadTime = whole(loaded), duration(loadTime), whole(fromDisk), duration(readTime)
+	if host := whole(fromHost); host >= 0 {
+		out.Loaded = host + max(out.Read, 0)
+	}
 	return out, nil
+}
+
+// tierOf returns the tier of a sample of vLLM's cached tokens by source; it is not ok for other sources than lower tiers.
+func tierOf(labels []byte) (what sample, ok bool) {
+	for name, value := range labelPairs(labels) {
+		if string(name) != "source" {
+			continue
+		}
+		switch string(value) {
+		case "host":
+			return fromHost, true
+		case "disk":
+			return fromDisk, true
+		}
+	}
+	return 0, false
 }
 
 func splitSample(line []byte) (name, labels, rest []byte) {
