@@ -345,6 +345,8 @@ func (e *exchange) decorate() {
 		e.route = append(e.route[:0], d.Rung.String()...)
 		e.route = append(e.route, ";matched="...)
 		e.route = fasthttp.AppendUint(e.route, e.matchedTokens(d))
+		e.route = append(e.route, ";predicted="...)
+		e.route = fasthttp.AppendUint(e.route, max(d.PredictedTokens, 0))
 		h.SetBytesV(headerRoute, e.route)
 	}
 	if e.proxy.draining.Load() || !e.ctx.Request.Header.IsHTTP11() {

@@ -31,7 +31,7 @@ type ResponseHeaders uint8
 const (
 	// NoHeaders sends none.
 	NoHeaders ResponseHeaders = iota
-	// RouteHeader sends X-Grapevine-Route. Without tenants its matched tokens let a client guess
+	// RouteHeader sends X-Grapevine-Route. Without tenants its numbers of tokens let a client guess
 	// another's prompt piece by piece.
 	RouteHeader
 	// AllHeaders adds the names of node and backend, by default internal addresses.

@@ -96,7 +96,7 @@ func TestFollowUpsGoToTheEngineWithTheResponse(t *testing.T) {
 		for turn := range 4 {
 			r := routers[(c+turn)%2]
 			rp := r.raw(follow(id))
-			if route := rp.Header.Get("X-Grapevine-Route"); route != "stored;matched=0" {
+			if route := rp.Header.Get("X-Grapevine-Route"); route != "stored;matched=0;predicted=0" {
 				t.Errorf("route %q", route)
 			}
 			id = idIn(t, rp)

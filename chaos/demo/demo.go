@@ -1,5 +1,5 @@
-// Package demo runs grapevine on one machine: emulated engines, router processes, and a layer-4
-// balancer that sends every new connection to a random router. It plays live streaming traffic
+// Package demo runs grapevine on one machine: emulated engines that publish cache events, router processes, and a
+// layer-4 balancer that sends every new connection to a random router. It plays live streaming traffic
 // twice, with the tested strategy and with round robin, on empty engines and routers, so that
 // affinity is the only difference. In each run it kills one router and restarts it some seconds
 // later.
@@ -140,7 +140,7 @@ func runArm(ctx context.Context, cfg Config, policy string) (arm Arm, err error)
 	starting, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	f, err := fleet.Start(starting, fleet.Config{
-		Binary: cfg.Binary, Env: cfg.Env, Nodes: cfg.Nodes, Engines: cfg.Engines, Seed: cfg.Seed, Log: cfg.Log,
+		Binary: cfg.Binary, Env: cfg.Env, Nodes: cfg.Nodes, Engines: cfg.Engines, CacheEvents: true, Seed: cfg.Seed, Log: cfg.Log,
 		Engine:   engine.ServerConfig{Config: EngineConfig(), Models: []string{modelName}},
 		Balancer: fleet.BalancerConfig{Interval: healthInterval},
 		Settings: map[string]any{"strategy": policy, "log_level": "warn"},

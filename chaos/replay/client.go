@@ -188,8 +188,10 @@ func readStream(body io.Reader, start time.Time, o *outcome) error {
 
 func parseRoute(h string) (rung string, tokens int) {
 	rung, fields, _ := mime.ParseMediaType(h)
-	if n, err := strconv.Atoi(fields["matched"]); err == nil && n >= 0 {
-		return rung, n
+	for _, name := range []string{"predicted", "matched"} { // routers before 1.1 give the latter only
+		if n, err := strconv.Atoi(fields[name]); err == nil && n >= 0 {
+			return rung, n
+		}
 	}
 	return rung, -1
 }

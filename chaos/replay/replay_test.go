@@ -313,12 +313,13 @@ func TestParseRoute(t *testing.T) {
 		rung   string
 		tokens int
 	}{
-		"":                           {"", -1},
-		"load":                       {"load", -1},
-		"cache;matched=1536":         {"cache", 1536},
-		"cache; matched=0; other=12": {"cache", 0},
-		"hash;matched=x":             {"hash", -1},
-		"hash;matched=-4":            {"hash", -1},
+		"":                                  {"", -1},
+		"load":                              {"load", -1},
+		"cache;matched=1536":                {"cache", 1536},
+		"cache;matched=1536;predicted=1600": {"cache", 1600},
+		"cache; matched=0; other=12":        {"cache", 0},
+		"hash;matched=x":                    {"hash", -1},
+		"hash;matched=-4":                   {"hash", -1},
 	} {
 		if rung, tokens := parseRoute(in); rung != want.rung || tokens != want.tokens {
 			t.Errorf("%q is %q, %d", in, rung, tokens)
