@@ -102,6 +102,7 @@ func TestParseErrors(t *testing.T) {
 		{"not a mapping", "- a\n- b\n", "f.yaml:1: not a mapping: write KEY: VALUE lines"},
 		{"two documents", "pprof: true\n---\npprof: false\n", "f.yaml:2: more than one YAML document: keep the first"},
 		{"not YAML", "a: [\n", "f.yaml:1: did not find expected node content"},
+		{"strategy of other routers", "strategy: kv\n", `f.yaml:1: strategy: "kv" is unknown: prefix follows the cache events of engines that publish them, see the setting events; known are prefix, `},
 		{"semantics", "pprof: true\nstrategy: fastest\n", `f.yaml:2: strategy: "fastest" is unknown: known are prefix, `},
 		{"same name", "backends:\n  - http://a:1\n  - {url: 'http://b:1', name: 'a:1'}\n", "f.yaml:1: backends: two backends are called a:1"},
 		{"same engine", "backends:\n  - http://a:80\n  - {url: 'http://A/v1', name: b}\n", "f.yaml:1: backends: a:80 and b are one engine"},

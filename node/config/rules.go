@@ -67,7 +67,7 @@ func decodeRule(n *yaml.Node, key string) (r Rule, errs []error) {
 		errs = append(errs, &Error{Line: n.Line, Key: key + field, Reason: reason, Remedy: remedy})
 	}
 	if r.Strategy != "" && !slices.Contains(policy.Strategies(), r.Strategy) {
-		bad(".strategy", fmt.Sprintf("%q is unknown", r.Strategy), knownStrategies())
+		bad(".strategy", fmt.Sprintf("%q is unknown", r.Strategy), knownStrategies(r.Strategy))
 	}
 	if r.HeaderValue != "" && r.Header == "" {
 		bad(".value", "belongs to no header", "name it with header")
@@ -81,7 +81,13 @@ func decodeRule(n *yaml.Node, key string) (r Rule, errs []error) {
 	return r, errs
 }
 
-func knownStrategies() string { return "known are " + strings.Join(policy.Strategies(), ", ") }
+func knownStrategies(name string) string {
+	known := "known are " + strings.Join(policy.Strategies(), ", ")
+	if name == "kv" { // as other routers call it
+		return "prefix follows the cache events of engines that publish them, see the setting events; " + known
+	}
+	return known
+}
 
 // UnmarshalText reads key=value[,key=value...].
 func (r *Rule) UnmarshalText(text []byte) error {

@@ -139,7 +139,7 @@ func (c *Config) checkBackends(bad complain) {
 }
 
 func (c *Config) checkRouting(bad complain) {
-	bad.when(!slices.Contains(policy.Strategies(), c.Strategy), "strategy", knownStrategies(), "%q is unknown", c.Strategy)
+	bad.when(!slices.Contains(policy.Strategies(), c.Strategy), "strategy", knownStrategies(c.Strategy), "%q is unknown", c.Strategy)
 	if i, err := policy.CheckRules(Specs(c.Rules)); err != nil {
 		bad("rules", "", "rule %d: %v", i, err)
 	}
