@@ -21,10 +21,11 @@ type Fault struct {
 	//	amnesia  empty the cache once; running jobs are recomputed
 	//	restart  the same without a cache event, and the stream of events begins anew, as with a new process
 	//	lie      until none, usage reports Factor times the prompt tokens, and the uncached ones as cached
+	//	lose     until none, subscribers do not get a share of Factor of the batches of cache events, except by a replay
 	//	mute     until none, the stream of cache events brings nothing: its connections stay open, and end with the fault
 	//	none     end all faults; requests that hang stay so until their client leaves
 	Kind string `json:"kind"`
-	// Factor is for slow and lie. A lie below 1 can report more cached tokens than prompt tokens.
+	// Factor is for slow, lie and lose. A lie below 1 can report more cached tokens than prompt tokens.
 	Factor float64 `json:"factor"`
 	// Count ends hang, reset and 503 after so many requests; 0 means never.
 	Count int `json:"count"`
@@ -62,11 +63,17 @@ func (s *Server) Inject(f Fault) error {
 		return s.ranks.each((*Model).Clear)
 	case "restart":
 		return s.driver.do(s.restart)
-	case "mute":
-		if s.events == nil {
-			return badRequest("kind", "mute needs a stream of cache events")
+	case "mute", "lose":
+		switch {
+		case s.events == nil:
+			return badRequest("kind", "%s needs a stream of cache events", f.Kind)
+		case f.Kind == "mute":
+			s.events.mute()
+		case !(f.Factor > 0) || f.Factor > 1:
+			return badRequest("factor", "lose needs a share above 0, at most 1")
+		default:
+			s.events.lose(f.Factor)
 		}
-		s.events.mute()
 		return nil
 	case "die":
 		s.die()
@@ -85,6 +92,7 @@ func (s *Server) Inject(f Fault) error {
 		s.faults.lie = 0
 		if s.events != nil {
 			s.events.unmute()
+			s.events.lose(s.cfg.EventsLoss / 100)
 		}
 		return s.ranks.slow(1)
 	}

@@ -33,10 +33,10 @@ const eventTopic = "kv"
 type publisher struct {
 	pub    net.Listener
 	router net.Listener // nil: no replay
-	loss   float64      // share of batches that only a replay brings
 	twice  float64      // share of batches sent twice
 
 	mu     sync.Mutex // guards the fields below
+	loss   float64    // share of batches that only a replay brings
 	rng    *rand.Rand
 	next   uint64   // sequence number
 	ring   [][]byte // the latest messages as they were sent, the last one numbered next-1
@@ -160,6 +160,12 @@ func (p *publisher) restart() {
 	for c := range p.peers {
 		_ = c.conn.Close()
 	}
+}
+
+func (p *publisher) lose(share float64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.loss = share
 }
 
 // mute is what a partition from the subscribers looks like to them: connections stay open, or open, and bring nothing. Only a replay

@@ -28,7 +28,7 @@ const (
 var cachesKnown = Invariant{
 	Name: "caches-are-known",
 	Promise: "what a node that follows an engine's cache events calls exact is what the engine holds, and after its stream was " +
-		"silent, or the node restarted, it follows the engine again",
+		"silent or lost batches, or the node restarted, it follows the engine again",
 	Bound: "5 s after the stream's return or the node's; one KV block, for all but 2 % of the prompts",
 	Seen: "each node's GET /backends and, at rest, its POST /explain of prompts that the engines computed during the run, compared " +
 		"with the engines' caches",
@@ -68,7 +68,7 @@ func (e *evidence) returned(f *finding, mark int) {
 	}
 	for _, node := range e.nodes {
 		for _, engine := range e.engines {
-			silent, away := m.Kind == "mute" && m.touches(engine), slices.Contains(startsNode, m.Kind) && m.touches(node)
+			silent, away := (m.Kind == "mute" || m.Kind == "lose") && m.touches(engine), slices.Contains(startsNode, m.Kind) && m.touches(node)
 			if !silent && !away || e.disturbed(mark, node, engine, by) {
 				continue
 			}
@@ -87,7 +87,7 @@ func (e *evidence) returned(f *finding, mark int) {
 func (e *evidence) disturbed(mark int, node, engine string, by time.Duration) bool {
 	for i := range e.marks {
 		m := &e.marks[i]
-		if i != mark && m.Kind != "amnesia" && (m.touches(node) || m.touches(engine)) && m.during(e.marks[mark].Over, by, 0) {
+		if i != mark && m.Kind != "amnesia" && m.Kind != "renew" && (m.touches(node) || m.touches(engine)) && m.during(e.marks[mark].Over, by, 0) {
 			return true
 		}
 	}

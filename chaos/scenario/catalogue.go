@@ -89,6 +89,11 @@ var scenarios = []Scenario{
 		Proves: "streams of cache events are silent for 10 s, caches are lost meanwhile, and a follower restarts: routers soon know exactly again what engines hold, and hits stay",
 	},
 	{
+		Name: "lossy-events", Events: true, LeastNodes: 2, Duration: 48 * time.Second, Must: []string{cachesKnown.Name, hitRateRecovers.Name},
+		events: "0-50 lose $engine1,$engine2 share={0.05|0.2} for 10s; 20-50 renew $engine3; 20-50 renew $engine1; 60-100 kill $node for 3s",
+		Proves: "streams of cache events lose batches, an engine's stream begins anew with an empty cache, and a follower restarts: routers soon know exactly again what engines hold, and hits stay",
+	},
+	{
 		Name: "membership-churn", Must: []string{removedStayQuiet.Name, membershipKept.Name}, events: "0-50 drain $engine1 for all; 25-75 remove $engine2 for all",
 		Proves: "operators drain, remove and add engines through any node under traffic: no request goes to an engine that is out, none fails",
 	},

@@ -14,9 +14,9 @@ const settle = 500 * time.Millisecond
 var (
 	losesNode    = []string{"kill", "pause"}
 	breaksEngine = []string{"crash", "hang", "overload", "break"}
-	losesCache   = []string{"amnesia", "crash", "lie"}
+	losesCache   = []string{"amnesia", "renew", "crash", "lie"}
 	// After these faults an engine has lost its cache or may not be used.
-	forgets = append([]string{"amnesia", "drain", "remove", "slow"}, breaksEngine...)
+	forgets = append([]string{"amnesia", "renew", "drain", "remove", "slow"}, breaksEngine...)
 )
 
 func (e *evidence) harmed(name string, kinds []string, from, to time.Duration) bool {

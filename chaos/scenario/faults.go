@@ -79,6 +79,8 @@ var specs = []spec{
 		[]paramSpec{{"count", "5", isCount}, {"after", "200", isCount}}},
 	{"lie", toEngines, mustEnd, "the engine reports its prompt tokens multiplied by the factor, and uncached tokens as cached", "", []paramSpec{{"factor", "3", isFactor}}},
 	{"mute", toEngines, mustEnd, "the engine's stream of cache events brings nothing; its connections stay open, and end with the fault", "", nil},
+	{"lose", toEngines, mustEnd, "a share of the engine's batches of cache events does not come, except by a replay", "", []paramSpec{{"share", "0.2", isShare}}},
+	{"renew", toEngines, atOnce, "the engine's cache and its stream of cache events begin anew, as with a new process; requests continue", "", nil},
 	{"drain", toEngines, mayEnd, "an operator drains the engine through a random node; resumed at the end", "", nil},
 	{"remove", toEngines, mayEnd, "an operator removes the engine through a random node; added again at the end", "", nil},
 	{"flood", toFleet, mustEnd, "sends that many requests per second with one long common prefix", "",

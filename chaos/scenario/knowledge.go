@@ -111,7 +111,7 @@ const (
 var hitRateRecovers = Invariant{
 	Name:    "hit-rate-recovers",
 	Promise: "the share of possible cache hits is as before the faults, to one percentage point",
-	Bound:   "2 s after a router is lost, 5 s after all faults, always while streams of cache events are silent",
+	Bound:   "2 s after a router is lost, 5 s after all faults, always while streams of cache events are silent or lose batches",
 	Seen: "cached tokens that engines report for later turns, as a share of the conversation so far; turns whose engine lost the " +
 		"conversation do not count. A difference counts if it exceeds chance (once in 200 runs: 2.6 standard errors for one " +
 		"comparison, more for several)",
@@ -128,7 +128,7 @@ var hitRateRecovers = Invariant{
 			}
 		}
 		for i, m := range e.marks {
-			if m.Kind == "mute" && m.Struck >= 0 && m.Ending-m.Struck >= leastLook {
+			if (m.Kind == "mute" || m.Kind == "lose") && m.Struck >= 0 && m.Ending-m.Struck >= leastLook {
 				add(fmt.Sprintf("during %s", m.Event), m.Struck, m.Ending)
 			}
 			if m.Kind != "kill" || m.Struck < 0 {

@@ -267,11 +267,15 @@ func (w *world) toEngine(ctx context.Context, m *Mark, e *fleet.Engine) (undo, e
 		return nil, fmt.Errorf("%s does not run", e.Name())
 	}
 	kind := m.Kind
-	if own, ok := map[string]string{"overload": "503", "break": "reset"}[kind]; ok {
+	if own, ok := map[string]string{"overload": "503", "break": "reset", "renew": "restart"}[kind]; ok {
 		kind = own
 	}
-	err := s.Inject(engine.Fault{Kind: kind, Factor: m.number("factor"), Count: int(m.number("count")), AfterBytes: int64(m.number("after"))})
-	if kind == "amnesia" {
+	factor := "factor"
+	if kind == "lose" {
+		factor = "share"
+	}
+	err := s.Inject(engine.Fault{Kind: kind, Factor: m.number(factor), Count: int(m.number("count")), AfterBytes: int64(m.number("after"))})
+	if kind == "amnesia" || kind == "restart" {
 		return nil, err
 	}
 	return func(context.Context) error {
