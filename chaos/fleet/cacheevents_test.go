@@ -471,8 +471,8 @@ func TestCacheEvents(t *testing.T) {
 	}
 }
 
-// Every router stops to expect what an engine evicted: those that follow the engine by its events, the last one by what these tell. It logs
-// how long they take, of blocks that the engine used within the second before, and of others.
+// Every router stops to expect what an engine evicted within a second: those that follow the engine by its events, the last one by what these
+// tell. So it is of blocks that the engine used just before, and of others. A busy machine delays some, so the median counts.
 func TestEvictionIsAvoided(t *testing.T) {
 	w := newTalk(t, 1, 2, func(*engine.ServerConfig) {}, "auto")
 	w.followed()
@@ -532,6 +532,9 @@ func TestEvictionIsAvoided(t *testing.T) {
 		for i, d := range took {
 			slices.Sort(d)
 			t.Logf("blocks used %v before: n%d avoids them %v after the eviction", age, i, d)
+			if len(d) < 3 || d[len(d)/2] > time.Second {
+				t.Errorf("n%d: want 3 evictions or more, and at most a second in the median", i)
+			}
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // Turn is how often evictions are passed on. With gossip's delay all nodes avoid what is gone within a second.
-const Turn = 500 * time.Millisecond
+const Turn = 400 * time.Millisecond
 
 const (
 	// An engine is followed by as many nodes as give each node streamsOfNode streams, but by two at least, so that one may stop, and
@@ -23,12 +23,12 @@ const (
 	leastFollowers, mostFollowers = 2, 8
 	streamsOfNode                 = 16 // about 3 % of a core at 50 batches/s each
 	// settled: a placement younger than this may still wait in the engine, which then computes again what it evicted.
-	settled = prefixtree.Time(1000) // ms
+	settled = prefixtree.Time(500) // ms
 	// calls is how often a follower lists what is gone, until it is settled.
-	calls = 1 + int(settled)/int(Turn/time.Millisecond)
+	calls = 2 + int(settled)/int(Turn/time.Millisecond)
 	// A stream is silent if no batch has come for silentTurns after silentAnswers that say that the engine stored blocks. Engines publish
 	// at the end of the step in which they compute.
-	silentAnswers, silentTurns = 3, 4
+	silentAnswers, silentTurns = 3, 5
 	// Until the engine reports otherwise, loading a token from CPU memory or from a disk takes this part of the time that its
 	// computation takes.
 	usualCPU, usualDisk = 0.25, 0.75
