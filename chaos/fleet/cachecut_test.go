@@ -131,6 +131,9 @@ func streamThroughRelays(t *testing.T, s *engine.Server) (setting string, relays
 	return fmt.Sprintf("tcp://%s?replay=%s&topic=%s", through(sources["0"].Endpoint), through(sources["0"].Replay), sources["0"].Topic), relays
 }
 
+// exactAgain is how soon after the return of its stream a cache must be known exactly.
+const exactAgain = 5 * time.Second
+
 // While the streams are silent, or an engine reports false counts of tokens, requests must find about as much in the caches as by
 // prediction alone; afterwards routers are exact again.
 func TestCacheEventsAreCut(t *testing.T) {
@@ -173,7 +176,11 @@ func TestCacheEventsAreCut(t *testing.T) {
 		}
 		return true
 	})
-	t.Logf("exact again %v after the end of the partition", time.Since(healed))
+	if took := time.Since(healed); took > exactAgain {
+		t.Errorf("exact again only %v after the end of the partition: want %v", took, exactAgain)
+	} else {
+		t.Logf("exact again %v after the end of the partition", took)
+	}
 	w.run(3, 8, 20)
 	back := w.report("healed")
 	if cut.hits < bar-hitsNoise {
