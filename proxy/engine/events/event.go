@@ -42,7 +42,7 @@ type State uint8
 const (
 	Live     State = iota // every batch since the stream's start or the last Reset has arrived
 	Degraded              // 1 to 1,024 batches since then are lost; lasts until a Reset, or until the engine clears its cache
-	Down                  // not connected, silent (see Stream.Silent), or it is not yet certain that the engine is still the same process
+	Down                  // not connected, silent (see Stream.Silent), losing batches again and again (see Losses), or it is not yet certain that the engine is still the same process
 )
 
 func (s State) String() string {

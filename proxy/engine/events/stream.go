@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// maxGap is how many batches may be missing since the last reset. With more, what the sink still knows is mostly wrong: it is reset.
-	maxGap = 1024
+	// MaxGap is how many batches may be missing since the last reset. With more, what the sink still knows is mostly wrong: it is reset.
+	MaxGap = 1024
 	// maxRounds bounds the replays of one gap: an engine's replay socket drops what its queue of 1,000 batches does not hold, so
 	// that a long replay may take several.
 	maxRounds = 16
@@ -78,12 +78,14 @@ type Stream struct {
 	state   State  // as reported, with the reason
 	why     string // not empty once reported
 
-	known   bool      // next and last are set: a batch was applied since the last restart
-	next    uint64    // sequence number of the next batch
-	last    uint64    // digest of the batch before it
-	missing uint64    // batches missing since the last reset
-	failed  time.Time // when a replay last left a gap
-	silent  bool      // no batch has come since Silent
+	known    bool      // next and last are set: a batch was applied since the last restart
+	next     uint64    // sequence number of the next batch
+	last     uint64    // digest of the batch before it
+	missing  uint64    // batches missing since the last reset
+	failed   time.Time // when a replay last left a gap
+	losses   Losses
+	unsteady bool // Down for losses
+	silent   bool // no batch has come since Silent
 
 	end atomic.Pointer[context.CancelCauseFunc] // of the connection
 }
@@ -203,7 +205,7 @@ func (s *Stream) older(seq uint64, payload []byte) bool {
 	if seq == s.next-1 && maphash.Bytes(digestSeed, payload) == s.last {
 		return false
 	}
-	if seq <= 1 || s.next-seq > maxGap {
+	if seq <= 1 || s.next-seq > MaxGap {
 		return true
 	}
 	events, _, _ := s.decoder.Decode(payload)
@@ -337,6 +339,7 @@ func (s *Stream) take(seq uint64, payload []byte, jump bool) bool {
 		s.lose(1, fmt.Sprintf("batch %d: %v", seq, err))
 		return true
 	}
+	s.losses.Batch()
 	s.Counters.Batches.Add(1)
 	s.Counters.Bytes.Add(int64(len(payload)))
 	s.Counters.Ignored.Add(int64(ignored))
@@ -346,6 +349,10 @@ func (s *Stream) take(seq uint64, payload []byte, jump bool) bool {
 	}
 	if s.missing > 0 && hasCleared(events) {
 		s.forgive("the engine cleared its cache")
+	}
+	if s.unsteady && !s.losses.Many() {
+		s.unsteady = false
+		s.settle("batches come without gaps again")
 	}
 	return true
 }
@@ -358,11 +365,12 @@ func hasCleared(events []Event) bool {
 func (s *Stream) lose(n uint64, why string) {
 	s.Counters.Missing.Add(int64(n))
 	s.missing += n
-	if s.missing > maxGap {
+	s.losses.Gap()
+	if s.missing > MaxGap {
 		s.reset(why)
 		return
 	}
-	s.report(Degraded, why)
+	s.settle(why)
 }
 
 func (s *Stream) reset(why string) {
@@ -383,15 +391,20 @@ func (s *Stream) forgive(why string) {
 func (s *Stream) restart(why string) {
 	if s.known {
 		s.known, s.next = false, 0
+		s.losses = Losses{}
 		s.reset(why)
 	}
 }
 
 // settle reports the state of a connected stream.
 func (s *Stream) settle(why string) {
-	if s.missing > 0 {
+	switch {
+	case s.losses.Many():
+		s.unsteady = true
+		s.report(Down, "batches are lost again and again: "+why)
+	case s.missing > 0:
 		s.report(Degraded, why)
-	} else {
+	default:
 		s.report(Live, why)
 	}
 }

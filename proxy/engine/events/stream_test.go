@@ -263,9 +263,9 @@ func TestLargeGapResets(t *testing.T) {
 	p := newPublisher(t, true)
 	p.ringSize = 5
 	s, r := p.follow(3)
-	p.sendMarks(4, maxGap+20, func(i int) bool { return i < maxGap+20 })
-	r.want(t, upTo(maxGap + 20)[maxGap+15:], 1, "live") // the ring has the last five
-	if s.Counters.Resets.Load() != 1 || s.Counters.Missing.Load() != maxGap+12 {
+	p.sendMarks(4, MaxGap+20, func(i int) bool { return i < MaxGap+20 })
+	r.want(t, upTo(MaxGap + 20)[MaxGap+15:], 1, "live") // the ring has the last five
+	if s.Counters.Resets.Load() != 1 || s.Counters.Missing.Load() != MaxGap+12 {
 		t.Errorf("%d resets, %d missing", s.Counters.Resets.Load(), s.Counters.Missing.Load())
 	}
 }
@@ -273,11 +273,30 @@ func TestLargeGapResets(t *testing.T) {
 func TestManySmallGapsReset(t *testing.T) {
 	p := newPublisher(t, false)
 	_, r := p.follow(0)
-	p.sendMarks(1, maxGap, func(i int) bool { return i%2 == 0 })
-	p.send(false, mark(maxGap+1))
-	eventually(t, "degraded state", func() bool { return strings.HasSuffix(r.String(), "resets=0 degraded") })
-	p.sendMarks(maxGap+2, 2*maxGap+10, func(i int) bool { return i%2 == 0 })
+	p.sendMarks(1, MaxGap, func(i int) bool { return i%2 == 0 })
+	p.send(false, mark(MaxGap+1))
+	eventually(t, "end of its use", func() bool { return strings.HasSuffix(r.String(), "resets=0 down") })
+	p.sendMarks(MaxGap+2, 2*MaxGap+10, func(i int) bool { return i%2 == 0 })
 	eventually(t, "reset", func() bool { return strings.Contains(r.String(), "resets=1") })
+}
+
+// A stream that loses batches again and again is not used until enough have come in a row.
+func TestManyGapsEndTheUse(t *testing.T) {
+	p := newPublisher(t, false)
+	_, r := p.follow(0)
+	p.sendMarks(1, 4, func(i int) bool { return i == 2 })
+	eventually(t, "degraded state", func() bool { return strings.HasSuffix(r.String(), "degraded") })
+	p.sendMarks(5, 10, func(i int) bool { return i%2 == 0 })
+	p.sendMarks(11, 11, nil)
+	eventually(t, "end of its use", func() bool {
+		return strings.HasSuffix(r.String(), "down") && strings.Contains(r.why(), "again and again")
+	})
+	p.sendMarks(12, 60, nil)
+	r.want(t, append([]uint64{1, 3, 4, 5, 7, 9}, upTo(60)[10:]...), 0, "down")
+	p.sendMarks(61, 11+fewGood, nil)
+	eventually(t, "use again", func() bool { return strings.HasSuffix(r.String(), "degraded") })
+	p.send(false, pairs{"type", "AllBlocksCleared"})
+	eventually(t, "live state", func() bool { return strings.HasSuffix(r.String(), "live") })
 }
 
 func TestDuplicates(t *testing.T) {
