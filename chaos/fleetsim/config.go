@@ -53,8 +53,9 @@ type Config struct {
 	Loss      float64
 	Partition Partition
 	// EventDelay is how long after a batch of cache events the nodes that follow the engine have it, under policies that name Events.
-	EventDelay time.Duration
-	Backends   int // 0: the workload's, else DefaultBackends
+	EventDelay  time.Duration
+	EventFaults EventFaults
+	Backends    int // 0: the workload's, else DefaultBackends
 	// Engine configures every backend; zero fields are EngineFor the workload's.
 	Engine engine.Config
 	// Engines, unless empty, replaces Backends and Engine by one entry per backend.
@@ -72,6 +73,10 @@ type Config struct {
 	// Warmup is excluded from the report. 0: the workload's (none for traces); negative: none.
 	Warmup    time.Duration
 	Telemetry Telemetry // "": NoTelemetry
+	// TelemetryDelay is how long a report is on its way, beside the interval between two.
+	TelemetryDelay time.Duration
+	// Unstreamed is the share of the requests whose clients get the whole answer at its end.
+	Unstreamed float64
 	// Run sets the routers' seed, block size, number of nodes and extra strategies.
 	Policy policy.Config
 	Tree   prefixtree.Config
@@ -150,6 +155,15 @@ func (c Config) completed() (Config, error) {
 	}
 	if c.EventDelay < 0 || c.EventDelay > MaxStaleness {
 		return c, fmt.Errorf("%w: cache events come after %v: want 0 to %v", ErrConfig, c.EventDelay, MaxStaleness)
+	}
+	if err := c.EventFaults.check(); err != nil {
+		return c, err
+	}
+	if c.TelemetryDelay < 0 || c.TelemetryDelay > MaxStaleness {
+		return c, fmt.Errorf("%w: telemetry comes after %v: want 0 to %v", ErrConfig, c.TelemetryDelay, MaxStaleness)
+	}
+	if !(c.Unstreamed >= 0 && c.Unstreamed <= 1) {
+		return c, fmt.Errorf("%w: %v of the requests are not streamed: want a share, 0 to 1", ErrConfig, c.Unstreamed)
 	}
 	for i, p := range c.Policies {
 		if slices.Contains(c.Policies[:i], p) {

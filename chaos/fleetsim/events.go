@@ -17,25 +17,34 @@ import (
 // them. What nodes do with them is node/streams, unchanged.
 type streaming struct {
 	delay  time.Duration
-	tokens int // of a KV block
+	faults EventFaults
+	rng    *rand.Rand // of faults
+	tokens int        // of a KV block
 	parts  uint64
 	nodes  []*streams.Caches
-	sinks  [][]events.Sink // by engine, its followers' ledgers
-	way    []delayed       // in order of time
-	turn   time.Duration   // the next one
-	said   map[int]said    // by session
+	lists  [][]*streams.Cache // by node
+	ways   [][]*channel       // by engine, to its followers
+	way    []delayed          // in order of time
+	turn   time.Duration      // the next one
+	said   map[int]said       // by session
+	forgot int                // nodes that have started again
+	cut    bool
 }
 
 type delayed struct {
 	at     time.Duration // when the followers have it
 	engine int
 	batch  []events.Event
+	anew   bool // the first of a new process
 }
 
 // newStreaming makes it without nodes, which caches adds. A key is four KV blocks: routers take an event of one block for an answer's, and
 // keys are as long as chunks of prompts.
-func newStreaming(delay time.Duration, keyTokens int) *streaming {
-	s := &streaming{delay: delay, tokens: keyTokens, parts: 1, turn: streams.Turn, said: map[int]said{}}
+func newStreaming(cfg *Config, keyTokens int) *streaming {
+	s := &streaming{
+		delay: cfg.EventDelay, faults: cfg.EventFaults, rng: rand.New(rand.NewPCG(cfg.Options.Seed, 0xfa17)),
+		tokens: keyTokens, parts: 1, turn: streams.Turn, said: map[int]said{},
+	}
 	if keyTokens%4 == 0 {
 		s.tokens, s.parts = keyTokens/4, 4
 	}
@@ -49,20 +58,22 @@ func (f *fleet) listen(keyTokens int) {
 		names[i] = nodeName(i)
 	}
 	lists := make([][]*streams.Cache, len(f.nodes))
-	f.stream.sinks = make([][]events.Sink, len(f.engines.models))
+	f.stream.ways = make([][]*channel, len(f.engines.models))
 	for id, m := range f.engines.models {
 		followers := streams.Assigned(uint32(id), names, len(f.engines.models))
 		for i, name := range names {
 			c := &streams.Cache{Engine: prefixtree.Backend(id), Followers: followers, Carrier: events.InHeader}
 			if slices.Contains(followers, name) {
-				c.Ledger = f.stream.nodes[i].NewLedger(m.Config().KVTokens/f.stream.tokens + 1)
-				c.Ledger.State(events.Live, "")
-				f.stream.sinks[id] = append(f.stream.sinks[id], c.Ledger)
+				x := &channel{node: i, blocks: m.Config().KVTokens/f.stream.tokens + 1}
+				x.begin(f.stream.nodes[i])
+				c.Ledger = x.ledger
+				f.stream.ways[id] = append(f.stream.ways[id], x)
 			}
 			lists[i] = append(lists[i], c)
 		}
 		m.Publish(engine.StyleVLLM, keyTokens, func(changes []engine.Change) { f.stream.publish(id, changes, f.now) })
 	}
+	f.stream.lists = lists
 	for i, list := range lists {
 		f.stream.nodes[i].Set(list)
 	}
@@ -92,13 +103,18 @@ func (s *streaming) publish(id int, changes []engine.Change, now time.Duration) 
 				batch = singly(batch)
 			}
 		case engine.BlockRemoved:
+			if id < s.faults.Liars {
+				continue
+			}
 			batch = append(batch, events.Event{Kind: events.Removed})
 			s.name(&batch[len(batch)-1], c.Keys)
-		case engine.AllBlocksCleared:
-			batch = append(batch, events.Event{Kind: events.Cleared})
+		case engine.AllBlocksCleared: // by a restart, which says nothing
+			s.way = append(s.way, delayed{now + s.delay, id, batch, false})
+			s.way = append(s.way, delayed{at: now + s.delay, engine: id, anew: true})
+			batch = nil
 		}
 	}
-	s.way = append(s.way, delayed{now + s.delay, id, batch})
+	s.way = append(s.way, delayed{now + s.delay, id, batch, false})
 }
 
 // block is the hash of a part of a key.
@@ -137,6 +153,7 @@ func (f *fleet) passEvents(now time.Duration) {
 	}
 	for ; s.turn <= now; s.turn += streams.Turn {
 		s.arrive(s.turn)
+		s.faultsAt(s.turn)
 		if f.exchange != nil {
 			f.exchange.flushBy(s.turn)
 		}
@@ -152,8 +169,8 @@ func (f *fleet) passEvents(now time.Duration) {
 func (s *streaming) arrive(now time.Duration) {
 	n := 0
 	for ; n < len(s.way) && s.way[n].at <= now; n++ {
-		for _, sink := range s.sinks[s.way[n].engine] {
-			sink.Batch(s.way[n].batch)
+		for _, x := range s.ways[s.way[n].engine] {
+			s.pass(x, &s.way[n])
 		}
 		s.way[n].batch = nil
 	}

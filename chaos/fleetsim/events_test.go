@@ -104,3 +104,67 @@ func TestEventSettings(t *testing.T) {
 		t.Errorf("events before they happen: %v", err)
 	}
 }
+
+// Whatever befalls the streams, requests find about as much in the caches as without events.
+func TestEventFaults(t *testing.T) {
+	cfg := chat(t, "prefix", "prefix+events")
+	cfg.Engine.KVTokens, cfg.EventDelay, cfg.Options.Speed = 70_000, 10*time.Millisecond, 1
+	cfg.Options.Duration, cfg.Nodes = 20*time.Second, []int{3}
+	whole := run(t, cfg)[1]
+	for _, c := range []struct {
+		faults []string
+		harms  bool // predictions
+	}{
+		{[]string{"loss=0.05"}, true}, {[]string{"loss=0.2"}, true}, {[]string{"cut=8s-14s"}, true}, {[]string{"cut=8s-14s", "replay"}, false},
+		{[]string{"restart=8s"}, false}, {[]string{"forget=8s"}, true}, {[]string{"liars=4"}, false},
+	} {
+		var err error
+		if cfg.EventFaults, err = ParseEventFaults(c.faults); err != nil {
+			t.Fatal(err)
+		}
+		reps := run(t, cfg)
+		alone, with := reps[0], reps[1]
+		t.Logf("%v: %.4f of the prompt tokens cached, %.4f alone; error %.4f, %.4f alone, %.4f without faults", c.faults, with.HitRate, alone.HitRate,
+			with.Prediction.Share, alone.Prediction.Share, whole.Prediction.Share)
+		if with.HitRate < alone.HitRate-0.02 { // a point, and what 400 requests scatter
+			t.Errorf("%v: %.4f of the prompt tokens cached with events, %.4f without", c.faults, with.HitRate, alone.HitRate)
+		}
+		if c.harms && with.Prediction.Share <= whole.Prediction.Share {
+			t.Errorf("%v: an error of %.4f, without faults %.4f: the fault did not strike", c.faults, with.Prediction.Share, whole.Prediction.Share)
+		}
+	}
+	for _, bad := range []string{"loss=2", "loss=x", "cut=5s-2s", "restart=-1s", "forget=soon", "liars=-1", "rain"} {
+		if c, err := ParseEventFaults([]string{bad}); !errors.Is(err, ErrConfig) {
+			t.Errorf("%s: %+v, %v", bad, c, err)
+		}
+	}
+}
+
+// Reports that are late are reports of the past, and what is not streamed shows no first token.
+func TestLateTelemetry(t *testing.T) {
+	play := func(change func(*Config)) string {
+		cfg := chat(t, "prefix")
+		cfg.Telemetry, cfg.Nodes, cfg.Options.Duration = SGLang, []int{4}, 10*time.Second
+		change(&cfg)
+		var b bytes.Buffer
+		if err := report.WriteJSON(&b, run(t, cfg)...); err != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	none := func(*Config) {}
+	late, whole := func(c *Config) { c.TelemetryDelay = 5 * time.Second }, func(c *Config) { c.Unstreamed = 1 }
+	now := play(none)
+	for name, change := range map[string]func(*Config){"late telemetry": late, "answers that are not streamed": whole} {
+		if first, again := play(change), play(change); first != again || first == now {
+			t.Errorf("%s change nothing, or not always the same", name)
+		}
+	}
+	for _, change := range []func(*Config){func(c *Config) { c.TelemetryDelay = -1 }, func(c *Config) { c.Unstreamed = 1.5 }} {
+		cfg := Config{Workload: &workload.Sessions{}, Policies: []string{"prefix"}}
+		change(&cfg)
+		if _, err := cfg.completed(); !errors.Is(err, ErrConfig) {
+			t.Errorf("%+v: %v", cfg, err)
+		}
+	}
+}

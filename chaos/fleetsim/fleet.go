@@ -69,6 +69,7 @@ type fleet struct {
 	hot       *hotBoard
 	readings  readings
 	stream    *streaming // nil: engines publish no cache events
+	restarted int        // engines
 	engines   *engines
 	backends  []policy.Backend // that have joined
 	changes   []change         // of engines, to come
@@ -99,13 +100,13 @@ func newFleet(cfg *Config, pt point, c *chainer, span time.Duration) (*fleet, er
 	if f.engines, err = newEngines(cfg.Engines); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	f.readings = newReadings(cfg.Telemetry, len(cfg.Engines), pt.nodes)
+	f.readings = newReadings(cfg, pt.nodes)
 	f.hot = newHotBoard(cfg, pt)
 	if pt.oracle.contents {
 		f.truth = &truth{engines: f.engines, blockTokens: c.hasher.BlockBytes() / workload.BytesPerToken}
 	}
 	if pt.events {
-		f.stream = newStreaming(cfg.EventDelay, cfg.Workload.KeyTokens())
+		f.stream = newStreaming(cfg, cfg.Workload.KeyTokens())
 	}
 	for i := range pt.nodes {
 		n, err := f.newNode(i, c)
@@ -233,6 +234,7 @@ func (f *fleet) run(ctx context.Context) error {
 // pass advances the clock and samples the engines' busy time.
 func (f *fleet) pass(now time.Duration) {
 	f.readings.pass(now, f.nodes, f.engines)
+	f.restarts(now)
 	f.passEvents(now)
 	f.exchange.pass(now)
 	f.hot.pass(now, f.nodes, f.exchange)
@@ -279,7 +281,7 @@ func (f *fleet) arrive() {
 	n := &f.nodes[fl.node]
 	fl.request = r
 	fl.query = policy.Request{Hashes: fl.hashes, PromptBytes: r.PromptTokens * workload.BytesPerToken,
-		Model: []byte(r.Model), NonStreaming: r.NonStreaming}
+		Model: []byte(r.Model), NonStreaming: r.NonStreaming || f.whole(r)}
 	if r.Session >= 0 {
 		fl.session = strconv.AppendInt(fl.session[:0], int64(r.Session), 10)
 		fl.query.Session = fl.session
@@ -297,6 +299,11 @@ func (f *fleet) arrive() {
 	f.deliver(fl.node, f.now)
 	f.reveal(fl, n.router)
 	f.route(fl)
+}
+
+// whole reports whether a request is one of those that are not streamed.
+func (f *fleet) whole(r *workload.Request) bool {
+	return f.cfg.Unstreamed > 0 && float64(scramble(f.cfg.Options.Seed<<32+uint64(r.Index)))*0x1p-64 < f.cfg.Unstreamed
 }
 
 func (f *fleet) pick(fl *flight) {
@@ -344,7 +351,7 @@ func (f *fleet) event(e engine.Event) {
 	case engine.Admitted:
 		f.engines.admitted(fl)
 	case engine.FirstToken:
-		if !fl.request.NonStreaming {
+		if !fl.query.NonStreaming {
 			fl.attempt.FirstToken(clock(e.At))
 			f.acted(fl.node, f.now)
 			f.opened(fl.node, prefixtree.Backend(fl.backend))

@@ -23,21 +23,31 @@ const (
 var Telemetries = []Telemetry{VLLM, SGLang, NoTelemetry}
 
 // readings makes every node read every engine's load once per interval. The reads are spread evenly
-// over the interval, engine by engine, and take no time, so what a node knows is up to an interval old.
+// over the interval, engine by engine, and each takes a delay, so what a node knows is up to an interval and the delay old.
 type readings struct {
 	kind  Telemetry
 	every time.Duration // 0: never
-	reads int64         // so far
+	delay time.Duration
+	reads int64     // so far
+	way   []reading // in order of time
 }
 
-func newReadings(kind Telemetry, engines, nodes int) readings {
-	switch kind {
+type reading struct {
+	at           time.Duration // of the engine's report
+	engine, node int
+	load         policy.Telemetry
+	adapters     []string
+}
+
+func newReadings(cfg *Config, nodes int) readings {
+	r := readings{kind: cfg.Telemetry, delay: cfg.TelemetryDelay}
+	switch cfg.Telemetry {
 	case VLLM:
-		return readings{kind: kind, every: engine.PollInterval(5*time.Second, engines, nodes)}
+		r.every = engine.PollInterval(5*time.Second, len(cfg.Engines), nodes)
 	case SGLang:
-		return readings{kind: kind, every: engine.PollInterval(time.Second, engines, nodes)}
+		r.every = engine.PollInterval(time.Second, len(cfg.Engines), nodes)
 	}
-	return readings{}
+	return r
 }
 
 // pass makes the reads that are due. Nothing has happened since the last event, so late reads see what
@@ -51,14 +61,19 @@ func (r *readings) pass(now time.Duration, nodes []node, e *engines) {
 		round, turn := r.reads/all, r.reads%all
 		at := time.Duration(round)*r.every + time.Duration(float64(turn)/float64(all)*float64(r.every))
 		if at > now {
-			return
+			break
 		}
 		r.reads++
 		id := int(turn) / len(nodes)
-		router := nodes[int(turn)%len(nodes)].router
-		router.SetTelemetry(prefixtree.Backend(id), e.telemetry(r.kind, id, clock(at)))
-		router.SetAdapters(prefixtree.Backend(id), e.models[id].Config().AdapterSlots, e.adapters(id), clock(at))
+		r.way = append(r.way, reading{at, id, int(turn) % len(nodes), e.telemetry(r.kind, id, clock(at)), e.adapters(id)})
 	}
+	n := 0
+	for ; n < len(r.way) && r.way[n].at+r.delay <= now; n++ {
+		x, id := &r.way[n], prefixtree.Backend(r.way[n].engine)
+		nodes[x.node].router.SetTelemetry(id, x.load)
+		nodes[x.node].router.SetAdapters(id, e.models[x.engine].Config().AdapterSlots, x.adapters, clock(x.at))
+	}
+	r.way = r.way[n:]
 }
 
 func (e *engines) telemetry(kind Telemetry, id int, at prefixtree.Time) policy.Telemetry {

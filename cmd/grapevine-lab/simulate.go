@@ -35,6 +35,8 @@ type simulateCmd struct {
 	Hot       string         `name:"hot" enum:"on,off" default:"on" help:"Whether the fleet agrees on which engines hold a hot prefix."`
 	HotReps   int            `name:"hot-replicas" placeholder:"R" help:"Hold every hot prefix on this many engines instead of letting the fleet decide."`
 	Telemetry string         `name:"telemetry" enum:",vllm,sglang,none" default:"" placeholder:"KIND" help:"What engines report of their load, and routers read: that of vllm (every 5 s) or sglang (every second), or none, the default. In a family: as drawn."`
+	TelDelay  time.Duration  `name:"telemetry-delay" placeholder:"DELAY" help:"With --telemetry: how long a report is on its way."`
+	Whole     float64        `name:"unstreamed" placeholder:"SHARE" help:"Share of the requests whose clients get the whole answer at its end, so that routers see no first token."`
 	Adapters  int            `name:"adapters" placeholder:"N" help:"Give each session one of N LoRA adapters, the k-th with a probability in proportion to 1/k. --adapter-slots and --adapter-load are the engines', --telemetry tells routers of them."`
 	Clients   []string       `name:"clients" placeholder:"NAME:SHARE[:PRIORITY[:WEIGHT]]" help:"Divide the sessions among clients, such as search:1,crawler:10:batch, and show each one's requests: alone, without a queue at the routers, and with it."`
 	Queue     []string       `name:"queue" enum:"alone,off,on" placeholder:"WHICH" help:"What to play of the clients: each one alone, all without a queue (off), or with it (on). Default: all three with --clients, else off."`
@@ -49,6 +51,8 @@ type simulateCmd struct {
 	Plot      string         `name:"plot" placeholder:"FILE" help:"Draw hit rate, first-token time and load per engine (.svg)."`
 	Oracle    []string       `name:"oracle" enum:"contents,load,outputs" placeholder:"WHAT" help:"Play prefix also with perfect knowledge of caches (contents), of the present queues (load) or of answers' lengths (outputs): each alone, and together."`
 	Events    *time.Duration `name:"events" placeholder:"DELAY" help:"Play prefix also with engines that publish cache events, which the routers that follow them have after this delay, such as 10ms."`
+
+	EventFaults []string `name:"event-fault" placeholder:"FAULT" help:"With --events: loss=SHARE of the batches, for good; cut=FROM-TO, when none come; replay, which brings them after the cut; restart=TIME of the first engine, the next a second later; forget=TIME of the first router that starts again; liars=N engines that do not publish what they evict."`
 
 	Family int `name:"family" placeholder:"N" help:"Play all policies, or those of --policy, on N drawn fleets and workloads, and compare prefix with the best other policy. The draws replace all other flags but --policy, --seed, --requests (measured in each), --oracle, --events, --telemetry, --parallel, --json and --plot."`
 	Draw   int `name:"family-draw" placeholder:"K" help:"Play draw K of --seed alone and print every policy."`
@@ -71,6 +75,10 @@ func (c *simulateCmd) Run(s *streams, call commandline.Call) error {
 		Workload: w, Options: opt, Policies: append(c.Policy, family.OraclePolicies(c.Oracle)...), Nodes: c.Nodes, Backends: c.Backends, Engine: c.Engine,
 		NoHot: c.Hot == "off", HotReplicas: c.HotReps,
 		Ingress: fleetsim.Ingress(c.Ingress), Parallel: c.Parallel, Loss: c.Loss, Adapters: c.Adapters, Telemetry: fleetsim.Telemetry(c.Telemetry),
+		TelemetryDelay: c.TelDelay, Unstreamed: c.Whole,
+	}
+	if cfg.EventFaults, err = fleetsim.ParseEventFaults(c.EventFaults); err != nil {
+		return usageError{err}
 	}
 	if cfg.Clients, err = parseClients(c.Clients); err != nil {
 		return usageError{err}
