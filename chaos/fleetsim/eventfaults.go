@@ -9,7 +9,6 @@ import (
 
 	"grapevine.example/node/streams"
 	"grapevine.example/proxy/engine/events"
-	"grapevine.example/proxy/engine/ledger"
 )
 
 // EventFaults is what befalls the streams of cache events and the engines that publish them. Zero fields: nothing.
@@ -72,7 +71,7 @@ func ParseEventFaults(list []string) (c EventFaults, err error) {
 type channel struct {
 	node    int
 	blocks  int
-	ledger  *ledger.Ledger
+	cache   streams.Cache // of which the ledger
 	state   events.State
 	heard   int64  // batches
 	gap     uint64 // batches lost since the last one
@@ -83,7 +82,7 @@ type channel struct {
 }
 
 func (x *channel) begin(c *streams.Caches) {
-	*x = channel{node: x.node, blocks: x.blocks, ledger: c.NewLedger(x.blocks)}
+	*x = channel{node: x.node, blocks: x.blocks, cache: streams.Cache{Ledger: c.NewLedger(x.blocks)}}
 	x.become(events.Live)
 }
 
@@ -94,7 +93,7 @@ func (x *channel) become(s events.State) {
 	case s == events.Live && x.missing > 0:
 		x.state = events.Degraded
 	}
-	x.ledger.State(x.state, "")
+	x.cache.Ledger.State(x.state, "")
 }
 
 // pass brings a follower a batch, or not.
@@ -112,7 +111,7 @@ func (s *streaming) pass(x *channel, d *delayed) {
 func (x *channel) take(d *delayed) {
 	if d.anew {
 		x.gap, x.missing, x.losses = 0, 0, events.Losses{}
-		x.ledger.Reset("")
+		x.cache.Ledger.Reset("")
 		x.become(events.Live)
 		return
 	}
@@ -122,7 +121,7 @@ func (x *channel) take(d *delayed) {
 		x.losses.Gap()
 		if x.missing > events.MaxGap {
 			x.missing = 0
-			x.ledger.Reset("")
+			x.cache.Ledger.Reset("")
 		}
 		x.become(events.Live)
 	}
@@ -131,7 +130,7 @@ func (x *channel) take(d *delayed) {
 		x.become(events.Live)
 	}
 	x.heard++
-	x.ledger.Batch(d.batch)
+	x.cache.Ledger.Batch(d.batch)
 }
 
 // faultsAt begins and ends what befalls the streams, and looks for silent ones.
@@ -146,7 +145,7 @@ func (s *streaming) faultsAt(now time.Duration) {
 				}
 				x.held = nil
 			}
-			if x.silence.Fell(x.heard, x.ledger.Stats().Early, x.state == events.Down) {
+			if x.silence.Fell(x.heard, x.cache.Ledger.Stats().Early, x.state == events.Down) {
 				x.become(events.Down)
 			}
 		}
@@ -166,7 +165,7 @@ func (s *streaming) forget(node int) {
 			if x.node == node {
 				x.begin(s.nodes[node])
 				again := *c
-				again.Ledger = x.ledger
+				again.Ledger = x.cache.Ledger
 				s.lists[node][i] = &again
 			}
 		}

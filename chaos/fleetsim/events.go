@@ -66,7 +66,7 @@ func (f *fleet) listen(keyTokens int) {
 			if slices.Contains(followers, name) {
 				x := &channel{node: i, blocks: m.Config().KVTokens/f.stream.tokens + 1}
 				x.begin(f.stream.nodes[i])
-				c.Ledger = x.ledger
+				c.Ledger = x.cache.Ledger
 				f.stream.ways[id] = append(f.stream.ways[id], x)
 			}
 			lists[i] = append(lists[i], c)
