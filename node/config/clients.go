@@ -1,11 +1,13 @@
 package config
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -68,17 +70,17 @@ func parseClients(text []byte) (*clients.Book, []error) {
 	}
 	lines := make(map[string]int)
 	errs := decodeMapping(top, "", []field{{"clients", &file.clients}, {"anonymous", &file.anonymous}}, lines)
-	if len(errs) > 0 {
+	if top.Kind != yaml.MappingNode {
 		return nil, errs
 	}
-	if lines["anonymous"] == 0 {
-		return nil, []error{&Error{Line: top.Line, Key: "anonymous", Reason: "is missing", Remedy: "write refuse, or the name of the client that requests without a key belong to"}}
+	if given(top, "anonymous") == 0 {
+		errs = append(errs, &Error{Line: top.Line, Key: "anonymous", Reason: "is missing", Remedy: "write refuse, or the name of the client that requests without a key belong to"})
 	}
 	if file.anonymous == Refuse {
 		file.anonymous = ""
 	}
 	if lines["clients"] != 0 && file.clients.Kind != yaml.SequenceNode {
-		return nil, []error{&Error{Line: lines["clients"], Key: "clients", Reason: "not a list", Remedy: "write - {name: NAME, key_sha256: HASH}"}}
+		errs = append(errs, &Error{Line: lines["clients"], Key: "clients", Reason: "not a list", Remedy: "write - {name: NAME, key_sha256: HASH}"})
 	}
 	var list []*clients.Client
 	var entries []*clientEntry
@@ -90,8 +92,11 @@ func parseClients(text []byte) (*clients.Book, []error) {
 		c, bad := e.decode(n)
 		list, entries, errs = append(list, c), append(entries, e), append(errs, bad...)
 	}
-	if len(errs) > 0 {
-		return nil, errs
+	unread := make(map[string]bool) // settings whose mistakes are known
+	for _, err := range errs {
+		var e *Error
+		errors.As(err, &e)
+		unread[e.Key] = true
 	}
 	book, err := clients.New(list, file.anonymous)
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
@@ -100,15 +105,35 @@ func parseClients(text []byte) (*clients.Book, []error) {
 			errors.As(one, &m)
 			switch {
 			case m.Client < 0:
-				errs = append(errs, &Error{Line: lines[m.Field], Key: m.Field, Reason: m.Reason})
+				errs = append(errs, &Error{Line: lines[m.Field], Key: m.Field, Reason: m.Reason, Remedy: m.Remedy})
 			case m.Client >= len(entries):
-				errs = append(errs, &Error{Line: lines["clients"], Key: "clients", Reason: m.Reason})
+				errs = append(errs, &Error{Line: lines["clients"], Key: "clients", Reason: m.Reason, Remedy: m.Remedy})
 			default:
-				errs = append(errs, entries[m.Client].mistake(m.Field, m.Reason, ""))
+				e := entries[m.Client]
+				follows := unread[e.key] || unread[join(e.key, m.Field)] || e.lines[m.Field] == 0 && (e.misspelt || m.Field == "key_sha256" && unread["anonymous"])
+				if !follows {
+					errs = append(errs, e.mistake(m.Field, m.Reason, m.Remedy))
+				}
 			}
 		}
 	}
+	slices.SortStableFunc(errs, func(a, b error) int {
+		var x, y *Error
+		errors.As(a, &x)
+		errors.As(b, &y)
+		return cmp.Compare(x.Line, y.Line)
+	})
 	return book, errs
+}
+
+// given returns the line of a key in a mapping; 0: it is not there.
+func given(mapping *yaml.Node, key string) int {
+	for i := 0; i+1 < len(mapping.Content); i += 2 {
+		if mapping.Content[i].Value == key {
+			return mapping.Content[i].Line
+		}
+	}
+	return 0
 }
 
 // clientEntry is a client as the file has it.
@@ -116,6 +141,8 @@ type clientEntry struct {
 	key   string
 	line  int
 	lines map[string]int
+	// misspelt: a key is unknown, so one that is missing may be there.
+	misspelt bool
 
 	name, priority         string
 	keys                   yaml.Node
@@ -138,13 +165,14 @@ func (e *clientEntry) decode(n *yaml.Node) (*clients.Client, []error) {
 		{"name", &e.name}, {"key_sha256", &e.keys}, {"models", &e.models}, {"paths", &e.paths}, {"priority", &e.priority},
 		{"weight", &e.weight}, {"tokens_per_minute", &e.tokensPerMinute}, {"in_flight", &e.limit}, {"trusted", &e.trusted},
 	}, e.lines)
+	e.misspelt = len(n.Content)/2 > len(e.lines)
 	c := &clients.Client{
 		Name: e.name, Models: e.models, Paths: e.paths, Weight: e.weight,
 		TokensPerMinute: int64(e.tokensPerMinute), InFlight: int(e.limit), Trusted: e.trusted,
 	}
 	var err error
 	if c.Priority, err = clients.ParsePriority(e.priority); err != nil {
-		errs = append(errs, e.mistake("priority", err.Error(), ""))
+		errs = append(errs, e.mistake("priority", err.Error(), "write one of them, or leave it out for interactive"))
 	}
 	hashes := []*yaml.Node{&e.keys}
 	if e.keys.Kind == yaml.SequenceNode {

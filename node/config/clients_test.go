@@ -1,6 +1,7 @@
 package config
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -74,6 +75,64 @@ func TestClientMistakes(t *testing.T) {
 		if err != nil && strings.Contains(err.Error(), "sk-secret") {
 			t.Errorf("the error repeats what may be a key: %v", err)
 		}
+	}
+}
+
+// A file's mistakes come together, in its order, each with its line and what to write instead. What only follows from another one is left
+// out, and what may be a key is not repeated.
+func TestAllClientMistakesAtOnce(t *testing.T) {
+	text := `anonymous: guest
+client: []
+clients:
+  - {name: a b, key_sha256: ` + hashA + `}
+  - name: twice
+    key_sha256: sk-secret
+    weight: -1
+    priority: high
+  - name: twice
+    key_sha265: ` + hashB + `
+    in_flight: 1.5
+    models: ["a*b", ""]
+  - just a word
+  - {name: same, key_sha256: ` + hashA + `, tokens_per_minute: -2k, paths: [v1]}
+  - {weight: 1001}
+`
+	want := []string{
+		`f:1: anonymous: there is no client "guest": write refuse, or the name of a client`,
+		`f:2: client: unknown key: did you mean clients?`,
+		`f:4: clients[0].name: "a b" is not one word of at most 64 visible ASCII characters: write one such as search-eu`,
+		`f:6: clients[1].key_sha256: is not the SHA-256 of a key, 64 hexadecimal digits: write what grapevine clients new prints, never the key itself`,
+		`f:7: clients[1].weight: -1 is not above 0 and at most 1000: write 2 for twice the share of others, or leave it out for 1`,
+		`f:8: clients[1].priority: "high" is none of batch, default, interactive: write one of them, or leave it out for interactive`,
+		`f:9: clients[2].name: client 2 is called twice, too: choose another name`,
+		`f:10: clients[2].key_sha265: unknown key: did you mean key_sha256?`,
+		`f:11: clients[2].in_flight: "1.5" is not a whole number: write 20000, 20k or 2M`,
+		`f:12: clients[2].models: "a*b" is neither a name nor PREFIX*: write * at the end only, or leave models out for all`,
+		`f:12: clients[2].models: "" is neither a name nor PREFIX*: write * at the end only, or leave models out for all`,
+		`f:13: clients[3]: not a mapping: write KEY: VALUE lines`,
+		`f:14: clients[4].tokens_per_minute: -2000 is negative: leave it out for no limit`,
+		`f:14: clients[4].paths: "v1" does not begin with /: write it as in /v1/chat/completions, or leave paths out for all`,
+		`f:14: clients[4].key_sha256: a b has the same key: make another one by grapevine clients new`,
+		`f:15: clients[5].name: is missing: write one word, which labels metrics and logs`,
+		`f:15: clients[5].weight: 1001 is not above 0 and at most 1000: write 2 for twice the share of others, or leave it out for 1`,
+		`f:15: clients[5].key_sha256: the client has no key: add the hash that grapevine clients new prints`,
+	}
+	book, err := ParseClients("f", []byte(text))
+	if err == nil || book != nil {
+		t.Fatalf("%v, %v", book, err)
+	}
+	if got := strings.Split(err.Error(), "\n"); !slices.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	for _, m := range Mistakes(err) {
+		if m.Line == 0 || m.Reason == "" {
+			t.Errorf("%+v has no line, or no reason", m)
+		}
+	}
+	// Without anonymous, a client without a key may be meant.
+	_, err = ParseClients("f", []byte("clients:\n  - {name: public}\n"))
+	if err == nil || len(Mistakes(err)) != 1 || Mistakes(err)[0].Key != "anonymous" {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -2,6 +2,7 @@
 package clients
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/binary"
@@ -101,30 +102,30 @@ type keyed struct {
 func New(list []*Client, anonymous string) (*Book, error) {
 	b := &Book{Clients: list, byKey: make(map[uint64][]keyed, len(list))}
 	var errs []error
-	bad := func(i int, field, format string, args ...any) {
-		errs = append(errs, &Error{Client: i, Field: field, Reason: fmt.Sprintf(format, args...)})
+	bad := func(i int, field, remedy, format string, args ...any) {
+		errs = append(errs, &Error{i, field, fmt.Sprintf(format, args...), remedy})
 	}
 	if len(list) > MaxClients {
-		bad(MaxClients, "", "%d clients are more than %d", len(list), MaxClients)
+		bad(MaxClients, "", "remove those that are not used any more", "%d clients are more than %d", len(list), MaxClients)
 	}
 	names, keys := make(map[string]int, len(list)), make(map[uint32]string, len(list))
 	for i, c := range list {
 		for _, m := range c.check() {
-			bad(i, m.Field, "%s", m.Reason)
+			bad(i, m.Field, m.Remedy, "%s", m.Reason)
 		}
 		if first, taken := names[c.Name]; taken && c.Name != "" {
-			bad(i, "name", "client %d is called %s, too", first+1, c.Name)
+			bad(i, "name", "choose another name", "client %d is called %s, too", first+1, c.Name)
 		}
 		if other := keys[NameKey(c.Name)]; other != "" && other != c.Name {
-			bad(i, "name", "%s and %s have the same hash, by which nodes count use: change one name", c.Name, other)
+			bad(i, "name", "change one name", "%s and %s have the same hash, by which nodes count use", c.Name, other)
 		}
 		names[c.Name], keys[NameKey(c.Name)] = i, c.Name
 		if len(c.Keys) == 0 && c.Name != anonymous {
-			bad(i, "key_sha256", "%s has no key: add the hash that grapevine clients new prints", c.Name)
+			bad(i, "key_sha256", "add the hash that grapevine clients new prints", "%s has no key", cmp.Or(c.Name, "the client"))
 		}
 		for _, k := range c.Keys {
 			if other := b.find(k); other != nil {
-				bad(i, "key_sha256", "%s has the same key: a key names one client", other.Name)
+				bad(i, "key_sha256", "make another one by grapevine clients new", "%s has the same key", other.Name)
 			}
 			b.byKey[k.head()] = append(b.byKey[k.head()], keyed{k, c})
 		}
@@ -134,7 +135,7 @@ func New(list []*Client, anonymous string) (*Book, error) {
 		if known {
 			b.Anonymous = list[i]
 		} else {
-			bad(-1, "anonymous", "there is no client %q: write refuse, or the name of a client", anonymous)
+			bad(-1, "anonymous", "write refuse, or the name of a client", "there is no client %q", anonymous)
 		}
 	}
 	if len(errs) > 0 {
@@ -147,31 +148,33 @@ func New(list []*Client, anonymous string) (*Book, error) {
 type Error struct {
 	Client int    // index in the list; -1: none
 	Field  string // as in the file
-	Reason string // with the remedy
+	Reason string
+	Remedy string
 }
 
-func (e *Error) Error() string { return e.Field + ": " + e.Reason }
+func (e *Error) Error() string { return e.Field + ": " + e.Reason + ": " + e.Remedy }
 
 func (c *Client) check() (mistakes []Error) {
-	bad := func(wrong bool, field, format string, args ...any) {
+	bad := func(wrong bool, field, remedy, format string, args ...any) {
 		if wrong {
-			mistakes = append(mistakes, Error{Field: field, Reason: fmt.Sprintf(format, args...)})
+			mistakes = append(mistakes, Error{Field: field, Reason: fmt.Sprintf(format, args...), Remedy: remedy})
 		}
 	}
+	const noLimit = "leave it out for no limit"
 	wordless := strings.ContainsFunc(c.Name, func(r rune) bool { return r <= ' ' || r > '~' || r == '"' || r == '\\' })
-	bad(c.Name == "", "name", "is missing: it labels metrics and logs")
-	bad(wordless || len(c.Name) > MaxName, "name", "%q is not one word of at most %d visible ASCII characters", c.Name, MaxName)
-	bad(c.Name == "refuse", "name", "refuse is what anonymous says to refuse requests without a key: choose another name")
-	bad(len(c.Keys) > MaxKeys, "key_sha256", "%d keys are more than %d: remove old ones", len(c.Keys), MaxKeys)
-	bad(!(c.Weight > 0) || c.Weight > MaxWeight, "weight", "%v is not above 0 and at most %d", c.Weight, MaxWeight)
-	bad(c.TokensPerMinute < 0, "tokens_per_minute", "%d is negative: leave it out for no limit", c.TokensPerMinute)
-	bad(c.TokensPerMinute > MaxTokensPerMinute, "tokens_per_minute", "%d is more than %d: leave it out for no limit", c.TokensPerMinute, int64(MaxTokensPerMinute))
-	bad(c.InFlight < 0, "in_flight", "%d is negative: leave it out for no limit", c.InFlight)
+	bad(c.Name == "", "name", "write one word, which labels metrics and logs", "is missing")
+	bad(wordless || len(c.Name) > MaxName, "name", "write one such as search-eu", "%q is not one word of at most %d visible ASCII characters", c.Name, MaxName)
+	bad(c.Name == "refuse", "name", "choose another name", "refuse is what anonymous says to refuse requests without a key")
+	bad(len(c.Keys) > MaxKeys, "key_sha256", "remove old ones", "%d keys are more than %d", len(c.Keys), MaxKeys)
+	bad(!(c.Weight > 0) || c.Weight > MaxWeight, "weight", "write 2 for twice the share of others, or leave it out for 1", "%v is not above 0 and at most %d", c.Weight, MaxWeight)
+	bad(c.TokensPerMinute < 0, "tokens_per_minute", noLimit, "%d is negative", c.TokensPerMinute)
+	bad(c.TokensPerMinute > MaxTokensPerMinute, "tokens_per_minute", noLimit, "%d is more than %d", c.TokensPerMinute, int64(MaxTokensPerMinute))
+	bad(c.InFlight < 0, "in_flight", noLimit, "%d is negative", c.InFlight)
 	for _, m := range c.Models {
-		bad(m == "" || strings.Contains(strings.TrimSuffix(m, "*"), "*"), "models", "%q is neither a name nor PREFIX*", m)
+		bad(m == "" || strings.Contains(strings.TrimSuffix(m, "*"), "*"), "models", "write * at the end only, or leave models out for all", "%q is neither a name nor PREFIX*", m)
 	}
 	for _, p := range c.Paths {
-		bad(!strings.HasPrefix(p, "/"), "paths", "%q does not begin with /", p)
+		bad(!strings.HasPrefix(p, "/"), "paths", "write it as in /v1/chat/completions, or leave paths out for all", "%q does not begin with /", p)
 	}
 	return mistakes
 }
