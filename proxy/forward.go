@@ -76,6 +76,9 @@ func (e *exchange) dial(t *Target) (up *upstreamConn, f policy.Failure, why reas
 	if why := e.conn.cause(); why != undisturbed && why != expired {
 		return nil, policy.None, why
 	}
+	if e.proxy.base.Err() != nil {
+		return nil, policy.None, forced // the drain's time is over, and this connection is interrupted in a moment
+	}
 	return nil, policy.Connect, undisturbed
 }
 
