@@ -219,6 +219,9 @@ func (e *exchange) pickInTurn() (t Target, settled bool, err error) {
 	w := e.proxy.waiting
 	e.query.MayWait, e.query.Behind, e.query.First = true, 0, true
 	defer func() { e.query.MayWait = false }()
+	if e.answerBy > 0 && w.cannotAnswer(e) {
+		return t, false, queue.ErrLate
+	}
 	parked := false
 	for tries := 0; !parked; tries++ {
 		if tries > 0 || w.count.Load() == 0 && !w.others.Load() { // no other request waits
@@ -319,6 +322,29 @@ func (w *waitingRoom) enter(e *exchange) (parked bool, err error) {
 	return true, nil
 }
 
+func (w *waitingRoom) cannotAnswer(e *exchange) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.tooLate(e)
+}
+
+// tooLate reports whether none of the engines that the request would consider now, open or full, has its first token by the client's
+// deadline: by what is queued there and what its cache lacks of the prompt. w.mu is held.
+func (w *waitingRoom) tooLate(e *exchange) bool {
+	d := &w.peeked
+	if err := w.router.Explain(&e.query, w.proxy.cfg.Picker.Now(), d); err != nil && !errors.Is(err, policy.ErrFull) {
+		return false // Pick says why
+	}
+	left := (e.answerBy - w.clock()).Seconds()
+	for i := range d.Candidates {
+		c := &d.Candidates[i]
+		if lacks := max(float64(d.PromptTokens)-c.HeldTokens, 1); c.QueuedTokens+lacks <= left*c.Rate {
+			return false
+		}
+	}
+	return true
+}
+
 // prefillTime is how long the engine that the request would take computes its prompt.
 func prefillTime(d *policy.Decision) time.Duration {
 	if c := &d.Candidates[0]; c.Rate > 0 {
@@ -396,6 +422,11 @@ func (w *waitingRoom) offer(lane uint64, b prefixtree.Backend) {
 		e := v.User.(*exchange)
 		behind, first := w.queue.BehindOf(v)
 		e.query.Behind, e.query.First = int64(behind), first
+		if e.answerBy > 0 && w.tooLate(e) {
+			e.seat.err = queue.ErrLate
+			w.lost = append(w.lost, e)
+			return 0, false
+		}
 		t, err := picker.Pick(&e.query, &e.guard.attempt)
 		d := e.guard.attempt.Decision()
 		switch {
@@ -531,7 +562,7 @@ func (e *exchange) learnOutput() {
 const (
 	RefusedFull    = "full"     // no place, or its client had the greatest share of the places
 	RefusedTimeout = "timeout"  // no engine opened in Limits.Wait, or by the client's deadline
-	RefusedLate    = "deadline" // its turn would come after the client's deadline
+	RefusedLate    = "deadline" // its turn, or its first token, would come after the client's deadline
 )
 
 // refuseWait answers a request that got no place in the queue, or waited too long.
@@ -544,7 +575,7 @@ func (e *exchange) refuseWait(err error) bool {
 		e.rec.Refused, message = RefusedFull, "all engines are busy, and too many requests wait for them"
 	case errors.Is(err, queue.ErrLate):
 		one.Late = 1
-		e.rec.Refused, message = RefusedLate, "all engines are busy, and the first token cannot come within the time that the header "+headerTTFT+" names"
+		e.rec.Refused, message = RefusedLate, "the first token cannot come within the time that the header "+headerTTFT+" names"
 	case errors.Is(err, errWaitedOut):
 		one.Timeout = 1
 		e.rec.Refused, message = RefusedTimeout, "all engines are busy, and none was free in time"

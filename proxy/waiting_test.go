@@ -191,9 +191,11 @@ func TestQueueOfStoredResponses(t *testing.T) {
 	<-holder.begun
 	holder.answer <- true
 	(<-next).want(t, 200)
-	if rec := r.record(3); rec.Waited <= 0 || rec.Backend != "b0" {
-		t.Errorf("it waited %v and went to %s", rec.Waited, rec.Backend)
-	}
+	eventually(t, "the record of a request that waited, and went to its holder", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return slices.ContainsFunc(r.records, func(rec Record) bool { return rec.Waited > 0 && rec.Backend == "b0" })
+	})
 
 	both()
 	entries := slices.Clone(r.router.View().Backends)
@@ -248,25 +250,48 @@ func TestQueueTimesOut(t *testing.T) {
 	(<-first).want(t, 200)
 }
 
-// A deadline that lies before the time to compute the prompt alone is refused at once; one that passes while
-// the request waits ends the wait.
+// A deadline that lies before the time to compute the prompt is refused at once, also where no engine has anything to do; one before the
+// end of what an open engine has queued, too. One that passes while the request waits ends the wait.
 func TestQueueDeadlines(t *testing.T) {
 	b := newGated(t)
-	r := newRig(t, []string{b.addr}, withQueue(1, roomy))
-	_, first := r.start("first")
-	<-b.begun
-	long := fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":%q}]}`, strings.Repeat("a long prompt ", 10_000))
-	r.raw(request("POST", "/v1/chat/completions", long, "X-Llm-D-Slo-Ttft-Ms: 20")).want(t, 429, "overloaded")
-	_, second := r.start("second", "X-Llm-D-Slo-Ttft-Ms: 80")
-	(<-second).want(t, 429, "overloaded")
-	if rec := r.record(0); rec.Refused != RefusedLate {
-		t.Errorf("refused as %q, want %q", rec.Refused, RefusedLate)
+	r := newRig(t, []string{b.addr}, withQueue(2, roomy))
+	text := fmt.Sprintf(`{"model":"m","stream":true,"messages":[{"role":"user","content":%q}]}`, strings.Repeat("a long prompt ", 10_000))
+	late := func(within string) string {
+		return request("POST", "/v1/chat/completions", text, "X-Llm-D-Slo-Ttft-Ms: "+within)
 	}
-	if rec := r.record(1); rec.Refused != RefusedTimeout {
-		t.Errorf("refused as %q, want %q", rec.Refused, RefusedTimeout)
+	r.raw(late("20")).want(t, 429, "overloaded", "the first token cannot come within")
+	if rec := r.record(0); rec.Refused != RefusedLate || rec.Waited != 0 || rec.Attempts != 0 {
+		t.Errorf("record %+v", rec)
+	}
+	c, long := r.dial(), make(chan reply, 1) // an hour is enough
+	_, err := io.WriteString(c, late("3600000"))
+	must(t, err)
+	go func() {
+		rp, _ := tryReply(bufio.NewReader(c), "POST")
+		long <- rp
+	}()
+	<-b.begun
+	_, behind := r.start("behind", "X-Llm-D-Slo-Ttft-Ms: 500")
+	(<-behind).want(t, 429, "overloaded")
+	if rec := r.record(1); rec.Refused != RefusedLate || rec.Waited != 0 {
+		t.Errorf("behind %d tokens of prefill: refused as %q after %v", len(text)/4, rec.Refused, rec.Waited)
 	}
 	b.answer <- true
-	(<-first).want(t, 200)
+	(<-long).want(t, 200)
+
+	_, one := r.start("one")
+	_, another := r.start("another")
+	<-b.begun
+	<-b.begun
+	_, waits := r.start("waits", "X-Llm-D-Slo-Ttft-Ms: 150")
+	(<-waits).want(t, 429, "overloaded")
+	if rec := r.record(3); rec.Refused != RefusedTimeout || rec.Waited <= 0 {
+		t.Errorf("refused as %q after %v, want %q", rec.Refused, rec.Waited, RefusedTimeout)
+	}
+	b.answer <- true
+	b.answer <- true
+	(<-one).want(t, 200)
+	(<-another).want(t, 200)
 }
 
 // The kernel's report alone takes a client that left out of the queue: the watch and the patrol stand still.

@@ -32,10 +32,12 @@ const (
 )
 
 // sender is a client: it sends so many requests per second, or has so many under way all the time.
+// It wants its first tokens within a time; 0: it takes them whenever they come.
 type sender struct {
-	name  string
-	rate  float64
-	under int
+	name   string
+	rate   float64
+	under  int
+	within time.Duration
 }
 
 var (
@@ -66,6 +68,21 @@ func TestLiveFairness(t *testing.T) {
 	shown(t, "the same without a queue", 1000*off.p99("chat"), "ms")
 	atLeast(t, "interactive, better by the queue", off.p99("chat")/on.p99("chat"), 2.5, "times")
 	atLeast(t, "batch per second with a queue, of that without", 100*on.rate("bulk")/off.rate("bulk"), 50, "%")
+
+	// Three times what the engines can do within the time.
+	hasty := sender{name: "victim", rate: 3 * fairRate, within: 2 * time.Second}
+	on = shareEngines(t, with, d, hasty)
+	inTime := 0
+	for _, first := range on.first["victim"] {
+		if first <= hasty.within {
+			inTime++
+		}
+	}
+	answered := len(on.first["victim"])
+	shown(t, "overloaded, each first token wanted in 2 s: refused", 100*float64(on.refused)/float64(on.refused+answered), "%")
+	shown(t, "refused after", 1000*quantile(on.refusedAfter, 0.5).Seconds(), "ms")
+	atLeast(t, "first tokens in time, of those answered", 100*float64(inTime)/float64(answered), 80, "%")
+	atLeast(t, "answers per second, of what the engines can", 100*on.rate("victim")/fairRate, 50, "%")
 }
 
 // shared is what clients got.
@@ -73,7 +90,12 @@ type shared struct {
 	mu    sync.Mutex
 	took  time.Duration
 	first map[string][]time.Duration // until the first token, by client
+
+	refused      int // 429, because of the time within which the first token was wanted
+	refusedAfter []time.Duration
 }
+
+var errTooLate = errors.New("the first token cannot come in time")
 
 func (s *shared) p99(client string) float64 { return quantile(s.first[client], 0.99).Seconds() }
 
@@ -105,14 +127,22 @@ func shareEngines(t *testing.T, settings map[string]any, d time.Duration, sender
 	defer client.CloseIdleConnections()
 	var ids atomic.Uint64
 	var failed atomic.Pointer[error]
-	one := func(name string, random *rand.Rand) {
-		first, err := firstToken(ctx, client, f.Nodes()[random.IntN(fairRouters)], name, ids.Add(1))
-		if err != nil {
+	one := func(c sender, random *rand.Rand) {
+		first, err := firstToken(ctx, client, f.Nodes()[random.IntN(fairRouters)], c, ids.Add(1))
+		late := c.within > 0 && errors.Is(err, errTooLate)
+		if err != nil && !late {
 			failed.Store(&err)
-		} else if running.Err() == nil {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			s.first[name] = append(s.first[name], first)
+			return
+		}
+		if running.Err() != nil {
+			return
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if late {
+			s.refused, s.refusedAfter = s.refused+1, append(s.refusedAfter, first)
+		} else {
+			s.first[c.name] = append(s.first[c.name], first)
 		}
 	}
 	var work sync.WaitGroup
@@ -122,7 +152,7 @@ func shareEngines(t *testing.T, settings map[string]any, d time.Duration, sender
 			work.Go(func() {
 				for sleep(running, time.Duration(random.ExpFloat64()/c.rate*float64(time.Second))) == nil {
 					own := rand.New(rand.NewPCG(random.Uint64(), 1))
-					work.Go(func() { one(c.name, own) })
+					work.Go(func() { one(c, own) })
 				}
 			})
 		}
@@ -130,7 +160,7 @@ func shareEngines(t *testing.T, settings map[string]any, d time.Duration, sender
 			own := rand.New(rand.NewPCG(random.Uint64(), 2))
 			work.Go(func() {
 				for running.Err() == nil {
-					one(c.name, own)
+					one(c, own)
 				}
 			})
 		}
@@ -164,8 +194,8 @@ func fairClients(t *testing.T) string {
 	return file
 }
 
-// firstToken streams an answer to its end, and returns when its first event came.
-func firstToken(ctx context.Context, client *http.Client, n *fleet.Node, key string, id uint64) (first time.Duration, err error) {
+// firstToken streams an answer to its end, and returns when its first event came, or errTooLate and when that was said.
+func firstToken(ctx context.Context, client *http.Client, n *fleet.Node, c sender, id uint64) (first time.Duration, err error) {
 	body, err := json.Marshal(map[string]any{
 		"model": model, "stream": true, "max_tokens": 8, "ignore_eos": true,
 		"messages": []message{{"user", string(workload.Text(nil, id, fairPrompt))}},
@@ -177,7 +207,10 @@ func firstToken(ctx context.Context, client *http.Client, n *fleet.Node, key str
 	if err != nil {
 		return 0, err
 	}
-	req.Header.Set("Authorization", "Bearer "+key)
+	req.Header.Set("Authorization", "Bearer "+c.name)
+	if c.within > 0 {
+		req.Header.Set("X-Llm-D-Slo-Ttft-Ms", fmt.Sprint(c.within.Milliseconds()))
+	}
 	began := time.Now()
 	resp, err := client.Do(req)
 	if err != nil {
@@ -186,6 +219,9 @@ func firstToken(ctx context.Context, client *http.Client, n *fleet.Node, key str
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(resp.Body)
+		if resp.StatusCode == http.StatusTooManyRequests && resp.Header.Get("Retry-After") != "" {
+			return time.Since(began), errTooLate
+		}
 		return 0, fmt.Errorf("%s: %s", resp.Status, text)
 	}
 	lines, ended := bufio.NewScanner(resp.Body), false

@@ -140,7 +140,7 @@ func (m *Metrics) requestSeries(reg prometheus.Registerer) {
 		"Predicted minus reported cached prompt tokens: over (the engine had fewer) or under.", predictionBuckets, "side")
 	m.error.over, m.error.under = prediction.WithLabelValues("over"), prediction.WithLabelValues("under")
 
-	refused := counters("queue_refused_total", "Requests answered 429 by the queue: full (no place), timeout (no engine opened), deadline (their turn would come too late).", "priority", "reason")
+	refused := counters("queue_refused_total", "Requests answered 429 by the queue: full (no place), timeout (no engine opened), deadline (their turn, or their first token, would come too late).", "priority", "reason")
 	m.refused = make(map[string][]prometheus.Counter)
 	for _, p := range clients.Priorities() {
 		for _, reason := range []string{proxy.RefusedFull, proxy.RefusedTimeout, proxy.RefusedLate} {
