@@ -399,14 +399,23 @@ func (q *Queue) Offer(lane uint64, engine int32, dry bool, now time.Duration, ta
 	}
 	asked := 0
 	first, passed := l.grant.window()
-	for _, p := range l.byPriority() {
+	order := l.byPriority()
+	for k, p := range order {
 		if p < 0 {
 			break
 		}
-		b := &l.bands[p]
-		q.window = b.window(q.window[:0], first)
+		b, most := &l.bands[p], first
+		if k+1 < len(order) && order[k+1] >= 0 && order[k+1] < p {
+			most = Window // requests that wait for other engines must not make room for lower priorities
+		}
+		q.window = b.window(q.window[:0], most)
 		for ; asked < tries; asked++ {
-			i := best(q.window, engine, passed, now)
+			i := best(q.window[:min(first, len(q.window))], engine, passed, now)
+			for at := first; i < 0 && at < len(q.window); at++ {
+				if q.window[at].asks(engine, now) {
+					i = at
+				}
+			}
 			if i < 0 {
 				break
 			}

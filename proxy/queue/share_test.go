@@ -158,6 +158,45 @@ func TestPrioritiesOverRouters(t *testing.T) {
 	}
 }
 
+// Requests that wait for other engines fill the small window of a router with little of what waits. Those of their priority behind them
+// come before lower priorities.
+func TestWindowOfAPriorityIsNotItsEnd(t *testing.T) {
+	list := fleet(t, 2)
+	q := list[0]
+	low := request("low", 100)
+	low.Priority = clients.Batch
+	push(t, q, low)
+	for i := range 10 {
+		w := request("c", 100)
+		w.Priority, w.User = clients.Interactive, i < 2*tries // insists on another engine
+		push(t, q, w)
+	}
+	for range 200 {
+		w := request("c", 100)
+		w.Priority = clients.Interactive
+		push(t, list[1], w)
+	}
+	exchange(list)
+	q.Grant(engines, policy.Room{May: 20_000}, true, time.Second)
+	if size, _ := q.lanes[engines].grant.window(); size != tries {
+		t.Fatalf("the window has %d requests, want %d", size, tries)
+	}
+	var took []clients.Priority
+	for offers := 0; offers < 20 && len(took) < 3; offers++ {
+		q.Offer(engines, 0, false, time.Second, func(w *Waiter) (float64, bool) {
+			if insists, _ := w.User.(bool); insists {
+				w.Wants = 9
+				return 0, false
+			}
+			took = append(took, w.Priority)
+			return w.cost(), true
+		})
+	}
+	if !slices.Equal(took, []clients.Priority{clients.Interactive, clients.Interactive, clients.Batch}) {
+		t.Errorf("%v took the engine", took)
+	}
+}
+
 // Without a grant left, only an engine that is dry is taken; and once no other router has requests, all are.
 func TestGrantLimits(t *testing.T) {
 	list := fleet(t, 2)
