@@ -105,6 +105,58 @@ async function drain(page) {
   console.log('engine-1 was drained and resumed by keyboard')
 }
 
+// An engine's details open and close by keyboard.
+async function detail(page) {
+  await page.goto(url + '#engines')
+  const name = page.getByRole('button', { name: 'engine-0', exact: true })
+  await name.focus()
+  await page.keyboard.press('Enter')
+  const dialog = page.getByRole('dialog', { name: 'engine-0' })
+  await dialog.getByText('Its cache is').waitFor()
+  await findings(page, 'details')
+  if (SHOTS) await page.screenshot({ path: `${SHOTS}/details-${ENGINES}.png` })
+  await page.keyboard.press('Escape')
+  await dialog.waitFor({ state: 'detached' })
+  if (!await name.evaluate((e) => e === document.activeElement)) bad('details: the focus does not return to the engine')
+}
+
+// A fleet with faults is made up of the answers of the healthy one: a router has failed, another one is refused.
+async function faults(page) {
+  await page.route('**/nodes', async (r) => {
+    const a = await (await r.fetch()).json()
+    Object.assign(a.nodes[2], { state: 'failed', since_s: 42, connected: false, last_error: 'dial tcp 10.0.0.13:7946: connect: connection refused' })
+    a.lags_ms[0][2] = a.lags_ms[1][2] = null
+    a.lags_ms[1][0] = 300
+    a.refusals = [{ name: '<b>x</b>', addr: '10.0.0.9:7946', count: 3, age_s: 7, error: 'cluster "staging" here, "prod" there' }]
+    await r.fulfill({ json: a })
+  })
+  await page.goto('about:blank')
+  await page.goto(url + '#routers')
+  await page.getByRole('row', { name: /^<b>x<.b> 10.0.0.9:7946 3 7 s ago cluster .* give both the same cluster$/ }).waitFor()
+  await page.getByRole('cell', { name: 'no', exact: true }).first().waitFor()
+  await findings(page, 'faults')
+  if (SHOTS) await page.screenshot({ path: `${SHOTS}/faults-${ENGINES}.png` })
+  await page.goto(url + '#fleet')
+  await page.getByRole('heading', { name: /^2 of 3 routers are up, and/ }).waitFor()
+  await page.getByText('router node-2 failed 42 s ago').waitFor()
+  await findings(page, 'faults of the fleet')
+  if (SHOTS) await page.screenshot({ path: `${SHOTS}/trouble-${ENGINES}.png` })
+  await page.unroute('**/nodes')
+}
+
+// On a screen as narrow as a telephone's, what is wide scrolls in itself, not the page.
+async function narrow(page) {
+  await page.setViewportSize({ width: 390, height: 844 })
+  for (const [name, shown] of Object.entries(pages)) {
+    await page.goto('about:blank')
+    await page.goto(url + '#' + name)
+    await shown(page).waitFor()
+    const width = await page.evaluate(() => document.scrollingElement.scrollWidth)
+    if (width > 390) bad(`${name}: ${width} pixels wide on a screen of 390`)
+    if (SHOTS) await page.screenshot({ path: `${SHOTS}/narrow-${name}-${ENGINES}.png` })
+  }
+}
+
 async function explain(page) {
   await page.goto(url + '#why')
   await page.getByRole('textbox').first().fill(JSON.stringify({ model: 'emulated-8b', messages: [{ role: 'user', content: 'word '.repeat(2000) }] }))
@@ -132,6 +184,7 @@ async function depths(page) {
   })
   if (wrong) bad(`levels of prompts: ${wrong}`)
   const drawn = page.locator('section').filter({ has: page.getByRole('heading', { name: 'Prompts by depth' }) })
+  await drawn.locator('.barrow').nth(1).waitFor() // the first answers fill the table
   const bars = await drawn.locator('.barrow').count(), rows = await drawn.getByRole('table', { name: 'Prompt tokens by depth' }).getByRole('row').count() - 1
   if (bars < 2 || bars !== rows) bad(`prefixes: ${bars} bars, ${rows} rows of the table`)
   await findings(page, 'depths')
@@ -151,6 +204,7 @@ async function tree(page) {
     }
   }
   const shown = page.locator('section').filter({ has: page.getByRole('heading', { name: /^Tree of/ }) }).first()
+  await shown.locator('.barrow').first().waitFor()
   const bars = await shown.locator('.barrow').count(), rows = await shown.getByRole('row').count() - 1
   if (bars < 1 || bars !== rows) bad(`tree of prefixes: ${bars} bars, ${rows} rows of the table`)
   await findings(page, 'tree')
@@ -226,6 +280,9 @@ try {
   await tree(page)
   await queue(page)
   await diagnose(page)
+  await detail(page)
+  await faults(page)
+  await narrow(page)
   await page.close()
   await visit('dark')
 } catch (e) {

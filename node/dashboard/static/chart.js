@@ -32,10 +32,11 @@ export function chart({ title, note, lines, format = fmt.number, max }) {
 
   const count = () => (span ? span.columns[lines[0].key].length : 0)
   const x = (i, n) => left + (n < 2 ? 0 : (i / (n - 1)) * (width - left - right))
+  const time = (i, seconds = true) => clock(span.end_ms - (count() - 1 - i) * span.every_s * 1000, seconds)
   function read() {
     const n = count(), i = at >= 0 && at < n ? at : n - 1
     lines.forEach((l, k) => say(values[k], n ? format(span.columns[l.key][i]) : '–'))
-    say(when, at >= 0 && n ? clock(span.end_ms - (n - 1 - i) * span.every_s * 1000, true) : '')
+    say(when, at >= 0 && n ? time(i) : '')
   }
   function draw() {
     width = svg.clientWidth || 560
@@ -51,25 +52,26 @@ export function chart({ title, note, lines, format = fmt.number, max }) {
     if (n > 1) {
       const ticks = Math.max(2, Math.min(5, Math.floor(width / 110)))
       for (let k = 0; k <= ticks; k++) {
-        const i = Math.round((k / ticks) * (n - 1))
-        parts.push(h('text', { x: x(i, n), y: height - 4, 'text-anchor': k === 0 ? 'start' : k === ticks ? 'end' : 'middle', text: clock(span.end_ms - (n - 1 - i) * span.every_s * 1000, n * span.every_s < 300) }))
+        const i = (k / ticks) * (n - 1)
+        parts.push(h('text', { x: x(i, n), y: height - 4, 'text-anchor': k === 0 ? 'start' : k === ticks ? 'end' : 'middle', text: time(i, n * span.every_s < 300) }))
       }
       ;[...lines].reverse().forEach((l, r) => {
         const column = span.columns[l.key]
         let d = '', area = '', open = -1
+        const close = (i) => { if (open >= 0) area += `L${x(i, n)} ${y(0)}L${x(open, n)} ${y(0)}Z`; open = -1 }
         column.forEach((v, i) => {
-          if (v === null) { if (open >= 0) area += `L${x(i - 1, n)} ${y(0)}L${x(open, n)} ${y(0)}Z`; open = -1; return }
+          if (v === null) return close(i - 1)
           const p = `${open < 0 ? 'M' : 'L'}${x(i, n).toFixed(1)} ${y(v).toFixed(1)}`
           d += p
           area += p
           if (open < 0) open = i
         })
-        if (open >= 0) area += `L${x(n - 1, n)} ${y(0)}L${x(open, n)} ${y(0)}Z`
+        close(n - 1)
         if (r === lines.length - 1 && area) parts.push(h('path', { class: 'area ' + l.style, d: area }))
         if (d) parts.push(h('path', { class: 'line ' + l.style, d }))
       })
       if (at >= 0 && at < n) parts.push(h('line', { class: 'cursor', x1: x(at, n), x2: x(at, n), y1: top, y2: height - bottom }))
-    } else parts.push(h('text', { x: width / 2, y: height / 2 - 6, 'text-anchor': 'middle', text: 'The first values come in a few seconds.' }))
+    } else parts.push(h('text', { x: width / 2, y: y(axis.max / axis.steps) - 10, 'text-anchor': 'middle', text: 'The first values come in a few seconds.' }))
     svg.replaceChildren(...parts)
     svg.setAttribute('aria-label', `${title}: ` + lines.map((l) => `${l.label} ${n ? format(span.columns[l.key][n - 1]) : 'unknown'}`).join(', '))
     read()
@@ -77,7 +79,7 @@ export function chart({ title, note, lines, format = fmt.number, max }) {
   }
   function list() {
     const n = count(), step = Math.max(1, Math.floor(n / 60)), rows = []
-    for (let i = n - 1; i >= 0; i -= step) rows.push(h('tr', null, h('th', { scope: 'row', text: clock(span.end_ms - (n - 1 - i) * span.every_s * 1000, true) }), lines.map((l) => h('td', { class: 'num', text: format(span.columns[l.key][i]) }))))
+    for (let i = n - 1; i >= 0; i -= step) rows.push(h('tr', null, h('th', { scope: 'row', text: time(i) }), lines.map((l) => h('td', { class: 'num', text: format(span.columns[l.key][i]) }))))
     tbody.replaceChildren(...rows)
   }
   svg.addEventListener('pointermove', (e) => {

@@ -64,7 +64,8 @@ export const clients = {
         num('Saved', (c) => fmt.span(c.here.saved_s), (c) => c.here.saved_s),
       ],
     })
-    const listed = h('section', { class: 'panel' }, scroll('Clients', rows.el))
+    const whose = h('p', { class: 'small muted' })
+    const listed = h('section', { class: 'panel stack' }, scroll('Clients', rows.el), whose)
     const line = queue()
     listed.hidden = none.hidden = true
     return {
@@ -76,7 +77,8 @@ export const clients = {
         listed.hidden = a.file === ''
         error.set(a.error && `${a.error}; the clients of before stay in force`)
         say(title, a.file ? fmt.count(a.clients.length, 'client') : 'Clients')
-        say(note, a.file ? `${a.file}, in force for ${fmt.span(a.age_s)}; limits are used by the whole fleet; from Requests on: at ${a.node} in ${fmt.span(a.uptime_s)}` : '')
+        say(note, a.file ? `${a.file}, in force for ${fmt.span(a.age_s)}` : '')
+        say(whose, `Limits and requests in flight are those of the fleet, the columns from Requests on those of ${a.node} since its start ${fmt.span(a.uptime_s)} ago.`)
         rows.update(a.clients)
       },
     }

@@ -1,5 +1,5 @@
 // Doctor: where the prompts of an application diverge although they hold the same content behind it, and what a mended prompt would save.
-import { h, say, api, fmt, pill, table, num, scroll, keyed, head } from './dom.js'
+import { h, say, api, fmt, pill, table, num, scroll, keyed, head, sentence } from './dom.js'
 
 const levels = { mend: 'bad', 'nothing to mend': 'ok' }
 const most = 50 // applications shown
@@ -29,7 +29,7 @@ function card(name) {
     el: h('section', { class: 'panel' }, head(h('h2', { text: name }), verdict), why, figures, found),
     update(a) {
       if (verdict.textContent !== a.verdict) verdict.replaceChildren(pill(a.verdict, levels[a.verdict]))
-      say(why, a.why)
+      say(why, sentence(a.why))
       say(figures, `${fmt.number(a.requests)} requests an hour, ${fmt.number(a.prompt_tokens)} prompt tokens, ${fmt.percent(a.prompt_tokens ? a.cached_tokens / a.prompt_tokens : null)} cached; ` +
         `${fmt.count(a.samples, 'sample')} over ${fmt.span(a.seen_s)}`)
       found.hidden = a.findings.length === 0

@@ -88,6 +88,9 @@ export const fmt = {
   count: (n, noun) => `${digits(n, 0)} ${noun}${n === 1 ? '' : 's'}`,
 }
 
+// sentence makes one of the words of a node.
+export const sentence = (words) => words[0].toUpperCase() + words.slice(1) + (words.endsWith('.') ? '' : '.')
+
 // compare sorts engine-2 before engine-10.
 const natural = new Intl.Collator('en', { numeric: true })
 export const compare = (x, y) => (typeof x === 'string' ? natural.compare(x, y) : x - y)
@@ -136,7 +139,7 @@ export function keyed(el, make) {
 }
 
 // named is a table's cell of a name with a remark.
-export const named = (name, remark) => h('span', null, h('b', { text: name }), remark ? h('span', { class: 'muted', text: ` (${remark})` }) : null)
+export const named = (name, remark) => h('span', { class: 'named' }, h('b', { text: name }), remark ? h('span', { class: 'muted', text: ` (${remark})` }) : null)
 
 // names lists the first engines of so many.
 export const names = (list, all) => (list.length ? list.slice(0, 4).join(', ') + (all > 4 ? ` and ${all - 4} more` : '') : '–')

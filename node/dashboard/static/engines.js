@@ -7,24 +7,25 @@ const steps = [0.05, 0.2, 0.5, 1, 3] // seconds of queue, where the next shade b
 const shade = (s) => steps.filter((x) => s >= x).length
 const troubled = { down: 0, avoided: 1, draining: 2, active: 3 }
 
-export async function change(names, action, done) {
-  const [name] = names
+const closing = (text, cls) => h('button', { type: 'button', class: cls, text, on: { click: (e) => e.target.closest('dialog').close() } })
+
+async function change(name, action) {
   const reason = h('input', { id: 'reason', size: 40, maxlength: 200, placeholder: 'e.g. new driver' })
   const error = alarm()
   const force = h('input', { type: 'checkbox', id: 'force' })
   const forcing = h('div', { class: 'row' }, force, h('label', { for: 'force', text: 'Do it all the same' }))
   forcing.hidden = true
-  const act = h('button', { class: 'main', text: action === 'drain' ? 'Drain' : 'Resume' })
+  const draining = action === 'drain', verb = draining ? 'Drain' : 'Resume'
+  const act = h('button', { class: 'main', text: verb })
   const form = h('form', { class: 'stack' },
-    h('p', { class: 'muted', text: action === 'drain' ? 'It gets no new requests; those that run on it end normally. All routers agree on it.' : 'It gets requests again.' }),
-    action === 'drain' && h('label', { for: 'reason', text: 'Reason, for those who look later' }), action === 'drain' && reason, error.el, forcing)
-  const buttons = h('div', { class: 'row end' }, h('button', { type: 'button', text: 'Cancel', on: { click: (e) => e.target.closest('dialog').close() } }), act)
-  form.append(buttons)
+    h('p', { class: 'muted', text: draining ? 'It gets no new requests; those that run on it end normally. All routers agree on it.' : 'It gets requests again.' }),
+    draining && [h('label', { for: 'reason', text: 'Reason, for those who look later' }), reason], error.el, forcing,
+    h('div', { class: 'row end' }, closing('Cancel'), act))
   form.addEventListener('submit', async (e) => {
     e.preventDefault()
     act.disabled = true
     try {
-      await api('/backends' + (force.checked ? '?force=true' : ''), { method: 'PATCH', json: { names, action, reason: reason.value || undefined } })
+      await api('/backends' + (force.checked ? '?force=true' : ''), { method: 'PATCH', json: { names: [name], action, reason: reason.value || undefined } })
       form.closest('dialog').close('done')
     } catch (x) {
       error.set(x.message)
@@ -32,9 +33,9 @@ export async function change(names, action, done) {
       act.disabled = false
     }
   })
-  if (await ask(`${action === 'drain' ? 'Drain' : 'Resume'} ${name}?`, form)) {
-    toast(`${name}: ${action === 'drain' ? 'draining' : 'resumed'}`)
-    done()
+  if (await ask(`${verb} ${name}?`, form)) {
+    toast(`${name}: ${draining ? 'draining' : 'resumed'}`)
+    again()
   }
 }
 
@@ -52,7 +53,7 @@ function details(b) {
     pair('Its cache is', b.cache.known + (b.cache.why ? `: ${b.cache.why}` : '')), pair('Horizon', fmt.span(b.horizon_s)), pair('Generation', String(b.generation)))
 }
 
-const kv = (b) => (b.engine?.kv_usage >= 0 ? h('span', null, h('span', { class: 'meter' }, h('i', { css: { width: 100 * Math.min(b.engine.kv_usage, 1) + '%' } })), fmt.percent(b.engine.kv_usage)) : '–')
+const kv = (b) => (b.engine?.kv_usage >= 0 ? h('span', null, h('span', { class: 'meter' }, h('i', { css: { width: 100 * Math.min(b.engine.kv_usage, 1) + '%' } })), h('span', { class: 'share', text: fmt.percent(b.engine.kv_usage) })) : '–')
 
 export const engines = {
   name: 'engines', title: 'Engines',
@@ -63,7 +64,7 @@ export const engines = {
     filter = (wanted || '').toLowerCase()
     const states = choice('Only engines of this state', ['all', 'active', 'draining', 'avoided', 'down'], (s) => { state = s; draw() })
     states.press(state)
-    const look = (b) => ask(b.name, details(b), h('div', { class: 'row end' }, h('button', { type: 'button', class: 'main', text: 'Close', on: { click: (e) => e.target.closest('dialog').close() } })))
+    const look = (b) => ask(b.name, details(b), h('div', { class: 'row end' }, closing('Close', 'main')))
     const rows = table({
       key: (b) => b.name, sort: 1,
       columns: [
@@ -76,7 +77,7 @@ export const engines = {
         { name: 'KV cache', num: true, sort: (b) => b.engine?.kv_usage ?? -1, same: (b) => (b.engine?.kv_usage >= 0 ? fmt.percent(b.engine.kv_usage) : '–'), cell: kv },
         num('Prefill', (b) => fmt.number(b.rate) + ' tok/s', (b) => b.rate),
         { name: 'Cache is', cell: (b) => b.cache.known },
-        { name: 'Change', hidden: true, num: true, same: (b) => String(b.drained), cell: (b) => h('button', { type: 'button', class: 'small', 'aria-label': `${b.drained ? 'Resume' : 'Drain'} ${b.name}`, text: b.drained ? 'Resume' : 'Drain', on: { click: () => change([b.name], b.drained ? 'resume' : 'drain', again) } }) },
+        { name: 'Change', hidden: true, num: true, same: (b) => String(b.drained), cell: (b) => h('button', { type: 'button', class: 'small', 'aria-label': `${b.drained ? 'Resume' : 'Drain'} ${b.name}`, text: b.drained ? 'Resume' : 'Drain', on: { click: () => change(b.name, b.drained ? 'resume' : 'drain') } }) },
       ],
     })
     const heat = h('div', { class: 'heat', role: 'img', on: { click: (e) => { const b = list.find((x) => x.name === e.target.dataset.name); if (b) look(b) } } })

@@ -27,7 +27,7 @@ const median = (c) => { const v = known(c).sort((a, b) => a - b); return v[Math.
 
 function tile(label) {
   const value = h('span'), unit = h('small'), note = h('div', { class: 'note' })
-  return { el: h('div', { class: 'tile' }, h('div', { class: 'label', text: label }), h('div', { class: 'value' }, value, unit), note), set(v, u, n) { say(value, v); say(unit, u || ''); say(note, n || ' ') } }
+  return { el: h('div', { class: 'tile' }, h('div', { class: 'label', text: label }), h('div', { class: 'value' }, value, unit), note), set(v, u, n, none) { say(value, v); say(unit, v === '–' ? '' : u || ''); say(note, v === '–' ? none || 'no figure yet' : n || ' ') } }
 }
 
 // sentence returns the level and the words for the state of the fleet, and a line for each trouble.
@@ -44,7 +44,7 @@ export function sentence(status, nodes, raft) {
   if (raft && raft.problem) { worse('warn'); trouble.push(raft.problem) }
   for (const t of e.attention.slice(0, 3)) {
     worse(t.state === 'draining' ? 'ok' : 'warn')
-    trouble.push(`${t.name} is ${t.state}${t.since_s ? ' for ' + fmt.span(t.since_s) : ''}${t.reason ? ': ' + t.reason : ''}`)
+    trouble.push(`${t.name} ${t.since_s ? `has been ${t.state} for ${fmt.span(t.since_s)}` : `is ${t.state}`}${t.reason ? ': ' + t.reason : ''}`)
   }
   const more = all - e.active - Math.min(e.attention.length, 3)
   if (more > 0) trouble.push(`and ${fmt.count(more, 'more engine')}`)
@@ -105,7 +105,7 @@ export const fleet = {
       const [v, u] = fmt.seconds(median(f.ttft_p50_s)).split(' ')
       tiles[1].set(v, u, `99th percentile ${fmt.seconds(median(f.ttft_p99_s))}`)
       const hit = mean(f.hit_rate), random = mean(f.random_hit_rate)
-      tiles[2].set(fmt.percent(hit).replace(' %', ''), hit === null ? '' : '%', random === null ? 'not reported by engines' : `round robin: ${fmt.percent(random)}`)
+      tiles[2].set(fmt.percent(hit).replace(' %', ''), '%', random === null ? 'round robin: unknown' : `round robin: ${fmt.percent(random)}`, rate > 0 ? 'no engine reports it' : '')
       const waiting = last(f.waiting)
       tiles[3].set(fmt.number(last(f.in_flight)), 'requests', waiting === null ? 'queue not reported' : `${fmt.number(waiting)} waiting in engines`)
       const long = rings.coarse, fine = rings.fine

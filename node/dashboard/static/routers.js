@@ -41,7 +41,7 @@ export const routers = {
         { name: 'Server', same: (s) => s.name + s.leads, cell: (s) => named(s.name || s.id, s.leads && 'leader') },
         { name: 'Vote', cell: (s) => (s.voter ? 'votes' : 'follows') },
         { name: 'State', same: (s) => String(s.alive), cell: (s) => pill(s.alive ? 'alive' : 'gone', s.alive ? 'ok' : 'bad') },
-        num('Log', (s) => (s.index ? s.index : '–')),
+        num('Log, by the leader', (s) => (s.index ? s.index : '–')),
         { name: 'Address', cell: (s) => s.addr },
       ],
     })
@@ -87,7 +87,7 @@ export const routers = {
           return
         }
         const leader = raft.servers.find((s) => s.id === raft.leader)
-        say(raftText, raft.leader ? `${leader?.name || raft.leader} leads ${fmt.count(raft.servers.filter((s) => s.voter).length, 'voter')}; ${raft.node} is ${raft.role}, at version ${raft.version} of the agreed state (term ${raft.term}, ${fmt.number(raft.committed)} log entries).` : 'There is no leader: changes are refused, and routing goes on by the last agreed state.')
+        say(raftText, raft.leader ? `${leader?.name || raft.leader} leads ${fmt.count(raft.servers.filter((s) => s.voter).length, 'voter')}. This router's role is ${raft.role}, at version ${raft.version} of the agreed state (term ${raft.term}, ${fmt.number(raft.committed)} log entries).` : 'There is no leader: changes are refused, and routing goes on by the last agreed state.')
         servers.update(raft.servers.map((s) => ({ ...s, leads: s.id === raft.leader })))
       },
     }

@@ -1,7 +1,7 @@
 // Why: what would decide about a request, and what it would cost on each candidate.
-import { h, say, api, may, fmt, table, num, panel, scroll, bar, swatch, pill, head, alarm, Refused } from './dom.js'
+import { h, say, api, may, fmt, table, num, panel, scroll, bar, swatch, pill, head, alarm, sentence, Refused } from './dom.js'
 
-const example = JSON.stringify({ model: '', messages: [{ role: 'user', content: 'Hello' }] }, null, 1)
+const example = (model) => JSON.stringify({ model, messages: [{ role: 'user', content: 'Hello' }] }, null, 1)
 const parts = [['wait_s', 'waits in the queue', 'b1'], ['compute_s', 'computes what is not cached', 'b2'], ['later_s', 'delays other requests', 'b3']]
 const rungs = {
   stored: 'the engine that stores the response', cache: 'an engine that holds more of the prompt', hot: 'the replica set of a hot prefix',
@@ -34,7 +34,7 @@ const chosen = (r) => `${r.backend}, by ${rungs[r.rung] || r.rung}`
 const explained = (r) => h('section', { class: 'panel stack' },
   h('h2', { text: chosen(r) }),
   h('p', { class: 'muted', text: `${fmt.number(r.prompt_tokens)} prompt tokens, ${fmt.number(r.predicted_tokens)} of them expected in its cache${r.exact ? ' (known by its events)' : ''}; strategy ${r.strategy}, ${fmt.count(r.eligible, 'eligible engine')}.` }),
-  r.why && h('p', { text: r.why[0].toUpperCase() + r.why.slice(1) + '.' }), r.note && h('p', { class: 'hint', text: r.note }), priced(r.candidates))
+  r.why && h('p', { text: sentence(r.why) }), r.note && h('p', { class: 'hint', text: r.note }), priced(r.candidates))
 
 const tokens = (n) => (n < 0 ? 'an unknown number of' : fmt.number(n))
 const time = (ms) => new Date(ms).toLocaleTimeString('en-GB')
@@ -49,7 +49,7 @@ export const why = {
   open(wanted) {
     const path = h('select', { id: 'path' }, ['/v1/chat/completions', '/v1/completions', '/v1/messages', '/v1/responses', '/v1/embeddings', '/generate'].map((p) => h('option', { text: p })))
     const body = h('textarea', { id: 'body', spellcheck: 'false' })
-    body.value = example
+    body.value = example('')
     const id = h('input', { id: 'id', size: 40, placeholder: 'x-request-id', spellcheck: 'false' })
     const out = h('div', { 'aria-live': 'polite' }), error = alarm()
     // show replaces the answer; content is what ask resolves to.
@@ -96,6 +96,7 @@ export const why = {
         const a = await may('/receipts'), list = a.receipts || []
         say(none, a instanceof Refused ? a.message : 'No request has ended here yet.')
         none.hidden = list.length > 0
+        if (list.length && body.value === example('')) body.value = example(list[0].model)
         latest.update(list.slice(0, 40))
       },
     }
