@@ -45,11 +45,9 @@ func (n *Node) collectRequests(s metrics.Scrape) {
 		bytes(float64(size), p.String())
 	}
 	s.Counter("access_log_dropped_total", "Lines of access_log that were lost because the file was slow, or failed.")(float64(n.access.Dropped()))
-	if n.traces != nil {
-		spans := s.Counter("spans_total", "Spans of requests for the collector of otlp_endpoint: sent, or dropped because it was too slow, failed or refused them.", "outcome")
-		spans(float64(n.traces.Sent()), "sent")
-		spans(float64(n.traces.Dropped()), "dropped")
-	}
+	spans := s.Counter("spans_total", "Spans of requests for the collector of otlp_endpoint: sent, or dropped because it was too slow, failed or refused them.", "outcome")
+	spans(float64(n.traces.Sent()), "sent")
+	spans(float64(n.traces.Dropped()), "dropped")
 	s.Counter("bodies_refused_total", "Requests answered 503 because max_body_memory was in use.")(float64(bodiesRefused))
 }
 

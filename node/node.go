@@ -59,8 +59,8 @@ type Node struct {
 	proxy    *proxy.Proxy
 	metrics  *metrics.Metrics
 	access   *accesslog.Log
-	traces   *traces.Exporter // nil without otlp_endpoint
-	counts   history.Counts   // of this node's requests
+	traces   *traces.Exporter
+	counts   history.Counts // of this node's requests
 	history  *history.History
 	receipts history.Receipts // of the last requests
 	baseline *history.Baseline
@@ -162,17 +162,12 @@ func New(cfg config.Config) (*Node, error) {
 		out = cfg.Stdout
 	}
 	n.access = accesslog.New(cfg.AccessLogFile, out, n.name, which)
-	if cfg.OTLPEndpoint != "" {
-		headers, err := cfg.OTLPHeaders()
-		if err != nil {
-			return nil, err
-		}
-		if n.traces, err = traces.New(traces.Config{
-			Endpoint: cfg.OTLPEndpoint, Headers: headers, Node: n.name, Cluster: cfg.Cluster, Version: cfg.Version, Log: n.log.With().Str("component", "traces").Logger(),
-		}); err != nil {
-			return nil, err
-		}
+	collector, err := collectorOf(&cfg)
+	if err != nil {
+		return nil, err
 	}
+	n.traces = traces.New(traces.Config{Node: n.name, Cluster: cfg.Cluster, Version: cfg.Version, Log: n.log.With().Str("component", "traces").Logger()})
+	n.traces.Use(collector)
 	if n.cfg.AdminTokenFile != "" {
 		if _, err := admin.ReadToken(n.cfg.AdminTokenFile); err != nil {
 			return nil, err
@@ -310,9 +305,7 @@ func (n *Node) start(ctx context.Context) error {
 		return err
 	}
 	n.cleanups.push("access log", func(context.Context) error { return n.access.Close() })
-	if n.traces != nil {
-		n.run(&n.cleanups, "traces", n.traces.Run)
-	}
+	n.run(&n.cleanups, "traces", n.traces.Run)
 	ln, err := n.listen(ctx, "listen", n.cfg.Listen, n.cfg.Inherited.Data)
 	if err != nil {
 		return err

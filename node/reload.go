@@ -10,6 +10,7 @@ import (
 	"grapevine.example/node/admin"
 	"grapevine.example/node/backends"
 	"grapevine.example/node/config"
+	"grapevine.example/node/traces"
 )
 
 // Reloaded says what a reload did with the settings that differ.
@@ -38,7 +39,8 @@ func (n *Node) Reload(next config.Config) (Reloaded, error) {
 	keys, errKeys := backends.ReadKeys(next.Backends)
 	stamp, book, errClients := n.clients.read()
 	which, errWhich := accesslog.Parse(now.AccessLog)
-	if err := errors.Join(errLevel, errCert, errKeys, errClients, errWhich); err != nil {
+	collector, errCollector := collectorOf(&now)
+	if err := errors.Join(errLevel, errCert, errKeys, errClients, errWhich, errCollector); err != nil {
 		return Reloaded{}, err
 	}
 	tuned, err := n.proxyConfig(nil, &now)
@@ -69,6 +71,7 @@ func (n *Node) Reload(next config.Config) (Reloaded, error) {
 	n.access.Set(which)
 	n.accounts.SetPrice(now.GPUHourPrice)
 	n.doctor.SetRate(now.DoctorSamples)
+	n.traces.Use(collector)
 	if book != nil {
 		_ = n.clients.adopt(stamp, book, nil, n.useClients)
 	}
@@ -85,6 +88,15 @@ func (n *Node) Reload(next config.Config) (Reloaded, error) {
 		n.warnLimits(&now)
 	}
 	return done, nil
+}
+
+// collectorOf reads the file of the collector's headers.
+func collectorOf(c *config.Config) (*traces.Target, error) {
+	headers, err := c.OTLPHeaders()
+	if err != nil {
+		return nil, err
+	}
+	return traces.NewTarget(c.OTLPEndpoint, headers)
 }
 
 // merge returns the configuration in force after a reload. Of the backends it says only that others wait for the next start.

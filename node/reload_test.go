@@ -45,6 +45,15 @@ func another(t *testing.T, c *config.Config, s config.Setting) {
 	case "rules":
 		c.Rules = append(c.Rules, config.Rule{Strategy: "random"})
 		return
+	case "otlp_endpoint":
+		c.OTLPEndpoint = "http://127.0.0.1:10"
+		return
+	case "otlp_headers_file":
+		c.OTLPHeadersFile = filepath.Join(t.TempDir(), "headers")
+		if err := os.WriteFile(c.OTLPHeadersFile, []byte("A: b"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return
 	case "trace_share":
 		c.TraceShare = 0.5
 		return
@@ -121,19 +130,22 @@ var inForce = map[string]func(n *Node) any{
 	"drain_grace":               func(n *Node) any { return n.Running().DrainGrace },
 	"drain_timeout":             func(n *Node) any { return n.Running().DrainTimeout },
 
-	"log_level":       func(n *Node) any { return n.cfg.Level.Sample(zerolog.InfoLevel) },
-	"access_log":      func(n *Node) any { return n.access.Which() },
-	"access_log_file": func(n *Node) any { return n.access.Path() },
-	"gpu_hour_price":  func(n *Node) any { return n.accounts.Price() },
-	"doctor_samples":  func(n *Node) any { return n.doctor.Rate() },
-	"trace_share":     func(n *Node) any { return n.proxy.Tuned().TraceShare },
-	"pprof":           func(n *Node) any { return n.Running().Pprof },
+	"log_level":         func(n *Node) any { return n.cfg.Level.Sample(zerolog.InfoLevel) },
+	"access_log":        func(n *Node) any { return n.access.Which() },
+	"access_log_file":   func(n *Node) any { return n.access.Path() },
+	"gpu_hour_price":    func(n *Node) any { return n.accounts.Price() },
+	"doctor_samples":    func(n *Node) any { return n.doctor.Rate() },
+	"otlp_endpoint":     func(n *Node) any { return n.traces.Target() },
+	"otlp_headers_file": func(n *Node) any { return n.traces.Target() },
+
+	"trace_share": func(n *Node) any { return n.proxy.Tuned().TraceShare },
+	"pprof":       func(n *Node) any { return n.Running().Pprof },
 }
 
 func TestReloadGoesByTheTable(t *testing.T) {
 	for _, s := range config.Settings() {
 		cfg := testConfig("http://127.0.0.3:1")
-		cfg.QueueRequests, cfg.Level = 8, new(config.LogLevel)
+		cfg.QueueRequests, cfg.Level, cfg.OTLPEndpoint = 8, new(config.LogLevel), "http://127.0.0.1:9"
 		n, err := New(cfg)
 		if err != nil {
 			t.Fatal(err)

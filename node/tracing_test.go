@@ -51,8 +51,13 @@ func TestTracing(t *testing.T) {
 		inner.ServeHTTP(w, r)
 	})
 	cfg := testConfig(engine.URL)
-	cfg.OTLPEndpoint, cfg.TraceShare = collector.URL, 0
+	cfg.TraceShare = 0
 	n := startNode(t, cfg)
+	next := *n.Running()
+	next.OTLPEndpoint = collector.URL
+	if _, err := n.Reload(next); err != nil {
+		t.Fatal(err)
+	}
 	for _, trace := range []string{"00-" + id + "-" + parent + "-01", ""} { // the second has no caller, and no share
 		req, err := http.NewRequest(http.MethodPost, "http://"+n.Addr()+"/v1/chat/completions", strings.NewReader(`{"model":"m","messages":[{"role":"user","content":"a secret prompt"}]}`))
 		if err != nil {

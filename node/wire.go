@@ -144,9 +144,7 @@ func (n *Node) streamsConfig(secret []byte) streams.Config {
 func (n *Node) observe(r *proxy.Record) {
 	n.metrics.Observe(r)
 	n.accounts.Observe(r)
-	if n.traces != nil {
-		n.traces.Observe(r)
-	}
+	n.traces.Observe(r)
 	rate, by := 0.0, history.Deciding(r)
 	if by != nil {
 		rate = n.router.Rate(by.Backend)

@@ -151,7 +151,7 @@ func (e *exchange) startRecord() {
 	if len(e.head.trace) > 0 {
 		e.rec.Trace = parseTrace(e.head.trace)
 	}
-	if e.proxy.cfg.Tracing {
+	if e.tuned.Tracing {
 		e.rec.Trace.begin(e.tuned.TraceShare)
 	}
 }

@@ -308,7 +308,7 @@ func (e *exchange) appendRequest(dst []byte, t *Target, length int) []byte {
 	if e.stampHead {
 		dst = appendHeader(dst, []byte(headerSession), e.stamp)
 	}
-	if e.proxy.cfg.Tracing {
+	if e.tuned.Tracing {
 		dst = e.appendTrace(dst)
 	}
 	dst = append(dst, "X-Request-Id: "...)

@@ -110,7 +110,7 @@ func (e *exchange) serve() {
 func (e *exchange) scan(kind prompt.Kind, control bool) {
 	e.head.scan(e.ctx.Request.Header.RawHeaders(), scanOptions{
 		plainAnswer: kind != prompt.Other, control: control, ranked: e.proxy.ranks(e.client), takeKey: e.proxy.cfg.Clients != nil,
-		traced: e.proxy.cfg.Tracing,
+		traced: e.tuned.Tracing,
 	})
 }
 

@@ -176,7 +176,7 @@ func TestSessionHeaders(t *testing.T) {
 func TestTargetHeadersReplaceTheClients(t *testing.T) {
 	b := newBackend(t, false, answering)
 	e := newExchange(&Proxy{cfg: Config{Hasher: mustHasher(t)}})
-	e.conn = &clientConn{}
+	e.conn, e.tuned = &clientConn{}, &Config{}
 	e.head.scan([]byte("Authorization: Bearer client\r\nX-A: b\r\nConnection: X-A\r\n\r\n"), scanOptions{plainAnswer: true})
 	e.ownKey = true
 	e.head.id = []byte("id")

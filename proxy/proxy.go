@@ -211,7 +211,7 @@ func New(cfg Config) (*Proxy, error) {
 }
 
 // Retune checks new values and returns a function that applies PassPaths, AllowEngineControl,
-// ResponseHeaders, TraceShare, the limits from MaxBody on, the queue's, and the timeouts except Watch. Requests that
+// ResponseHeaders, Tracing, TraceShare, the limits from MaxBody on, the queue's, and the timeouts except Watch. Requests that
 // have begun keep the old values, open connections their MaxHeader, Read and KeepAlive.
 func (p *Proxy) Retune(cfg Config) (apply func(), err error) {
 	if err := cfg.complete(); err != nil {

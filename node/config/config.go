@@ -117,9 +117,9 @@ type Config struct {
 	AccessLog     string `yaml:"access_log" reload:"yes" name:"access-log" env:"GRAPEVINE_ACCESS_LOG" default:"off" placeholder:"off|errors|sample:SHARE|all" group:"watching" help:"Log a line of JSON for requests: off; errors (5xx, 429, answers broken off); sample:0.01 (that share and all errors); all. Lines hold no prompts."`
 	AccessLogFile string `yaml:"access_log_file" reload:"yes" name:"access-log-file" env:"GRAPEVINE_ACCESS_LOG_FILE" placeholder:"FILE" group:"watching" help:"File for these lines, opened again at each reload. Empty: stdout."`
 
-	OTLPEndpoint string `yaml:"otlp_endpoint" name:"otlp-endpoint" env:"GRAPEVINE_OTLP_ENDPOINT" placeholder:"URL" group:"watching" help:"OpenTelemetry collector that gets a span of each traced request, by OTLP over HTTP: http://127.0.0.1:4318. Spans hold no prompts. Empty: no tracing."`
+	OTLPEndpoint string `yaml:"otlp_endpoint" reload:"yes" name:"otlp-endpoint" env:"GRAPEVINE_OTLP_ENDPOINT" placeholder:"URL" group:"watching" help:"OpenTelemetry collector that gets a span of each traced request, by OTLP over HTTP: http://127.0.0.1:4318. Spans hold no prompts. Empty: no tracing."`
 	// OTLPHeadersFile: see traces.ParseHeaders.
-	OTLPHeadersFile string  `yaml:"otlp_headers_file" name:"otlp-headers-file" env:"GRAPEVINE_OTLP_HEADERS_FILE" placeholder:"FILE" group:"watching" help:"File with headers for the collector, such as a credential: lines of Name: value, read at the start."`
+	OTLPHeadersFile string  `yaml:"otlp_headers_file" reload:"yes" name:"otlp-headers-file" env:"GRAPEVINE_OTLP_HEADERS_FILE" placeholder:"FILE" group:"watching" help:"File with headers for the collector, such as a credential: lines of Name: value; each reload reads it again."`
 	TraceShare      float64 `yaml:"trace_share" reload:"yes" name:"trace-share" env:"GRAPEVINE_TRACE_SHARE" default:"0.1" placeholder:"SHARE" group:"watching" help:"Share, 0 to 1, of the requests without a traceparent that are traced. The others follow their traceparent."`
 
 	GPUHourPrice float64 `yaml:"gpu_hour_price" reload:"yes" name:"gpu-hour-price" env:"GRAPEVINE_GPU_HOUR_PRICE" default:"0" placeholder:"PRICE" group:"watching" help:"Price of an hour of one engine, all its GPUs together, for the cost of each client. 0: no costs."`

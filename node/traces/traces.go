@@ -39,20 +39,23 @@ const (
 
 // Config describes an Exporter.
 type Config struct {
-	Endpoint string      // see URL
-	Headers  http.Header // of each post, see ParseHeaders; may be nil. The exporter does not change them.
-	Node     string
-	Cluster  string
-	Version  string
-	Log      zerolog.Logger
+	Node    string
+	Cluster string
+	Version string
+	Log     zerolog.Logger
+}
+
+// Target is a collector. Immutable.
+type Target struct {
+	url     string
+	headers http.Header
 }
 
 // Exporter gathers spans and sends them. Safe for concurrent use.
 type Exporter struct {
-	url    string
-	extra  http.Header
-	head   []byte // of every batch, without its lengths
-	bodies [2]int // where in a batch the two messages begin that hold its spans
+	target atomic.Pointer[Target] // nil: none
+	head   []byte                 // of every batch, without its lengths
+	bodies [2]int                 // where in a batch the two messages begin that hold its spans
 	client *http.Client
 	log    zerolog.Logger
 	pause  time.Duration // before the second try; doubled before each further one
@@ -74,12 +77,20 @@ func URL(endpoint string) (string, error) {
 	return u.JoinPath("v1", "traces").String(), nil
 }
 
-// New returns an exporter that sends nothing until Run.
-func New(c Config) (*Exporter, error) {
-	target, err := URL(c.Endpoint)
+// NewTarget returns the collector at endpoint, see URL; nil if that is empty. Posts carry headers, see ParseHeaders; they may be nil.
+func NewTarget(endpoint string, headers http.Header) (*Target, error) {
+	if endpoint == "" {
+		return nil, nil
+	}
+	target, err := URL(endpoint)
 	if err != nil {
 		return nil, err
 	}
+	return &Target{url: target, headers: headers}, nil
+}
+
+// New returns an exporter that sends nothing until Run, and drops spans while it has no target.
+func New(c Config) *Exporter {
 	var m message
 	spans := m.begin(1, long) // ResourceSpans, alone in an ExportTraceServiceRequest
 	resource := m.begin(1, short)
@@ -93,14 +104,20 @@ func New(c Config) (*Exporter, error) {
 	m.text(1, "grapevine")
 	m.end(scope, short)
 	return &Exporter{
-		url: target, extra: c.Headers, head: m, bodies: [2]int{spans, scoped}, waiting: bytes.Clone(m), log: c.Log, pause: time.Second,
+		head: m, bodies: [2]int{spans, scoped}, waiting: bytes.Clone(m), log: c.Log, pause: time.Second,
 		client: &http.Client{
 			Transport: &http.Transport{MaxIdleConns: 1, IdleConnTimeout: time.Minute}, Timeout: sendTimeout,
 			// Another host must not get the headers' credentials.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
-	}, nil
+	}
 }
+
+// Use sends spans to another collector from the next batch on; nil: to none.
+func (x *Exporter) Use(t *Target) { x.target.Store(t) }
+
+// Target is the collector in use, or nil.
+func (x *Exporter) Target() *Target { return x.target.Load() }
 
 // Sent counts the spans that the collector took.
 func (x *Exporter) Sent() uint64 { return x.sent.Load() }
@@ -154,7 +171,12 @@ func (x *Exporter) flush(ctx context.Context) {
 	for _, body := range x.bodies {
 		message(batch).end(body, long)
 	}
-	refused, err := x.send(ctx, batch)
+	target := x.target.Load()
+	if target == nil { // of requests that began while there was one
+		x.dropped.Add(uint64(count))
+		return
+	}
+	refused, err := x.send(ctx, target, batch)
 	if err != nil {
 		refused = count
 		if time.Since(x.warned) >= warnEvery {
@@ -168,10 +190,10 @@ func (x *Exporter) flush(ctx context.Context) {
 }
 
 // send repeats what the protocol lets clients repeat. refused is what the collector left out of a batch that it accepted.
-func (x *Exporter) send(ctx context.Context, batch []byte) (refused int, err error) {
+func (x *Exporter) send(ctx context.Context, target *Target, batch []byte) (refused int, err error) {
 	for try := range tries {
 		var again bool
-		if refused, again, err = x.post(ctx, batch); err == nil || !again || try == tries-1 {
+		if refused, again, err = x.post(ctx, target, batch); err == nil || !again || try == tries-1 {
 			break
 		}
 		select {
@@ -183,12 +205,12 @@ func (x *Exporter) send(ctx context.Context, batch []byte) (refused int, err err
 	return refused, err
 }
 
-func (x *Exporter) post(ctx context.Context, batch []byte) (refused int, again bool, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, x.url, bytes.NewReader(batch))
+func (x *Exporter) post(ctx context.Context, target *Target, batch []byte) (refused int, again bool, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, target.url, bytes.NewReader(batch))
 	if err != nil {
 		return 0, false, err
 	}
-	maps.Copy(req.Header, x.extra)
+	maps.Copy(req.Header, target.headers)
 	req.Header.Set("Content-Type", "application/x-protobuf")
 	resp, err := x.client.Do(req)
 	if err != nil {

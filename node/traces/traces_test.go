@@ -85,12 +85,19 @@ func texts(attributes []*commonpb.KeyValue) map[string]string {
 
 func id(b []byte) string { return hex.EncodeToString(b) }
 
-func newExporter(t *testing.T, c *collector) *Exporter {
+func use(t *testing.T, x *Exporter, endpoint string, headers http.Header) {
 	t.Helper()
-	x, err := New(Config{Endpoint: c.URL, Node: "router-1", Cluster: "prod", Version: "v1", Log: zerolog.Nop()})
+	target, err := NewTarget(endpoint, headers)
 	if err != nil {
 		t.Fatal(err)
 	}
+	x.Use(target)
+}
+
+func newExporter(t *testing.T, c *collector) *Exporter {
+	t.Helper()
+	x := New(Config{Node: "router-1", Cluster: "prod", Version: "v1", Log: zerolog.Nop()})
+	use(t, x, c.URL, nil)
 	x.pause, x.client.Timeout = time.Millisecond, time.Minute
 	return x
 }
@@ -250,10 +257,8 @@ func TestSlowCollector(t *testing.T) {
 	c := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
 	defer c.Close()
 	defer close(release)
-	x, err := New(Config{Endpoint: c.URL, Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := New(Config{Log: zerolog.Nop()})
+	use(t, x, c.URL, nil)
 	x.pause, x.client.Timeout = time.Millisecond, 20*time.Millisecond
 	for range 3 {
 		for range 1000 {
@@ -272,10 +277,8 @@ func TestEnds(t *testing.T) {
 	c := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
 	defer c.Close()
 	defer close(release)
-	x, err := New(Config{Endpoint: c.URL, Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := New(Config{Log: zerolog.Nop()})
+	use(t, x, c.URL, nil)
 	x.Observe(record())
 	run(t, x)()
 	if x.Dropped() != 1 || x.Sent() != 0 {
@@ -297,10 +300,8 @@ func TestHeaders(t *testing.T) {
 		http.Redirect(w, r, other.URL, http.StatusTemporaryRedirect)
 	}))
 	defer c.Close()
-	x, err := New(Config{Endpoint: c.URL, Headers: headers, Log: zerolog.Nop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := New(Config{Log: zerolog.Nop()})
+	use(t, x, c.URL, headers)
 	x.Observe(record())
 	x.flush(t.Context())
 	if h := <-got; h.Get("Authorization") != "Bearer a:b" || h.Get("X-Scope-Orgid") != "7" || len(h.Values("Content-Type")) != 1 {
@@ -308,6 +309,36 @@ func TestHeaders(t *testing.T) {
 	}
 	if x.Dropped() != 1 {
 		t.Errorf("%d dropped", x.Dropped())
+	}
+}
+
+// TestTarget: the next batch goes to the target of its time, and nowhere if there is none.
+func TestTarget(t *testing.T) {
+	got := make(chan string, 1)
+	collector := func(name string) string {
+		s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got <- name + r.Header.Get("Authorization") }))
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+	first, second := collector("first "), collector("second ")
+	x := New(Config{Log: zerolog.Nop()})
+	for _, step := range []struct {
+		endpoint, key string
+		sent, dropped uint64
+	}{{first, "a", 1, 0}, {first, "b", 2, 0}, {"", "", 2, 1}, {second, "b", 3, 1}} {
+		use(t, x, step.endpoint, http.Header{"Authorization": {step.key}})
+		x.Observe(record())
+		x.flush(t.Context())
+		if x.Sent() != step.sent || x.Dropped() != step.dropped {
+			t.Fatalf("%+v: %d sent, %d dropped", step, x.Sent(), x.Dropped())
+		}
+		if step.endpoint == "" {
+			continue
+		}
+		name := map[string]string{first: "first ", second: "second "}[step.endpoint]
+		if at := <-got; at != name+step.key {
+			t.Errorf("%+v: the batch went to %q", step, at)
+		}
 	}
 }
 
@@ -343,10 +374,7 @@ func TestURL(t *testing.T) {
 }
 
 func BenchmarkObserve(b *testing.B) {
-	x, err := New(Config{Endpoint: "http://127.0.0.1:4318", Log: zerolog.Nop()})
-	if err != nil {
-		b.Fatal(err)
-	}
+	x := New(Config{Log: zerolog.Nop()})
 	r := record()
 	r.ID, r.Model = []byte("f81d4fae7dec11d0a76500a0c91e6bf6"), []byte("qwen3-8b")
 	b.ReportAllocs()
