@@ -5,9 +5,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/grafana/grafana-foundation-sdk/go/cog/plugins"
+	"github.com/grafana/grafana-foundation-sdk/go/dashboard"
 )
 
 const boardsDir = "../deploy/grafana/"
@@ -195,6 +199,36 @@ func TestBoards(t *testing.T) {
 	}
 }
 
+// TestBoardsFitGrafana reads the boards as Grafana's own types: each field must be one of a dashboard, of its panels' options or of a query
+// for Prometheus, of the right type, and none that those types require may be missing.
+func TestBoardsFitGrafana(t *testing.T) {
+	plugins.RegisterDefaultPlugins() // panels and queries by their type
+	files, err := filepath.Glob(boardsDir + "*.json")
+	if err != nil || len(files) != len(boards()) {
+		t.Fatal(files, err)
+	}
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		misfits := func(text []byte) string {
+			if err := new(dashboard.Dashboard).UnmarshalJSONStrict(text); err != nil {
+				return err.Error() // empty where the SDK returns an empty list of errors
+			}
+			return ""
+		}
+		if text := misfits(text); text != "" {
+			t.Errorf("%s: %s", name, text)
+		}
+		for _, wrong := range []struct{ of, by string }{{`"legendFormat"`, `"legend"`}, {`"expr": "`, `"expr": 1, "x": "`}, {`"graphMode": "area"`, `"graphMode": 1`}, {`"placement"`, `"place"`}} {
+			if ill := strings.Replace(string(text), wrong.of, wrong.by, 1); ill != string(text) && misfits([]byte(ill)) == "" {
+				t.Errorf("%s is said to fit with %s for %s", name, wrong.by, wrong.of)
+			}
+		}
+	}
+}
+
 // areas are the rows of metrics without a panel, by the beginning of their names; the last takes the rest.
 var areas = []struct {
 	title    string
@@ -329,7 +363,11 @@ func (r registry) render(t *testing.T, b board) []byte {
 	if err := enc.Encode(object{
 		"uid": "grapevine-" + b.file, "title": b.title, "tags": []string{"grapevine"}, "schemaVersion": 39, "editable": true, "refresh": "30s",
 		"time": object{"from": "now-1h", "to": "now"}, "templating": object{"list": variables}, "panels": panels,
-		"links": []object{{"type": "dashboards", "tags": []string{"grapevine"}, "title": "grapevine", "asDropdown": true, "includeVars": true, "keepTime": true}},
+		"links": []object{{
+			"type": "dashboards", "tags": []string{"grapevine"}, "title": "grapevine", "asDropdown": true, "includeVars": true, "keepTime": true,
+			"icon": "external link", "tooltip": "the other boards of grapevine", "targetBlank": false,
+		}},
+		"annotations": object{"list": []object{}},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -365,12 +403,15 @@ func (r registry) panel(b board, p panel, source, at object) object {
 		targets[0]["expr"] = "1000 * " + targets[0]["expr"].(string)
 	}
 	defaults, kind := object{"unit": unit, "min": 0}, "timeseries"
-	options := object{"legend": object{"displayMode": "list", "placement": "bottom", "showLegend": true}, "tooltip": object{"mode": "multi", "sort": "desc"}}
+	options := object{"legend": object{"displayMode": "list", "placement": "bottom", "showLegend": true, "calcs": []string{}}, "tooltip": object{"mode": "multi", "sort": "desc"}}
 	if strings.Contains(p.queries[0].expr, "_offset_") {
 		delete(defaults, "min")
 	}
 	if p.stat {
-		kind, options = "stat", object{"reduceOptions": object{"calcs": []string{"lastNotNull"}}, "colorMode": "none", "graphMode": "area"}
+		kind, options = "stat", object{
+			"reduceOptions": object{"calcs": []string{"lastNotNull"}}, "colorMode": "none", "graphMode": "area", "justifyMode": "auto", "textMode": "auto",
+			"wideLayout": true, "showPercentChange": false, "percentChangeColorMode": "standard", "orientation": "auto",
+		}
 	}
 	return object{
 		"type": kind, "title": p.title, "description": strings.Join(help, "\n\n"), "datasource": source, "gridPos": at, "targets": targets,
