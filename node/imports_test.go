@@ -279,3 +279,26 @@ func matches(allowed []string, pkg string) bool {
 		return a == pkg
 	})
 }
+
+// The house of docs/design.md names every package, by its path or its last part.
+func TestDesignNamesEveryPackage(t *testing.T) {
+	text, err := os.ReadFile("../docs/design.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, house, found := strings.Cut(string(text), "## 3. The house\n```\n")
+	house, _, ended := strings.Cut(house, "```")
+	if !found || !ended {
+		t.Fatal("no house in docs/design.md")
+	}
+	words := strings.FieldsFunc(house, func(r rune) bool { return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyz-/", r) })
+	named := make(map[string]bool)
+	for _, w := range words {
+		named[path.Base(w)] = true
+	}
+	for p := range mayImport {
+		if below := strings.HasPrefix(p, "chaos/fleetsim/"); !below && !named[path.Base(p)] {
+			t.Errorf("docs/design.md, section 3, does not name %s", p)
+		}
+	}
+}
