@@ -70,6 +70,7 @@ type Node struct {
 	running  atomic.Pointer[config.Config] // cfg plus what Reload applied; immutable
 	reloadMu sync.Mutex                    // one Reload at a time
 	reloaded atomic.Pointer[lastReload]    // nil: none yet
+	retuned  atomic.Pointer[chan struct{}] // closed, and replaced, by the next Reload
 
 	gossipCert atomic.Pointer[tls.Certificate] // last valid gossip_cert; nil: none configured
 
@@ -137,6 +138,7 @@ func New(cfg config.Config) (*Node, error) {
 		n.name = host
 	}
 	n.running.Store(&cfg)
+	n.retuned.Store(new(make(chan struct{})))
 	n.log = cfg.Log.With().Str("node", n.name).Logger()
 	if err := n.buildRouting(); err != nil {
 		return nil, err
@@ -432,17 +434,35 @@ func (n *Node) run(owner *cleanups, name string, loops ...func(context.Context))
 }
 
 func (n *Node) startDiscovery() {
-	var loops []func(context.Context)
-	if every := n.cfg.ModelsInterval; every > 0 {
-		loops = append(loops, func(ctx context.Context) { n.backends.Poll(ctx, every, n.backends.AskModels) })
+	poll := func(interval func(*config.Config) time.Duration, ask func(context.Context, *backends.Engine)) func(context.Context) {
+		return func(ctx context.Context) { n.poll(ctx, interval, ask) }
 	}
-	if every := n.cfg.MetricsInterval; every > 0 {
-		loops = append(loops, func(ctx context.Context) { n.backends.Poll(ctx, every, n.backends.AskMetrics) })
+	n.run(&n.single, "discovery",
+		poll(func(c *config.Config) time.Duration { return c.ModelsInterval }, n.backends.AskModels),
+		poll(func(c *config.Config) time.Duration { return c.MetricsInterval }, n.backends.AskMetrics),
+		poll(func(c *config.Config) time.Duration { return c.LoadsInterval }, n.backends.AskLoads))
+}
+
+// poll asks all engines at the interval in force, and none while that is 0. A reload that changes it begins a new round.
+func (n *Node) poll(ctx context.Context, interval func(*config.Config) time.Duration, ask func(context.Context, *backends.Engine)) {
+	for ctx.Err() == nil {
+		retuned := *n.retuned.Load()
+		every := interval(n.Running())
+		asking, stop := context.WithCancel(ctx)
+		var polling sync.WaitGroup
+		if every > 0 {
+			polling.Go(func() { n.backends.Poll(asking, every, ask) })
+		}
+		for ctx.Err() == nil && interval(n.Running()) == every {
+			select {
+			case <-ctx.Done():
+			case <-retuned:
+				retuned = *n.retuned.Load()
+			}
+		}
+		stop()
+		polling.Wait()
 	}
-	if every := n.cfg.LoadsInterval; every > 0 {
-		loops = append(loops, func(ctx context.Context) { n.backends.Poll(ctx, every, n.backends.AskLoads) })
-	}
-	n.run(&n.single, "discovery", loops...)
 }
 
 // fleetSize counts the live nodes, this one included.

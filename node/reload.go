@@ -83,6 +83,7 @@ func (n *Node) Reload(next config.Config) (Reloaded, error) {
 	}
 	n.useCertificate(cert)
 	n.running.Store(&now)
+	close(*n.retuned.Swap(new(make(chan struct{}))))
 	n.reloaded.Store(&lastReload{at: time.Now(), done: done})
 	if now.Fit() != old.Fit() {
 		n.warnLimits(&now)

@@ -130,11 +130,16 @@ var inForce = map[string]func(n *Node) any{
 	"drain_grace":               func(n *Node) any { return n.Running().DrainGrace },
 	"drain_timeout":             func(n *Node) any { return n.Running().DrainTimeout },
 
-	"log_level":         func(n *Node) any { return n.cfg.Level.Sample(zerolog.InfoLevel) },
-	"access_log":        func(n *Node) any { return n.access.Which() },
-	"access_log_file":   func(n *Node) any { return n.access.Path() },
-	"gpu_hour_price":    func(n *Node) any { return n.accounts.Price() },
-	"doctor_samples":    func(n *Node) any { return n.doctor.Rate() },
+	"log_level":       func(n *Node) any { return n.cfg.Level.Sample(zerolog.InfoLevel) },
+	"access_log":      func(n *Node) any { return n.access.Which() },
+	"access_log_file": func(n *Node) any { return n.access.Path() },
+	"gpu_hour_price":  func(n *Node) any { return n.accounts.Price() },
+	"doctor_samples":  func(n *Node) any { return n.doctor.Rate() },
+	// TestReloadChangesIntervals shows that engines are asked by them.
+	"models_interval":  func(n *Node) any { return n.Running().ModelsInterval },
+	"metrics_interval": func(n *Node) any { return n.Running().MetricsInterval },
+	"loads_interval":   func(n *Node) any { return n.Running().LoadsInterval },
+
 	"otlp_endpoint":     func(n *Node) any { return n.traces.Target() },
 	"otlp_headers_file": func(n *Node) any { return n.traces.Target() },
 
@@ -182,6 +187,52 @@ func TestReloadGoesByTheTable(t *testing.T) {
 		if still := n.Running().Differing(next); (len(still) == 0) != (s.Reload == config.ReloadValue) {
 			t.Errorf("%s: still differing: %v", s.Key, still)
 		}
+	}
+}
+
+// TestReloadChangesIntervals: engines are asked for their models and metrics as often as the last reload says, and not at all where that is 0.
+func TestReloadChangesIntervals(t *testing.T) {
+	var asked [2]atomic.Int64
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/v1/models":
+			asked[0].Add(1)
+		case "/metrics":
+			asked[1].Add(1)
+		}
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	defer engine.Close()
+	cfg := testConfig(engine.URL)
+	cfg.ProbePath, cfg.Events, cfg.ModelsInterval, cfg.MetricsInterval, cfg.LoadsInterval = config.NoProbes, config.EventsOff, 0, time.Hour, 0
+	n := startNode(t, cfg)
+	set := func(models, metrics time.Duration) {
+		t.Helper()
+		next := *n.Running()
+		next.ModelsInterval, next.MetricsInterval = models, metrics
+		if done, err := n.Reload(next); err != nil || len(done.Applied) != 2 {
+			t.Fatal(done, err)
+		}
+	}
+	more := func(which int) {
+		t.Helper()
+		before := asked[which].Load()
+		eventually(t, "the engine is asked three times more", func() bool { return asked[which].Load() >= before+3 })
+	}
+	eventually(t, "the first question", func() bool { return asked[1].Load() == 1 })
+	set(5*time.Millisecond, 4*time.Millisecond)
+	more(0)
+	more(1)
+	if _, err := n.Reload(*n.Running()); err != nil { // changes nothing
+		t.Fatal(err)
+	}
+	more(0)
+	set(4*time.Millisecond, 0)
+	more(0) // long after the last question for metrics has ended
+	quiet := asked[1].Load()
+	more(0)
+	if got := asked[1].Load(); got != quiet {
+		t.Errorf("asked %d times for metrics although metrics_interval is 0", got-quiet)
 	}
 }
 
