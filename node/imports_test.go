@@ -39,7 +39,7 @@ var mayImport = map[string][]string{
 	"node/notify":    {},
 	"node/health":    {"node/backends", "node/config", "node/metrics", "prefixtree", "proxy/engine", "proxy/policy", "raftstore"},
 	"node/accesslog": {"proxy", "proxy/policy"},
-	"node/traces":    {"proxy", "proxy/policy"},
+	"node/traces":    {"proxy", "proxy/policy", "proxy/prompt"},
 	"node/accounts":  {"node/metrics", "proxy", "proxy/clients", "proxy/policy"},
 
 	"node/handover":  {},

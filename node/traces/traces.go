@@ -64,8 +64,12 @@ type Exporter struct {
 	sent, dropped atomic.Uint64
 
 	mu      sync.Mutex
-	waiting []byte // head and spans
-	count   int    // of these spans
+	waiting []finished
+	texts   []byte // of waiting, one behind the other
+	size    int    // about what waiting takes as spans, in bytes
+
+	usedWaiting []finished // memory of the batch before, by flush alone
+	usedTexts   []byte
 }
 
 // URL returns where spans are posted: /v1/traces under the base URL of a collector.
@@ -104,7 +108,7 @@ func New(c Config) *Exporter {
 	m.text(1, "grapevine")
 	m.end(scope, short)
 	return &Exporter{
-		head: m, bodies: [2]int{spans, scoped}, waiting: bytes.Clone(m), log: c.Log, pause: time.Second,
+		head: m, bodies: [2]int{spans, scoped}, log: c.Log, pause: time.Second,
 		client: &http.Client{
 			Transport: &http.Transport{MaxIdleConns: 1, IdleConnTimeout: time.Minute}, Timeout: sendTimeout,
 			// Another host must not get the headers' credentials.
@@ -132,12 +136,13 @@ func (x *Exporter) Observe(r *proxy.Record) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if len(x.waiting) >= maxWaiting {
+	if x.size >= maxWaiting {
 		x.dropped.Add(1)
 		return
 	}
-	x.waiting = appendSpan(x.waiting, r)
-	x.count++
+	n := len(x.texts)
+	x.waiting, x.texts = finish(x.waiting, x.texts, r)
+	x.size += spanSize + len(x.texts) - n
 }
 
 // Run sends spans until ctx ends, then once more what waits.
@@ -158,16 +163,25 @@ func (x *Exporter) Run(ctx context.Context) {
 	}
 }
 
+// flush must not run twice at the same time.
 func (x *Exporter) flush(ctx context.Context) {
 	x.mu.Lock()
-	batch, count := x.waiting, x.count
-	if count == 0 {
+	list, texts, size := x.waiting, x.texts, x.size
+	if len(list) == 0 {
 		x.mu.Unlock()
 		return
 	}
-	// Not the last batch's memory: a request that timed out may still be sent from it. The next batch is probably as large.
-	x.waiting, x.count = append(make([]byte, 0, len(batch)+len(batch)/4), x.head...), 0
+	x.waiting, x.texts, x.size = x.usedWaiting, x.usedTexts, 0
 	x.mu.Unlock()
+	count := len(list)
+	// Not the last batch's memory: a request that timed out may still be sent from it.
+	batch := append(make([]byte, 0, len(x.head)+size+size/8), x.head...)
+	batch = appendSpans(batch, list, texts)
+	x.usedWaiting, x.usedTexts = nil, nil
+	if cap(list) <= 2*count+64 { // else a burst was larger
+		clear(list)
+		x.usedWaiting, x.usedTexts = list[:0], texts[:0]
+	}
 	for _, body := range x.bodies {
 		message(batch).end(body, long)
 	}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/rs/zerolog"
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
@@ -242,8 +243,11 @@ func TestWaitingIsBounded(t *testing.T) {
 	for ; x.Dropped() == 0; n++ {
 		x.Observe(r)
 	}
-	if size := len(x.waiting); size < maxWaiting || size > maxWaiting+4096 {
-		t.Errorf("%d bytes wait", size)
+	if own := len(x.texts) + len(x.waiting)*int(unsafe.Sizeof(finished{})); x.size < maxWaiting || x.size > maxWaiting+4096 || own > x.size {
+		t.Errorf("%d bytes wait, %d as spans", own, x.size)
+	}
+	if got := len(appendSpans(nil, x.waiting, x.texts)); got < x.size/2 || got > x.size+x.size/8 {
+		t.Errorf("spans of about %d bytes take %d", x.size, got)
 	}
 	x.flush(t.Context())
 	if x.Sent() != n-1 {
@@ -379,8 +383,22 @@ func BenchmarkObserve(b *testing.B) {
 	r.ID, r.Model = []byte("f81d4fae7dec11d0a76500a0c91e6bf6"), []byte("qwen3-8b")
 	b.ReportAllocs()
 	for b.Loop() {
-		if x.Observe(r); x.count == 255 {
-			x.waiting, x.count = x.waiting[:len(x.head)], 0
+		if x.Observe(r); len(x.waiting) == 1000 {
+			x.waiting, x.texts, x.size = x.waiting[:0], x.texts[:0], 0
 		}
 	}
+}
+
+// BenchmarkSpans writes a thousand spans.
+func BenchmarkSpans(b *testing.B) {
+	x := New(Config{Log: zerolog.Nop()})
+	for range 1000 {
+		x.Observe(record())
+	}
+	var batch []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		batch = appendSpans(batch[:0], x.waiting, x.texts)
+	}
+	b.SetBytes(int64(len(batch)))
 }
