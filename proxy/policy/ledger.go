@@ -27,7 +27,7 @@ type slot struct {
 
 	resident  atomic.Int64 // prompt and output tokens of own active requests, which pin KV memory
 	headAhead atomic.Int64 // peers' tokens in front of the head of the line
-	turned    atomic.Int64 // ms; when the engine began the prefill that runs, whoever sent it; see ahead
+	turned    atomic.Int64 // ms; when the engine began the prefill that runs, of whichever node; see ahead
 	peerMost  atomic.Int64 // the most prefill tokens that one peer reports
 	trial     atomic.Bool
 	ejected   atomic.Bool // own requests failed: half-open after retryAt
