@@ -54,11 +54,11 @@ async function visit(scheme) {
   let page = await tab(scheme)
   await page.goto(url)
   if (TOKEN) {
-    await page.getByLabel('Token').fill('this-is-not-the-token')
+    await page.getByLabel('Token', { exact: true }).fill('this-is-not-the-token')
     await page.keyboard.press('Enter')
     await page.getByRole('alert').getByText('That was not the token.').waitFor()
     await findings(page, 'token')
-    await page.getByLabel('Token').fill(TOKEN)
+    await page.getByLabel('Token', { exact: true }).fill(TOKEN)
     await page.keyboard.press('Enter')
   }
   await pages.fleet(page).waitFor()
