@@ -60,13 +60,23 @@ def masked(value, key=None):
 
 
 def folded(events):
-    """A stream as the kinds of its events in order, and what their pieces add up to: an engine that is busy puts more into one."""
+    """A stream as the kinds of its events in order, and what their pieces add up to: an engine that is busy puts more into one, so that
+    chunks of completions that bring nothing else may be missing, and are left out."""
     shapes, pieces = [], {}
     for event in events:
         shape = shaped(event, (), pieces)
+        if all(bare(c) for c in shape.get("choices") or [shape]) and not shape.get("usage"):
+            continue
         if not shapes or shapes[-1] != shape:
             shapes.append(shape)
     return {"events": shapes, "pieces": {".".join(map(str, path)): total for path, total in pieces.items()}}
+
+
+def bare(value):
+    """Whether a shape has nothing but pieces."""
+    if isinstance(value, dict):
+        return all(bare(v) for k, v in value.items() if k != "index")
+    return value is None or value == "<pieces>"
 
 
 def shaped(value, path, pieces):
