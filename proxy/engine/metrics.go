@@ -68,7 +68,7 @@ const (
 	computeTime // seconds
 	prefills
 	loaded
-	fromHost // the label source tells of which tier
+	fromHost // by the label source
 	fromDisk
 	loadTime // seconds
 	readTime // seconds
