@@ -61,15 +61,19 @@ def masked(value, key=None):
 
 def folded(events):
     """A stream as the kinds of its events in order, and what their pieces add up to: an engine that is busy puts more into one, so that
-    chunks of completions that bring nothing else may be missing, and are left out."""
-    shapes, pieces = [], {}
+    chunks of completions that bring nothing else may be missing, and are listed apart."""
+    shapes, pieces, text_only = [], {}, []
     for event in events:
         shape = shaped(event, (), pieces)
         if all(bare(c) for c in shape.get("choices") or [shape]) and not shape.get("usage"):
+            # Of several choices, any may have such chunks.
+            shape = {**shape, **{"choices": [{k: v for k, v in c.items() if k != "index"} for c in shape.get("choices") or []]}}
+            if shape not in text_only:
+                text_only.append(shape)
             continue
         if not shapes or shapes[-1] != shape:
             shapes.append(shape)
-    return {"events": shapes, "pieces": {".".join(map(str, path)): total for path, total in pieces.items()}}
+    return {"events": shapes, "pieces": {".".join(map(str, path)): total for path, total in pieces.items()}, "text_only": text_only}
 
 
 def bare(value):
