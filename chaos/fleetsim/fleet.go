@@ -179,7 +179,7 @@ func (f *fleet) newNode(number int, c *chainer) (n node, err error) {
 		p.Truth = caches
 	}
 	p.Strategy, p.BlockBytes, p.Extra = f.point.strategy, c.hasher.BlockBytes(), f.cfg.Extra()
-	p.Seed = f.cfg.Options.Seed*uint64(MaxNodes) + uint64(number)
+	p.Seed = f.cfg.Options.Seed*uint64(MaxNodes) + uint64(number) + f.point.dice<<48
 	p.Nodes, p.Staleness = f.point.nodes, 0
 	if n.router, err = policy.NewRouter(p, index); err != nil {
 		return n, err

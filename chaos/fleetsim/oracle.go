@@ -2,7 +2,9 @@ package fleetsim
 
 import (
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -25,9 +27,18 @@ const Events = "events"
 // Oracles returns the names of all, in order.
 func Oracles() []string { return []string{"contents", "load", "outputs"} }
 
+// newPoint reads a policy's name: STRATEGY[@DICE][+ORACLE...]. Routers with other dice make other random choices, so that a policy
+// can be compared with itself: a better one differs by more.
 func newPoint(name string) (point, error) {
 	strategy, known, named := strings.Cut(name, "+")
+	strategy, dice, other := strings.Cut(strategy, "@")
 	p := point{policy: name, strategy: strategy}
+	if other {
+		var err error
+		if p.dice, err = strconv.ParseUint(dice, 10, 16); err != nil {
+			return p, fmt.Errorf("%w: policy %q: want a number of at most %d behind the @", ErrConfig, name, math.MaxUint16)
+		}
+	}
 	if !named {
 		return p, nil
 	}

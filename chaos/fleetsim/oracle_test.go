@@ -15,7 +15,10 @@ func TestOracleNames(t *testing.T) {
 	if err != nil || p.strategy != "prefix" || p.oracle != (oracle{contents: true, load: true}) {
 		t.Errorf("%+v, %v", p, err)
 	}
-	for _, name := range []string{"prefix+", "prefix+luck", "session+load"} {
+	if p, err = newPoint("prefix@7+load"); err != nil || p.strategy != "prefix" || p.dice != 7 || !p.oracle.load {
+		t.Errorf("%+v, %v", p, err)
+	}
+	for _, name := range []string{"prefix+", "prefix+luck", "session+load", "prefix@", "prefix@-1", "prefix@65536"} {
 		if p, err := newPoint(name); !errors.Is(err, ErrConfig) {
 			t.Errorf("%s: %+v, %v", name, p, err)
 		}

@@ -83,6 +83,7 @@ var deaf = map[string]bool{policy.Session: true, policy.RoundRobin: true, policy
 type point struct {
 	policy    string
 	strategy  string
+	dice      uint64 // other ones, other random choices
 	oracle    oracle
 	events    bool // engines publish cache events
 	nodes     int

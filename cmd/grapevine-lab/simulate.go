@@ -24,7 +24,7 @@ type simulateCmd struct {
 	workloadFlags `embed:""`
 	Engine        engine.Config `embed:""`
 
-	Policy    []string       `name:"policy" default:"prefix,round-robin" placeholder:"NAME" help:"Policies to compare: the strategies of serve, and from the literature argmin, lmetric, two-choice and sglang."`
+	Policy    []string       `name:"policy" default:"prefix,round-robin" placeholder:"NAME" help:"Policies to compare: the strategies of serve, and from the literature argmin, lmetric, two-choice and sglang; with @N behind it a policy makes other random choices."`
 	Nodes     []int          `name:"nodes" default:"1" placeholder:"N" help:"Routers in the fleet."`
 	Share     []string       `name:"share" default:"both" enum:"both,prefix,load,none" placeholder:"WHAT" help:"What routers exchange: both (placements and load), prefix (placements), load, or none."`
 	Stale     []string       `name:"staleness" default:"200ms" placeholder:"DELAY" help:"How long after an event all other routers receive it; none: never."`
