@@ -69,6 +69,7 @@ type Cache struct {
 	Followers []string       // nodes, first come first
 	Carrier   events.Carrier // of the stamps of requests
 	Ledger    *ledger.Ledger // nil: this node does not follow the engine
+	price     *price         // nil: the usual one
 }
 
 // Caches stamp requests so that events name them, tell the policy what engines hold and the tree what they evicted. It is pure: no
@@ -82,7 +83,6 @@ type Caches struct {
 	links      *ledger.Links
 	table      atomic.Pointer[[]*Cache] // by number of the backend; nil entries: no stream
 	gone       []prefixtree.Hash        // scratch
-	prices     prices
 }
 
 // NewCaches takes the node's name, its tree, the secret and the block size of the fleet's hashes, and a source of random numbers that
@@ -187,6 +187,6 @@ func (s *Caches) Held(b prefixtree.Backend, q *policy.Request, blocks int) polic
 	h := c.Ledger.Held(&p, blocks)
 	return policy.Held{
 		Known: h.Known, Tokens: h.Tokens,
-		Loading: s.prices.of(b, h.Below[events.CPU], h.Below[events.Disk]),
+		Loading: c.price.of(h.Below[events.CPU], h.Below[events.Disk]),
 	}
 }

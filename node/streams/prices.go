@@ -14,14 +14,10 @@ const (
 	leastLoaded, mostLoaded = 1 << 12, 1 << 20
 )
 
-// prices is how long engines take to load what lower tiers hold. The zero value is ready for use. Safe for concurrent use.
-type prices struct {
-	mu sync.Mutex
-	at map[prefixtree.Backend]*price // entries of engines that have loaded anything
-}
-
-// price is that of one engine.
+// price is how long an engine takes to load what lower tiers hold. It stays while the engine restarts, and another engine with the same
+// number has its own. The zero value is ready for use. Safe for concurrent use.
 type price struct {
+	mu         sync.Mutex
 	host, disk fetches
 	rate       float64 // prompt tokens that it computes in a second
 }
@@ -55,43 +51,39 @@ func (f *fetches) of(rate float64) (part float64, known bool) {
 	return f.seconds / f.tokens * rate, true
 }
 
-// Loaded takes an engine's report of what it has loaded from lower tiers, and how many prompt tokens it computes in a second.
+// Loaded takes an engine's report of what it has loaded from lower tiers, and how many prompt tokens it computes in a second. Only of
+// engines that this node follows does it know what lower tiers hold.
 func (s *Caches) Loaded(b prefixtree.Backend, m *engine.Metrics, rate float64) {
-	if m.Loaded < 0 || m.LoadTime < 0 {
-		return
+	if c := s.of(b); c != nil && c.price != nil && m.Loaded >= 0 && m.LoadTime >= 0 {
+		c.price.add(m, rate)
 	}
-	s.prices.mu.Lock()
-	defer s.prices.mu.Unlock()
-	p := s.prices.at[b]
-	if p == nil {
-		if s.prices.at == nil {
-			s.prices.at = make(map[prefixtree.Backend]*price)
-		}
-		p = &price{}
-		s.prices.at[b] = p
-	}
+}
+
+func (p *price) add(m *engine.Metrics, rate float64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.rate = rate
 	p.host.add(m.Loaded, m.LoadTime)
 	p.disk.add(m.Read, m.ReadTime)
 }
 
 // of returns how many tokens the engine would compute in the time in which it loads these: at most as many, since what takes longer to
-// load than to compute is worth no more than what is not there.
-func (p *prices) of(b prefixtree.Backend, host, disk int) float64 {
+// load than to compute is worth no more than what is not there. Of no price, nothing is known.
+func (p *price) of(host, disk int) float64 {
 	if host+disk == 0 {
 		return 0
 	}
 	cpu, read := usualCPU, usualDisk
-	p.mu.Lock()
-	if x := p.at[b]; x != nil {
-		if part, known := x.host.of(x.rate); known {
+	if p != nil {
+		p.mu.Lock()
+		if part, known := p.host.of(p.rate); known {
 			cpu = min(part, 1)
 			read = max(read, cpu)
 		}
-		if part, known := x.disk.of(x.rate); known {
+		if part, known := p.disk.of(p.rate); known {
 			read = min(cpu+part, 1)
 		}
+		p.mu.Unlock()
 	}
-	p.mu.Unlock()
 	return cpu*float64(host) + read*float64(disk)
 }

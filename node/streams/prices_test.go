@@ -7,15 +7,18 @@ import (
 
 	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/engine"
+	"grapevine.example/raftstore"
 )
 
 // What lower tiers hold costs the usual part of its computation until the engine has loaded enough, and then what that took.
 func TestPricesOfTiers(t *testing.T) {
 	const b, rate = prefixtree.Backend(3), 10_000.0
 	var s Caches
+	p := new(price)
+	s.Set([]*Cache{{Engine: b, price: p}})
 	check := func(when string, host, disk float64) {
 		t.Helper()
-		if h, d := s.prices.of(b, 1000, 0), s.prices.of(b, 0, 1000); math.Abs(h-1000*host) > 1e-6 || math.Abs(d-1000*disk) > 1e-6 {
+		if h, d := p.of(1000, 0), p.of(0, 1000); math.Abs(h-1000*host) > 1e-6 || math.Abs(d-1000*disk) > 1e-6 {
 			t.Errorf("%s: 1,000 tokens cost %.1f in CPU memory, %.1f on disk; want %.1f and %.1f", when, h, d, 1000*host, 1000*disk)
 		}
 	}
@@ -37,9 +40,56 @@ func TestPricesOfTiers(t *testing.T) {
 	for i := range int64(300) { // much faster now
 		report(100+(i+1)*100_000, time.Duration(i+1)*100*time.Millisecond, 0, 0)
 	}
-	if cost := s.prices.of(b, 1000, 0); cost > 20 || cost < 10 {
+	if cost := p.of(1000, 0); cost > 20 || cost < 10 {
 		t.Errorf("1,000 tokens of an engine that loads a million in a second cost %.1f, want 10 and little more", cost)
 	}
 	report(100+301*100_000, time.Hour, 0, 0)
 	check("slower than computing", 1, 1)
+}
+
+// A restarted engine keeps its price; another one at its number does not.
+func TestPriceIsOfOneEngine(t *testing.T) {
+	first, second := newFake(t), newFake(t)
+	s := newFleet(t, first, nil)
+	version := uint64(0)
+	adopt := func(list ...raftstore.Backend) {
+		t.Helper()
+		version++
+		if err := s.dir.Adopt(&raftstore.State{Version: version, Backends: list}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at := func(f *fake, generation uint32) raftstore.Backend {
+		return raftstore.Backend{Name: "engine", URL: f.http.URL, Weight: 1, State: raftstore.Active, Generation: generation}
+	}
+	adopt(at(first, 1))
+	var b prefixtree.Backend
+	followed := func(url string, generation uint32) *price {
+		t.Helper()
+		eventually(t, "stream of the engine", func() bool {
+			b = s.engine().ID
+			st := s.stream(b)
+			return st != nil && st.url == url && st.generation == generation && st.own != nil
+		})
+		return s.of(b).price
+	}
+	p := followed(first.http.URL, 1)
+	for i := range int64(2) { // a thousandth of a second a token, of which it computes 100 in a second
+		s.Loaded(b, &engine.Metrics{Fetches: engine.Fetches{Loaded: i * 10_000, LoadTime: time.Duration(i) * 10 * time.Second, Read: -1, ReadTime: -1}}, 100)
+	}
+	const known, usual = 100, 250
+	if cost := p.of(1000, 0); math.Abs(cost-known) > 1e-6 {
+		t.Fatalf("1,000 tokens cost %.1f, want %d", cost, known)
+	}
+	adopt(at(first, 2))
+	if cost := followed(first.http.URL, 2).of(1000, 0); math.Abs(cost-known) > 1e-6 {
+		t.Errorf("1,000 tokens cost %.1f after a restart, want %d", cost, known)
+	}
+	was := b
+	adopt(at(second, 3))
+	if cost := followed(second.http.URL, 3).of(1000, 0); math.Abs(cost-usual) > 1e-6 || b != was {
+		t.Errorf("1,000 tokens cost %.1f at another engine, number %d after %d; want %d at the same number", cost, b, was, usual)
+	}
+	adopt()
+	eventually(t, "end of the stream", func() bool { return s.stream(b) == nil })
 }

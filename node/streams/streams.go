@@ -257,7 +257,11 @@ func (s *Streams) next(ctx context.Context, running *sync.WaitGroup, e *backends
 	if !slices.Contains(followers, s.cfg.Self) {
 		return st
 	}
-	if was := s.stream(e.ID); was != nil && was.url == st.url && was.generation == st.generation && was.source == source && was.own != nil {
+	was := s.stream(e.ID)
+	if st.price = new(price); was != nil && was.url == st.url && was.price != nil {
+		st.price = was.price
+	}
+	if was != nil && was.url == st.url && was.generation == st.generation && was.source == source && was.own != nil {
 		st.own, st.Ledger = was.own, was.Ledger
 		*blocks += st.own.blocks
 		return st
