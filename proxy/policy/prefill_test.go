@@ -147,22 +147,29 @@ func released(t *testing.T, r *Router, backends int) {
 	}
 }
 
-// Both backends hold the prompt afterwards, and the prefill backend that holds a prefix gets it again.
+// Both backends hold the prompt afterwards, and the prefill backend that holds a prefix gets it again, by whatever dice, until so many
+// prompts have parted behind it that it is popular: then several prefill backends may come to hold it.
 func TestPrefillFollowsPrefix(t *testing.T) {
-	r, _ := newRouter(t, Config{}, rolesOf("pppd"))
+	for seed := range uint64(100) {
+		prefillFollowsPrefix(t, seed)
+	}
+}
+
+func prefillFollowsPrefix(t *testing.T, seed uint64) {
+	r, _ := newRouter(t, Config{Seed: seed}, rolesOf("pppd"))
 	at := map[prefixtree.Backend]int{}
-	for turn := range 6 {
+	for turn := range 1 + popularLeast {
 		now := t0 + prefixtree.Time(turn*1000)
 		occupy(t, r, 3, 60)
 		// The suffix differs, so that the decode backend lacks most of each prompt's cache.
 		q := split(prompt(7, uint64(turn+1), 200, 400))
 		d, p := pick(t, r, q, now), new(Attempt)
 		if !r.PickPrefill(q, now, d, p) {
-			t.Fatalf("turn %d is not split", turn)
+			t.Fatalf("seed %d: turn %d is not split", seed, turn)
 		}
 		at[p.Decision().Backend]++
 		if turn > 0 && p.Decision().MatchedBlocks < 200 {
-			t.Errorf("turn %d matches %d blocks", turn, p.Decision().MatchedBlocks)
+			t.Errorf("seed %d: turn %d matches %d blocks", seed, turn, p.Decision().MatchedBlocks)
 		}
 		p.Dispatched(now)
 		p.FirstToken(now + 10)
@@ -171,11 +178,11 @@ func TestPrefillFollowsPrefix(t *testing.T) {
 		d.FirstToken(now + 20)
 		d.End(unknown(), now+30)
 		if got := r.tree.(*prefixtree.Tree); !holds(got, q, 3, now+40) || !holds(got, q, p.Decision().Backend, now+40) {
-			t.Errorf("turn %d: a placement is missing", turn)
+			t.Errorf("seed %d: turn %d: a placement is missing", seed, turn)
 		}
 	}
 	if len(at) != 1 {
-		t.Errorf("prefill backends %v, want one", at)
+		t.Errorf("seed %d: prefill backends %v, want one", seed, at)
 	}
 }
 
