@@ -196,13 +196,20 @@ func bodyOf(messages []message, output int) []byte {
 }
 
 func (w *talk) ask(router int, messages []message, output int) (answer string) {
+	answer, _ = w.askAs(nil, router, messages, output)
+	return answer
+}
+
+// askAs asks with headers that name the client's conversation.
+func (w *talk) askAs(names http.Header, router int, messages []message, output int) (answer string, a asked) {
 	body := bodyOf(messages, output)
 	req, err := http.NewRequestWithContext(w.t.Context(), http.MethodPost, "http://"+w.routers[router].Addr()+"/v1/chat/completions", bytes.NewReader(body))
 	if err != nil {
 		w.t.Error(err)
-		return ""
+		return "", a
 	}
 	id := fmt.Sprintf("%016x", rand.Uint64())
+	maps.Copy(req.Header, names)
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("X-Request-Id", id)
 	text, now, tokens := rendered(messages), make([]int, len(w.engines)), 0
@@ -216,7 +223,7 @@ func (w *talk) ask(router int, messages []message, output int) (answer string) {
 	resp, err := w.client.Do(req)
 	if err != nil {
 		w.t.Error(err)
-		return ""
+		return "", a
 	}
 	reply, _ := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()
@@ -230,22 +237,22 @@ func (w *talk) ask(router int, messages []message, output int) (answer string) {
 	}
 	if err := json.Unmarshal(reply, &out); err != nil || len(out.Choices) == 0 {
 		w.t.Errorf("%d: %s", resp.StatusCode, reply)
-		return ""
+		return "", a
 	}
 	answer = out.Choices[0].Message.Content
 	e, err := strconv.Atoi(strings.TrimPrefix(resp.Header.Get("X-Grapevine-Backend"), "e"))
 	if err != nil {
 		w.t.Error(err)
-		return ""
+		return "", a
 	}
-	a := asked{router: router, engine: e, prompt: tokens, messages: len(messages), now: now[e], cached: out.Usage.Details.Cached, past: w.past(e, text)}
+	a = asked{router: router, engine: e, prompt: tokens, messages: len(messages), now: now[e], cached: out.Usage.Details.Cached, past: w.past(e, text)}
 	w.mu.Lock()
 	w.asked[id] = a
 	w.last[e] = body
 	w.sent[e] = append(w.sent[e], text+answer)
 	w.mu.Unlock()
 	w.placed(e, body)
-	return answer
+	return answer, a
 }
 
 // placed waits until the placement of a prompt has reached every router, or the engine has evicted some of the prompt.
@@ -466,6 +473,61 @@ func TestCacheEvents(t *testing.T) {
 			a := w.report("then")
 			if a.error > c.error || a.exactIn < c.exactIn {
 				t.Errorf("error of %.3f, %.3f of the exact predictions within one block; want at most %.2f and at least %.2f", a.error, a.exactIn, c.error, c.exactIn)
+			}
+		})
+	}
+}
+
+// A child agent's conversation begins with its parent's and has a name of its own. Whichever router it asks first, it starts at an
+// engine that has its parent's cache.
+func TestChildAgentStartsAtItsParentsCache(t *testing.T) {
+	for _, follow := range []string{"off", "auto"} {
+		t.Run("events "+follow, func(t *testing.T) {
+			w := newTalk(t, 4, 3, func(c *engine.ServerConfig) { c.KVTokens, c.PrefillRate = 200_000, 20_000 }, follow)
+			w.await("peers", func() bool { return !slices.ContainsFunc(w.routers, func(n *node.Node) bool { return !n.Ready() }) })
+			if follow == "auto" {
+				w.followed()
+			}
+			const children = 3
+			r := rand.New(rand.NewPCG(1, 1))
+			engines := map[int]bool{}
+			for parent := range 12 {
+				as := func(agent string) http.Header {
+					h := http.Header{}
+					h.Set("X-Claude-Code-Session-Id", fmt.Sprint("session-", parent))
+					h.Set("X-Claude-Code-Agent-Id", agent)
+					if agent != "parent" {
+						h.Set("X-Claude-Code-Parent-Agent-Id", "parent")
+					}
+					return h
+				}
+				talk := []message{{"system", prose(r, 100)}}
+				at := 0
+				for range 3 {
+					talk = append(talk, message{"user", prose(r, 150)})
+					answer, a := w.askAs(as("parent"), r.IntN(len(w.routers)), talk, 20)
+					talk = append(talk, message{"assistant", answer})
+					at = a.engine
+				}
+				engines[at] = true
+				for child := range children {
+					task := append(slices.Clone(talk), message{"user", fmt.Sprint("child ", child, prose(r, 60))})
+					held, err := w.engines[at].Cached("/v1/chat/completions", bodyOf(task, 20))
+					if err != nil {
+						t.Fatal(err)
+					}
+					if held.CachedTokens < 1000 {
+						t.Fatalf("the parent's engine has only %d of %d tokens of its child's prompt", held.CachedTokens, held.PromptTokens)
+					}
+					_, a := w.askAs(as(fmt.Sprint("child-", child)), r.IntN(len(w.routers)), task, 20)
+					if a.cached < held.CachedTokens {
+						t.Errorf("child %d of parent %d found %d tokens at engine %d; its parent's engine %d had %d of %d",
+							child, parent, a.cached, a.engine, at, held.CachedTokens, held.PromptTokens)
+					}
+				}
+			}
+			if len(engines) < 2 {
+				t.Errorf("all parents were at engine %v, so that no child could go elsewhere", engines)
 			}
 		})
 	}
