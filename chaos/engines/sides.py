@@ -61,7 +61,7 @@ def masked(value, key=None):
 
 def folded(events):
     """A stream as the kinds of its events in order, and what their pieces add up to: an engine that is busy puts more into one, so that
-    chunks of completions that bring nothing else may be missing, and are listed apart."""
+    chunks of completions that bring nothing else may be missing, and are listed apart, and another one may have a piece or none."""
     shapes, pieces, text_only = [], {}, []
     for event in events:
         shape = shaped(event, (), pieces)
@@ -71,6 +71,9 @@ def folded(events):
             if shape not in text_only:
                 text_only.append(shape)
             continue
+        for choice in shape.get("choices") or []:
+            if choice.get("delta"):
+                choice["delta"] = {k: v for k, v in choice["delta"].items() if v != "<pieces>"}
         if not shapes or shapes[-1] != shape:
             shapes.append(shape)
     return {"events": shapes, "pieces": {".".join(map(str, path)): total for path, total in pieces.items()}, "text_only": text_only}
