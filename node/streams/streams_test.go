@@ -9,6 +9,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -26,7 +28,16 @@ import (
 	"grapevine.example/proxy/policy"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if blocks, err := strconv.Atoi(os.Getenv(publisherBlocks)); err == nil {
+		if err := publishBurden(blocks); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // fake is a vLLM that publishes what a test says, to one subscriber.
 type fake struct {
@@ -126,13 +137,17 @@ func (f *fake) publish(event []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	batch := append(append([]byte{0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x91}, event...), 0)
-	msg := []byte{1, 0, 1, 8}
-	msg = binary.BigEndian.AppendUint64(msg, f.seq)
-	f.seq++
-	msg = binary.BigEndian.AppendUint32(append(msg, 2, 0, 0, 0, 0), uint32(len(batch)))
-	if _, err := f.sub.Write(append(msg, batch...)); err != nil {
+	if _, err := f.sub.Write(message(f.seq, batch)); err != nil {
 		f.t.Error(err)
 	}
+	f.seq++
+}
+
+// message is the three frames of a batch.
+func message(seq uint64, batch []byte) []byte {
+	msg := binary.BigEndian.AppendUint64([]byte{1, 0, 1, 8}, seq)
+	msg = binary.BigEndian.AppendUint32(append(msg, 2, 0, 0, 0, 0), uint32(len(batch)))
+	return append(msg, batch...)
 }
 
 func text(b []byte, s string) []byte { return append(append(b, 0xd9, byte(len(s))), s...) }
