@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"grapevine.example/node/streams"
+	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/engine/events"
 )
 
@@ -69,6 +70,7 @@ func ParseEventFaults(list []string) (c EventFaults, err error) {
 
 // channel is the stream of an engine to one of its followers. It follows the rules of events.Stream.
 type channel struct {
+	engine  prefixtree.Backend
 	node    int
 	blocks  int
 	cache   streams.Cache // of which the ledger
@@ -82,7 +84,7 @@ type channel struct {
 }
 
 func (x *channel) begin(c *streams.Caches) {
-	*x = channel{node: x.node, blocks: x.blocks, cache: streams.Cache{Ledger: c.NewLedger(x.blocks)}}
+	*x = channel{engine: x.engine, node: x.node, blocks: x.blocks, cache: streams.Cache{Ledger: c.NewLedger(x.engine, x.blocks)}}
 	x.become(events.Live)
 }
 

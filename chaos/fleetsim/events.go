@@ -64,7 +64,7 @@ func (f *fleet) listen(keyTokens int) {
 		for i, name := range names {
 			c := &streams.Cache{Engine: prefixtree.Backend(id), Followers: followers, Carrier: events.InHeader}
 			if slices.Contains(followers, name) {
-				x := &channel{node: i, blocks: m.Config().KVTokens/f.stream.tokens + 1}
+				x := &channel{engine: prefixtree.Backend(id), node: i, blocks: m.Config().KVTokens/f.stream.tokens + 1}
 				x.begin(f.stream.nodes[i])
 				c.Ledger = x.cache.Ledger
 				f.stream.ways[id] = append(f.stream.ways[id], x)

@@ -92,8 +92,8 @@ func NewCaches(self string, tree *prefixtree.Tree, secret []byte, blockBytes int
 }
 
 // NewLedger returns an empty ledger for an engine of at most so many KV blocks.
-func (s *Caches) NewLedger(blocks int) *ledger.Ledger {
-	return ledger.New(ledger.Config{Stamps: s.stamps, BlockBytes: s.blockBytes, Blocks: blocks, Seed: s.random(), Links: s.links})
+func (s *Caches) NewLedger(b prefixtree.Backend, blocks int) *ledger.Ledger {
+	return ledger.New(ledger.Config{Engine: b, Stamps: s.stamps, BlockBytes: s.blockBytes, Blocks: blocks, Seed: s.random(), Links: s.links})
 }
 
 // Set replaces the engines that publish cache events.
@@ -190,3 +190,6 @@ func (s *Caches) Held(b prefixtree.Backend, q *policy.Request, blocks int) polic
 		Loading: c.price.of(h.Below[events.CPU], h.Below[events.Disk]),
 	}
 }
+
+// Latest implements policy.Truth.
+func (s *Caches) Latest(q *policy.Request) (prefixtree.Backend, bool) { return s.links.Latest(q.Marks) }

@@ -45,7 +45,7 @@ func newBurden(tb testing.TB, blocks int) *burden {
 		q: &policy.Request{Hashes: make([]prefixtree.Hash, 8), Marks: make([]prefixtree.Mark, 1)},
 	}
 	u.Caches = NewCaches("self", tree, []byte("secret"), 4*blockSize*blocks/8, func() uint64 { u.last += 1 << 16; return u.last })
-	l := u.NewLedger(heldBlocks+2*blocks)
+	l := u.NewLedger(1, heldBlocks+2*blocks)
 	u.Set([]*Cache{{Engine: 1, Followers: []string{"self"}, Carrier: events.InHeader, Ledger: l}})
 	tree.SetGeneration(1, 1, 1)
 	return u

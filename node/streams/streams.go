@@ -272,7 +272,7 @@ func (s *Streams) next(ctx context.Context, running *sync.WaitGroup, e *backends
 		return st
 	}
 	*blocks += limit
-	st.own = s.begin(ctx, running, e.Name, source, limit)
+	st.own = s.begin(ctx, running, e, source, limit)
 	st.Ledger = st.own.ledger
 	return st
 }
@@ -288,11 +288,11 @@ func (s *Streams) limit(e *backends.Engine, size int) int {
 	return min((1+belowGPU)*(tokens/size+1), mostOfOne)
 }
 
-func (s *Streams) begin(ctx context.Context, running *sync.WaitGroup, name string, source events.Source, limit int) *following {
+func (s *Streams) begin(ctx context.Context, running *sync.WaitGroup, e *backends.Engine, source events.Source, limit int) *following {
 	ctx, stop := context.WithCancel(ctx)
 	f := &following{
-		blocks: limit, stop: stop, log: s.cfg.Log.With().Str("backend", name).Logger(),
-		ledger: s.NewLedger(limit),
+		blocks: limit, stop: stop, log: s.cfg.Log.With().Str("backend", e.Name).Logger(),
+		ledger: s.NewLedger(e.ID, limit),
 	}
 	f.state.Store(uint32(events.Down))
 	f.stream.Source, f.stream.Sink = source, f

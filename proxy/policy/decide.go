@@ -134,7 +134,7 @@ func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 	} else {
 		s.rand = mix(r.cfg.Seed) + mix(r.seq.Add(1))
 	}
-	s.FromEngines, s.open = false, 0
+	s.FromEngines, s.open, s.latest = false, 0, -1
 	s.Branch, s.CommonTokens, s.known, s.hot = 0, 0, 0, HotPrefix{}
 	if cap(s.where) < len(p.entries) {
 		s.where = make([]int32, len(p.entries))

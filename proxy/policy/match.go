@@ -5,6 +5,11 @@ import "grapevine.example/prefixtree"
 func (r *Router) match(s *Scene) {
 	hashes := s.Request.Hashes
 	r.tree.Match(&s.matches, hashes, s.Now)
+	if s.truth != nil {
+		if b, known := s.truth.Latest(s.Request); known {
+			s.latest = s.pool.entryOf(b)
+		}
+	}
 	if len(hashes) == 0 {
 		return
 	}
@@ -44,6 +49,14 @@ func (s *Scene) assign() {
 	}
 	answers := s.pool.texts.cachedAnswers()
 	s.lookups = 0
+	if c := s.candidate(s.latest); c != nil {
+		for _, h := range s.matches.Holders() {
+			if h.Backend == c.Backend {
+				c.HeldBlocks = h.Blocks
+			}
+		}
+		s.knows(c)
+	}
 	for _, h := range s.matches.Holders() {
 		c := s.candidate(s.pool.entryOf(h.Backend))
 		if c == nil {
@@ -51,7 +64,7 @@ func (s *Scene) assign() {
 		}
 		c.HeldBlocks = h.Blocks
 		c.Age = h.Age.Milliseconds()
-		if s.deep(c) && s.knows(c) {
+		if c.exact || s.deep(c) && s.knows(c) {
 			continue
 		}
 		c.Held = min(float64(h.Expected)*s.TokensPerBlock, n)
@@ -65,7 +78,7 @@ func (s *Scene) assign() {
 	// heard of yet.
 	small := len(s.Candidates) <= mostLookups
 	for i := range s.Candidates {
-		if c := &s.Candidates[i]; !s.deep(c) && (c.HeldBlocks > 0 || small) {
+		if c := &s.Candidates[i]; !c.exact && !s.deep(c) && (c.HeldBlocks > 0 || small) {
 			s.knows(c)
 		}
 	}

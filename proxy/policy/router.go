@@ -65,6 +65,9 @@ type Index interface {
 type Truth interface {
 	// Held returns what a backend holds of a prompt of which the tree knows so many leading blocks there.
 	Held(b prefixtree.Backend, q *Request, blocks int) Held
+	// Latest returns the backend that got the latest prompt that q goes on from, as far as is known. Where many backends hold what all
+	// prompts share, and the tree knows no more, that is the one to ask.
+	Latest(q *Request) (b prefixtree.Backend, known bool)
 }
 
 // Held is what a backend holds of a prompt. The zero value means that it is not known.

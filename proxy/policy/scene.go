@@ -25,6 +25,7 @@ type Scene struct {
 	known    int                // leading blocks that any engine holds
 	truth    Truth              // may be nil
 	lookups  int                // of what backends report to hold
+	latest   int                // entry of the pool, see Truth.Latest; -1: none
 	pool     *pool
 	alone    entry     // the candidate of a stored conversation
 	hot      HotPrefix // deepest agreed hot prefix of the prompt; no replicas: none

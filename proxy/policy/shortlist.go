@@ -21,6 +21,9 @@ func (s *Scene) stageSome() {
 	}
 	s.putSet(key)
 	s.putHolders()
+	if s.latest >= 0 {
+		s.putMore(s.latest)
+	}
 	for i := range uint64(sampleSize) {
 		s.putMore(int(nth(key, i) % uint64(len(s.pool.entries))))
 	}

@@ -11,6 +11,40 @@ type reports map[prefixtree.Backend]Held
 
 func (r reports) Held(b prefixtree.Backend, q *Request, blocks int) Held { return r[b] }
 
+func (r reports) Latest(*Request) (b prefixtree.Backend, known bool) { return 0, false }
+
+// reportsOfOne also say which backend got the prompt that all others go on from.
+type reportsOfOne struct {
+	reports
+	latest prefixtree.Backend
+}
+
+func (r reportsOfOne) Latest(*Request) (b prefixtree.Backend, known bool) { return r.latest, true }
+
+// Where many backends hold what all prompts share, only some are asked; the one with the conversation is, in a large pool, too.
+func TestLatestHolderIsAsked(t *testing.T) {
+	for _, n := range []int{3, 100, 2 * weighAll} {
+		for _, latest := range []prefixtree.Backend{0, prefixtree.Backend(n - 2), prefixtree.Backend(n - 1)} {
+			truth := reportsOfOne{reports{}, latest}
+			shared, spared := prompt(1, 1, 4, 4), prefixtree.Backend(n-1)
+			r, tree := newRouter(t, Config{Truth: truth}, fleetOf(n))
+			for b := range prefixtree.Backend(n) {
+				truth.reports[b] = Held{Known: true, Tokens: 100}
+				if b != spared { // which the tree knows nothing of
+					var touched prefixtree.TouchHistory
+					tree.Record(b, shared, t0, &touched)
+				}
+			}
+			truth.reports[latest] = Held{Known: true, Tokens: 4000}
+			a := pick(t, r, ask(prompt(1, 2, 4, 40)), t0+1000)
+			if d := a.Decision(); d.Backend != latest || !d.Exact || d.PredictedTokens != 4000 {
+				t.Errorf("of %d: backend %d with %d tokens, exact %t; want %d with 4000", n, d.Backend, d.PredictedTokens, d.Exact, latest)
+			}
+			a.End(unknown(), t0+1000)
+		}
+	}
+}
+
 func TestReportedCachesReplacePredictedOnes(t *testing.T) {
 	truth := reports{}
 	r, _ := newRouter(t, Config{Truth: truth}, fleetOf(3))

@@ -42,6 +42,7 @@ type Config struct {
 	Blocks     int    // KV blocks of the engine on all tiers; 0: unknown, 131,072. Blocks beyond are refused.
 	Seed       uint64 // of the hash table, since engines choose the hashes
 	Links      *Links // that all ledgers of the node share; nil: none
+	Engine     prefixtree.Backend
 }
 
 // Ledger is the account of one engine rank. It implements events.Sink. Safe for concurrent use.

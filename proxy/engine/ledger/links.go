@@ -9,12 +9,34 @@ import (
 // Links are the exact places that any engine has shown, for all ledgers of a node. Engines of one model, build and block size give
 // equal text equal hashes, so one engine's block with the hash of another one's place is that place. Where the hashes differ, its
 // depth still is the same, which depends on the tokenizer and the block size alone. What an engine shows itself comes first.
-// Safe for concurrent use.
+// They also say which engine got the latest prompt with an end. Safe for concurrent use.
 type Links struct {
-	mu   sync.RWMutex
-	at   map[prefixtree.Hash]link
+	mu     sync.RWMutex
+	places latest[link]
+	ends   latest[prefixtree.Backend]
+}
+
+// latest are the newest entries, mostLinks at most.
+type latest[V any] struct {
+	at   map[prefixtree.Hash]V
 	ring []prefixtree.Hash
 	next int
+}
+
+func (l *latest[V]) put(h prefixtree.Hash, v V) {
+	if l.at == nil {
+		l.at = make(map[prefixtree.Hash]V)
+	}
+	if _, known := l.at[h]; !known {
+		if len(l.ring) < mostLinks {
+			l.ring = append(l.ring, h)
+		} else {
+			delete(l.at, l.ring[l.next])
+			l.ring[l.next] = h
+			l.next = (l.next + 1) % mostLinks
+		}
+	}
+	l.at[h] = v
 }
 
 // link is a point without a block.
@@ -24,10 +46,29 @@ type link struct {
 	size   int32
 }
 
-const mostLinks = 1 << 15 // 2 MB
+const mostLinks = 1 << 15 // 2 MB, and 1 MB of ends
 
 // NewLinks returns an empty set. Prompts of different models have different places.
-func NewLinks() *Links { return &Links{at: make(map[prefixtree.Hash]link)} }
+func NewLinks() *Links { return &Links{} }
+
+func (k *Links) sent(end prefixtree.Hash, b prefixtree.Backend) {
+	if k == nil {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.ends.put(end, b)
+}
+
+// Latest returns the engine that got the latest prompt that ends at one of the last marks of a prompt, which then goes on from it.
+func (k *Links) Latest(marks []prefixtree.Mark) (b prefixtree.Backend, known bool) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	for i := len(marks) - 1; i >= max(0, len(marks)-lookedUp) && !known; i-- {
+		b, known = k.ends.at[marks[i].Hash]
+	}
+	return b, known
+}
 
 func (k *Links) learn(p *point, size int) {
 	if k == nil {
@@ -35,16 +76,7 @@ func (k *Links) learn(p *point, size int) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if _, known := k.at[p.hash]; !known {
-		if len(k.ring) < mostLinks {
-			k.ring = append(k.ring, p.hash)
-		} else {
-			delete(k.at, k.ring[k.next])
-			k.ring[k.next] = p.hash
-			k.next = (k.next + 1) % mostLinks
-		}
-	}
-	k.at[p.hash] = link{p.engine, p.want & (wantMask | isEnd | isExact | isWhole), int32(size)}
+	k.places.put(p.hash, link{p.engine, p.want & (wantMask | isEnd | isExact | isWhole), int32(size)})
 }
 
 func (k *Links) find(h prefixtree.Hash, size int) (n link, known bool) {
@@ -53,7 +85,7 @@ func (k *Links) find(h prefixtree.Hash, size int) (n link, known bool) {
 	}
 	k.mu.RLock()
 	defer k.mu.RUnlock()
-	n, known = k.at[h]
+	n, known = k.places.at[h]
 	return n, known && int(n.size) == size
 }
 

@@ -64,7 +64,7 @@ func TestLinksAreBounded(t *testing.T) {
 	for h := range prefixtree.Hash(3 * mostLinks) {
 		links.learn(&point{hash: h + 1, want: 5 | isExact}, 16)
 	}
-	if n := len(links.at); n != mostLinks {
+	if n := len(links.places.at); n != mostLinks {
 		t.Errorf("%d links, want %d", n, mostLinks)
 	}
 	if _, known := links.find(3*mostLinks, 16); !known {
@@ -72,5 +72,45 @@ func TestLinksAreBounded(t *testing.T) {
 	}
 	if _, known := links.find(3*mostLinks, 32); known {
 		t.Error("a link counts for another block size")
+	}
+}
+
+// A prompt goes on from the latest one that ends at one of its marks, whichever node sent that, and to whichever engine.
+func TestLatestEngineOfAConversation(t *testing.T) {
+	links := NewLinks()
+	var ledgers []*Ledger
+	for b := range prefixtree.Backend(3) {
+		l := newLedger(t, 100)
+		l.cfg.Links, l.cfg.Engine = links, b
+		ledgers = append(ledgers, l)
+	}
+	marks := func(hashes ...prefixtree.Hash) (list []prefixtree.Mark) {
+		for i, h := range hashes {
+			list = append(list, prefixtree.Mark{Hash: h, Bytes: 100 * (i + 1)})
+		}
+		return list
+	}
+	expect := func(when string, engine prefixtree.Backend, known bool, hashes ...prefixtree.Hash) {
+		t.Helper()
+		if b, is := links.Latest(marks(hashes...)); b != engine || is != known {
+			t.Errorf("%s: engine %d, known %t; want %d, %t", when, b, is, engine, known)
+		}
+	}
+	expect("nothing sent", 0, false, 1, 2)
+	ledgers[1].Sent(1, &Prompt{Marks: marks(1, 2), BlockBytes: 256})
+	expect("the same prompt", 1, true, 1, 2)
+	expect("its next turn", 1, true, 1, 2, 3, 4)
+	expect("another one behind the same first message", 0, false, 1, 9)
+	stamp := ledgers[2].cfg.Stamps.Append(nil, Stamp{ID: 2, End: 4, Bytes: 400})
+	ledgers[2].Batch([]events.Event{stored(stamp, 0, 1, 2, 3)}) // of another node
+	expect("the turn after", 2, true, 1, 2, 3, 4, 5, 6)
+	ledgers[0].Sent(3, &Prompt{Marks: marks(1, 2, 3, 4), BlockBytes: 256})
+	expect("sent again elsewhere", 0, true, 1, 2, 3, 4, 5, 6)
+	for i := range uint64(2 * mostLinks) {
+		ledgers[0].Sent(100+i, &Prompt{Marks: marks(prefixtree.Hash(1000 + i)), BlockBytes: 256})
+	}
+	expect("long ago", 0, false, 1, 2, 3, 4)
+	if n := len(links.ends.at); n != mostLinks {
+		t.Errorf("%d ends, want %d", n, mostLinks)
 	}
 }

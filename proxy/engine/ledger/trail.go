@@ -100,6 +100,7 @@ func (l *Ledger) Sent(id uint64, q *Prompt) {
 	defer l.mu.Unlock()
 	if l.trails.byID[id] == nil {
 		l.trails.add(t)
+		l.cfg.Links.sent(t.places[len(t.places)-1].hash, l.cfg.Engine)
 	}
 }
 
@@ -173,6 +174,7 @@ func (l *Ledger) trailOf(session []byte) *trail {
 	}
 	t.places = append(t.places, place{hash: s.End, bytes: s.Bytes})
 	l.trails.add(t)
+	l.cfg.Links.sent(s.End, l.cfg.Engine)
 	if t.block = s.Block; !l.follow(t) && t.block != 0 {
 		l.trails.byBlock[t.block] = t
 	}
