@@ -443,7 +443,8 @@ func (w *talk) cause(r *asked, p *prediction) string {
 	return "too few, none was evicted"
 }
 
-// Predictions must be much better with events than without, whatever befalls the stream, and exact where a router says so.
+// Predictions must be much better with events than without, whatever befalls the stream, and exact where a router says so. The bars are about
+// twice what a busy machine shows, where more waits between a decision and the engine. A stream that loses batches for good is not used.
 func TestCacheEvents(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -453,14 +454,14 @@ func TestCacheEvents(t *testing.T) {
 		error   float64 // at most, of the prompt tokens
 		exactIn float64 // least share of the exact predictions within one block
 	}{
-		{"prediction", "off", 3, func(*engine.ServerConfig) {}, 1, 0},
-		{"one router", "auto", 1, func(*engine.ServerConfig) {}, 0.05, 0.95},
-		{"three routers", "auto", 3, func(*engine.ServerConfig) {}, 0.05, 0.9},
-		{"SGLang", "auto", 3, func(c *engine.ServerConfig) { c.MetricsStyle = engine.StyleSGLang }, 0.05, 0.9},
-		{"5 % lost", "auto", 3, func(c *engine.ServerConfig) { c.EventsLoss = 5 }, 0.05, 0.85},
-		{"20 % lost", "auto", 3, func(c *engine.ServerConfig) { c.EventsLoss = 20 }, 0.12, 0.6},
-		{"20 % lost, no replay", "auto", 3, func(c *engine.ServerConfig) { c.EventsLoss, c.EventsReplay = 20, "" }, 1, 0},
-		{"restarts", "auto", 3, func(c *engine.ServerConfig) { c.EventsRestart = 1500 }, 0.08, 0.8},
+		{"prediction", "off", 3, func(*engine.ServerConfig) {}, 0.2, 0},
+		{"one router", "auto", 1, func(*engine.ServerConfig) {}, 0.02, 0.96},
+		{"three routers", "auto", 3, func(*engine.ServerConfig) {}, 0.02, 0.95},
+		{"SGLang", "auto", 3, func(c *engine.ServerConfig) { c.MetricsStyle = engine.StyleSGLang }, 0.04, 0.92},
+		{"5 % lost", "auto", 3, func(c *engine.ServerConfig) { c.EventsLoss = 5 }, 0.03, 0.92},
+		{"20 % lost", "auto", 3, func(c *engine.ServerConfig) { c.EventsLoss = 20 }, 0.08, 0.7},
+		{"20 % lost, no replay", "auto", 3, func(c *engine.ServerConfig) { c.EventsLoss, c.EventsReplay = 20, "" }, 0.2, 0},
+		{"restarts", "auto", 3, func(c *engine.ServerConfig) { c.EventsRestart = 1500 }, 0.04, 0.93},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newTalk(t, 4, c.nodes, c.change, c.follow)
