@@ -49,6 +49,7 @@ def ask(dialect, key, text="hello", retries=0, **more):
         client = anthropic.Anthropic(base_url=router.url, api_key=key, max_retries=retries, timeout=30)
         raw = client.messages.with_raw_response.create(**more)
     answers.append(f"{raw.text if isinstance(raw.text, str) else raw.text()} {dict(raw.headers)}")
+    await_line(raw.headers)
     return raw.headers
 
 
@@ -56,6 +57,7 @@ def refused(kind, dialect, key, **more):
     """The error that a request raises, one of the client's own class."""
     e = raises(getattr(DIALECTS[dialect][0], kind), lambda: ask(dialect, key, **more))
     answers.append(f"{e} {e.body} {dict(e.response.headers)}")
+    await_line(e.response.headers)
     return e
 
 
@@ -67,12 +69,18 @@ def access_lines():
         return [json.loads(line) for line in f if line.endswith("\n")]
 
 
+def await_line(headers):
+    """Waits until the access log has the request that was answered with these headers. The router writes the line after the answer, and on a
+    busy machine after the next request has begun: whoever counts lines would take it for a line of that one."""
+    wait_until(lambda: any(line["id"] == headers["x-request-id"] for line in access_lines()), 30, "the access log has the request")
+
+
 @contextlib.contextmanager
 def attempts(*want):
-    """Requires that the router answered exactly these statuses meanwhile."""
+    """Requires that the router answered exactly these statuses meanwhile. Earlier requests are in the access log."""
     before = len(access_lines())
     yield
-    wait_until(lambda: len(access_lines()) >= before + len(want), 5, "the access log has every request")
+    wait_until(lambda: len(access_lines()) >= before + len(want), 30, "the access log has every request")
     got = [line["status"] for line in access_lines()[before:]]
     assert got == list(want), f"the router saw {got}, want {list(want)}"
 
@@ -87,7 +95,8 @@ def occupied():
         yield stream
     finally:
         stream.close()
-        wait_until(lambda: usage("single")["requests"] == 0, 5, "the stream has ended")
+        await_line(stream.response.headers)
+        wait_until(lambda: usage("single")["requests"] == 0, 30, "the stream has ended")
 
 
 def usage(name):
@@ -105,6 +114,7 @@ def test_unknown_keys():
 def test_missing_key():
     client = openai.OpenAI(base_url=router.url + "/v1", api_key="unused", max_retries=0)
     e = raises(openai.AuthenticationError, lambda: client.models.list(extra_headers={"Authorization": openai.Omit()}))
+    await_line(e.response.headers)
     assert "Authorization: Bearer KEY" in e.body["message"], e.body
 
 
@@ -123,7 +133,7 @@ def test_models_and_paths_of_others():
 def test_anthropics_client_with_a_token():
     """It sends Authorization: Bearer then, in place of x-api-key."""
     client = anthropic.Anthropic(base_url=router.url, auth_token=keys["open"], max_retries=0)
-    client.messages.create(model=MODEL, max_tokens=1, messages=[user("x")])
+    await_line(client.messages.with_raw_response.create(model=MODEL, max_tokens=1, messages=[user("x")]).headers)
 
 
 def test_limits_are_read():
@@ -160,10 +170,16 @@ def test_a_retry_succeeds_when_the_limit_allows():
     for dialect in DIALECTS:
         with contextlib.ExitStack() as held:
             stream = held.enter_context(occupied())
+            lines = len(access_lines())
+
+            def close_when_refused():
+                wait_until(lambda: len(access_lines()) > lines, 30, "the first try was refused")
+                stream.close()
+
             begun = time.monotonic()
             with attempts(429, 200, 200):  # the first 200 is the stream, which is logged when it ends
                 # The wait is a second; the stream ends within it.
-                closing = suite.later(0.3, stream.close)
+                closing = suite.later(0, close_when_refused)
                 ask(dialect, keys["single"], retries=2)
                 closing.join()
             assert time.monotonic() - begun >= 1, "the client did not wait"
@@ -176,7 +192,7 @@ def test_too_many_tokens():
         ask(dialect, keys[name], prose(unique(), 1_000))
         used = usage(name)["tokens_used"]
         assert TOKENS / 2 < used <= TOKENS, used
-        text = (unique() + " ") * (4 * (TOKENS - used + 600) // 33)  # tokens of four bytes; 600 leak in 3 s
+        text = (unique() + " ") * (4 * (TOKENS - used + 1_200) // 33)  # tokens of four bytes; 1,200 leak in 6 s
         e = refused("RateLimitError", dialect, keys[name], text=text)
         h = e.response.headers
         assert code(e) in ("rate_limit_exceeded", "rate_limit_error") and int(h["x-ratelimit-remaining-tokens"]) < TOKENS, (e.body, h)
