@@ -68,7 +68,7 @@ func setStage(ctx context.Context, o options, dir, backend string) (*stage, erro
 		return st, err
 	}
 	st.field = []*contender{{Name: "direct", Version: "no proxy, one of the backends", addr: backends[0], streamAddr: backends[0]}}
-	for _, name := range []string{"nginx", "haproxy", "bare", "grapevine", "again", "page", "unsampled", "tenth", "every"} {
+	for _, name := range []string{"nginx", "haproxy", "bare", "grapevine", "again", "page", "unsampled", "tenth", "every", "other", "other again"} {
 		if !strings.Contains(","+o.only+",", ","+name+",") {
 			continue
 		}
@@ -85,12 +85,17 @@ func setStage(ctx context.Context, o options, dir, backend string) (*stage, erro
 		case "bare":
 			c.streamAddr, c.Version = "", "what grapevine's HTTP library costs alone" // it cannot stream
 			argv = append([]string{self, "bare", addrs[0]}, backends...)
-		case "grapevine", "again", "page", "unsampled", "tenth", "every":
-			c.admin, c.Version = addrs[1], programs.Version(o.binary, "version")
-			argv = []string{o.binary, "serve", "--listen", addrs[0], "--admin", addrs[1], "--log-level", "warn", "--pprof"}
+		case "grapevine", "again", "page", "unsampled", "tenth", "every", "other", "other again":
+			binary := o.binary
+			if strings.HasPrefix(name, "other") {
+				binary = o.other
+			}
+			c.admin, c.Version = addrs[1], programs.Version(binary, "version")
+			argv = []string{binary, "serve", "--listen", addrs[0], "--admin", addrs[1], "--log-level", "warn", "--pprof"}
 			for _, b := range backends {
 				argv = append(argv, "--backend", "http://"+b)
 			}
+			argv = append(argv, strings.Fields(o.serve)...)
 			switch name {
 			case "unsampled":
 				argv = append(argv, "--doctor-samples", "0")

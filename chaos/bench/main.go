@@ -28,7 +28,7 @@ import (
 )
 
 type options struct {
-	binary, backend, only, phases, jsonPath, profiles string
+	binary, other, serve, backend, only, phases, jsonPath, profiles string
 
 	rounds   int
 	duration time.Duration
@@ -51,12 +51,14 @@ func main() {
 	}
 	var o options
 	flag.StringVar(&o.binary, "grapevine", "bin/grapevine", "the binary under test")
+	flag.StringVar(&o.other, "other", "", "a second binary, for the phase other")
+	flag.StringVar(&o.serve, "serve", "", "further arguments of every grapevine serve, separated by spaces")
 	flag.StringVar(&o.backend, "backend", "engine,light", "backends to put behind the proxies, separated by commas: engine (the emulated engine), light (the least that can answer)")
 	flag.IntVar(&o.rounds, "rounds", 5, "interleaved rounds; medians are reported")
 	flag.DurationVar(&o.duration, "duration", 3*time.Second, "length of one measurement, whole seconds")
 	flag.StringVar(&o.jsonPath, "json", "", "also write the results and all configurations as JSON to this file")
 	flag.StringVar(&o.only, "only", "nginx,haproxy,bare,grapevine", "contenders to run, separated by commas; direct access always runs")
-	flag.StringVar(&o.phases, "phases", "throughput,latency,streams", "measurements to make; streams need the light backend, which stamps their chunks; or sight: what the dashboard and the doctor cost the router; or spans: what traces cost it")
+	flag.StringVar(&o.phases, "phases", "throughput,latency,streams", "measurements to make; streams need the light backend, which stamps their chunks; or sight: what the dashboard and the doctor cost the router; or spans: what traces cost it; or other: what it costs beside another binary")
 	flag.StringVar(&o.profiles, "profile", "", "write CPU profiles of grapevine under load into this directory")
 	flag.Parse()
 	if flag.NArg() > 0 || o.rounds < 1 || o.duration < time.Second {
@@ -84,6 +86,8 @@ func bench(ctx context.Context, o options) error {
 		return sight(ctx, o)
 	case "spans":
 		return spans(ctx, o)
+	case "other":
+		return other(ctx, o)
 	}
 	if err := programs.Install(ctx, "nginx", "haproxy", "wrk"); err != nil {
 		return err

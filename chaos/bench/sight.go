@@ -47,6 +47,25 @@ func spans(ctx context.Context, o options) error {
 	})
 }
 
+// other prints it beside another binary's, such as one from which something was cut. Two routers run each: processes of one binary share
+// its pages in the processor's caches, and a single one of another takes 5 % more time.
+func other(ctx context.Context, o options) error {
+	if o.other == "" {
+		return errors.New("phase other: name the binary with -other")
+	}
+	return sideBySide(ctx, o, "grapevine,again,other,other again", func(used map[string][]float64) {
+		both := func(one, two string) []float64 {
+			sums := slices.Clone(used[one])
+			for i := range sums {
+				sums[i] += used[two][i]
+			}
+			return sums
+		}
+		fmt.Printf("  of the other %.1f us, the same again: %s\n", median(used["other"]), ratios(used["other again"], used["other"]))
+		fmt.Printf("  both beside both of the other: %s\n", ratios(both("grapevine", "again"), both("other", "other again")))
+	})
+}
+
 // sideBySide gives report the microseconds of CPU time per request of the contenders, by round. Each is a router of its own in front of
 // the same backends. They run at the same time, so that other programs disturb all alike; "again" is as "grapevine" is, and shows what
 // is left of the disturbance.
