@@ -216,14 +216,14 @@ func (n *Node) buildRouting() error {
 		return fmt.Errorf("policy: %w", err)
 	}
 	n.backends, err = backends.NewDirectory(backends.Config{
-		Own: n.cfg.Backends, Rules: n.cfg.Rules, Idle: n.cfg.UpstreamIdle, ProbePath: n.cfg.ProbePath, Numbers: numbers, Log: n.log,
+		Own: n.cfg.Backends, Rules: n.cfg.Rules, Idle: n.cfg.UpstreamIdle, Numbers: numbers, Log: n.log,
 		Publish: n.publish, Reported: n.loadReported, Nodes: n.fleetSize,
 	})
 	if err != nil {
 		return err
 	}
 	checks := health.CheckerConfig{
-		Self: n.name, Path: n.cfg.ProbePath, Interval: n.cfg.ProbeInterval, Timeout: n.cfg.ProbeTimeout,
+		Self: n.name, Probing: probingOf(&n.cfg),
 		Backends: n.backends, Router: n.router, Log: n.log.With().Str("component", "health").Logger(),
 	}
 	if n.cfg.InFleet() {

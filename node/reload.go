@@ -67,6 +67,7 @@ func (n *Node) Reload(next config.Config) (Reloaded, error) {
 	// Nothing below fails.
 	retune()
 	reroute()
+	n.health.Retune(probingOf(&now))
 	lines.Use()
 	n.access.Set(which)
 	n.accounts.SetPrice(now.GPUHourPrice)
@@ -78,8 +79,8 @@ func (n *Node) Reload(next config.Config) (Reloaded, error) {
 	if changed {
 		done.Applied = append(done.Applied, admin.SettingChange{Key: "backends", From: "credentials", To: "other credentials"})
 	}
-	if n.cfg.Level != nil {
-		n.cfg.Level.Set(level)
+	if n.cfg.LogSwitch != nil {
+		n.cfg.LogSwitch.Set(level, now.LogFormat)
 	}
 	n.useCertificate(cert)
 	n.running.Store(&now)

@@ -36,8 +36,20 @@ func another(t *testing.T, c *config.Config, s config.Setting) {
 	case "log_level":
 		c.LogLevel = "error"
 		return
+	case "log_format":
+		c.LogFormat = "console"
+		return
 	case "access_log":
 		c.AccessLog = "errors"
+		return
+	case "strategy":
+		c.Strategy = policy.Random
+		return
+	case "weights":
+		c.Weights = map[string]float64{"load": 3}
+		return
+	case "probe_path":
+		c.ProbePath = "/other"
 		return
 	case "backends":
 		c.Backends = append(c.Backends, config.Backend{URL: "http://127.0.0.3:9", Name: "more", Weight: 1})
@@ -112,11 +124,20 @@ var inForce = map[string]func(n *Node) any{
 	"queue_requests":  func(n *Node) any { return n.proxy.Tuned().Queue.Limits.Requests },
 	"queue_bytes":     func(n *Node) any { return n.proxy.Tuned().Queue.Limits.Bytes },
 	"queue_timeout":   func(n *Node) any { return n.proxy.Tuned().Queue.Limits.Wait },
-	"queue_ttft":      func(n *Node) any { _, _, g := n.router.Tuned(); return g.TTFT },
-	"queue_waiting":   func(n *Node) any { _, _, g := n.router.Tuned(); return g.Waiting },
-	"queue_in_flight": func(n *Node) any { _, _, g := n.router.Tuned(); return g.InFlight },
-	"slow_start":      func(n *Node) any { d, _, _ := n.router.Tuned(); return d },
-	"zone_cost":       func(n *Node) any { _, d, _ := n.router.Tuned(); return d },
+	"queue_ttft":      func(n *Node) any { return n.router.Tuned().Gate.TTFT },
+	"queue_waiting":   func(n *Node) any { return n.router.Tuned().Gate.Waiting },
+	"queue_in_flight": func(n *Node) any { return n.router.Tuned().Gate.InFlight },
+	"slow_start":      func(n *Node) any { return n.router.Tuned().SlowStart },
+	"zone_cost":       func(n *Node) any { return n.router.Tuned().ZoneCost },
+	// TestReloadChangesRouting shows that requests follow them.
+	"strategy":    func(n *Node) any { return n.router.Tuned().Strategy },
+	"weights":     func(n *Node) any { return n.router.Tuned().Weights },
+	"hash_blocks": func(n *Node) any { return n.router.Tuned().HashBlocks },
+	"zone":        func(n *Node) any { return n.router.Tuned().Zone },
+	// TestReloadChangesProbes shows that engines are probed by them.
+	"probe_interval": func(n *Node) any { return n.health.Probing().Interval },
+	"probe_timeout":  func(n *Node) any { return n.health.Probing().Timeout },
+	"probe_path":     func(n *Node) any { return n.health.Probing().Path },
 
 	"read_timeout":              func(n *Node) any { return n.proxy.Tuned().Timeouts.Read },
 	"keep_alive":                func(n *Node) any { return n.proxy.Tuned().Timeouts.KeepAlive },
@@ -130,7 +151,8 @@ var inForce = map[string]func(n *Node) any{
 	"drain_grace":               func(n *Node) any { return n.Running().DrainGrace },
 	"drain_timeout":             func(n *Node) any { return n.Running().DrainTimeout },
 
-	"log_level":       func(n *Node) any { return n.cfg.Level.Sample(zerolog.InfoLevel) },
+	"log_level":       func(n *Node) any { return n.cfg.LogSwitch.Sample(zerolog.InfoLevel) },
+	"log_format":      func(n *Node) any { return n.cfg.LogSwitch.Text() },
 	"access_log":      func(n *Node) any { return n.access.Which() },
 	"access_log_file": func(n *Node) any { return n.access.Path() },
 	"gpu_hour_price":  func(n *Node) any { return n.accounts.Price() },
@@ -150,7 +172,7 @@ var inForce = map[string]func(n *Node) any{
 func TestReloadGoesByTheTable(t *testing.T) {
 	for _, s := range config.Settings() {
 		cfg := testConfig("http://127.0.0.3:1")
-		cfg.QueueRequests, cfg.Level, cfg.OTLPEndpoint = 8, new(config.LogLevel), "http://127.0.0.1:9"
+		cfg.QueueRequests, cfg.LogSwitch, cfg.OTLPEndpoint = 8, new(config.LogSwitch), "http://127.0.0.1:9"
 		n, err := New(cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -328,7 +350,7 @@ func TestReloadReachesRequests(t *testing.T) {
 	cfg := testConfig()
 	cfg.Backends = []config.Backend{{URL: s.URL, APIKeyFile: file, Models: []string{"m"}}}
 	cfg.MetricsInterval, cfg.MaxAttempts = 0, 1
-	cfg.Level = new(config.LogLevel)
+	cfg.LogSwitch = new(config.LogSwitch)
 	log, err := config.NewLogger(lockedWriter{&outMu, &out}, false, cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -590,5 +612,140 @@ func TestReloadRefusedInStatus(t *testing.T) {
 	}
 	if st := n.Status().Reload; st.Error != "" || len(st.Applied)+len(st.AtNextStart) > 0 {
 		t.Errorf("after a reload without differences: %+v", st)
+	}
+}
+
+// TestReloadChangesRouting: requests follow the strategy, the weights and the zone of the last reload; rules of before stay.
+func TestReloadChangesRouting(t *testing.T) {
+	engines := []string{startEngine(t), startEngine(t)}
+	cfg := testConfig()
+	for i, zone := range []string{"a", "b"} {
+		cfg.Backends = append(cfg.Backends, config.Backend{URL: engines[i], Name: zone, Labels: []string{"zone=" + zone}, Models: []string{"m"}})
+	}
+	cfg.ZoneCost, cfg.Rules = time.Hour, []config.Rule{{Path: "/v1/completions", Strategy: policy.Random}}
+	n := startNode(t, cfg)
+	set := func(change func(*config.Config)) {
+		t.Helper()
+		next := *n.Running()
+		change(&next)
+		if done, err := n.Reload(next); err != nil || len(done.Applied) == 0 || done.AtNextStart != nil {
+			t.Fatalf("%+v %v", done, err)
+		}
+	}
+	explain := func(path string) *admin.Receipt {
+		t.Helper()
+		r, err := n.Explain(path, func(string) []byte { return nil }, []byte(chatBody("m", "hello")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	for _, zone := range []string{"a", "b", "a"} {
+		set(func(c *config.Config) { c.Zone = zone })
+		r := explain("/v1/chat/completions")
+		if r.Strategy != policy.Prefix || r.Backend != zone || r.Candidates[1].ZoneS != 3600 {
+			t.Errorf("in zone %s: strategy %s chooses %s, another zone costs %v s", zone, r.Strategy, r.Backend, r.Candidates[1].ZoneS)
+		}
+	}
+	set(func(c *config.Config) { c.Zone = "" })
+	if r := explain("/v1/chat/completions"); r.Candidates[0].ZoneS+r.Candidates[1].ZoneS != 0 {
+		t.Errorf("without a zone: %+v", r.Candidates)
+	}
+	for _, weight := range []float64{3, 5} {
+		set(func(c *config.Config) {
+			c.Strategy, c.Weights = policy.Weighted, map[string]float64{"load": weight}
+		})
+		if r := explain("/v1/chat/completions"); r.Strategy != policy.Weighted || r.Candidates[0].Cost != -weight {
+			t.Errorf("weight %v: strategy %s, cost %v", weight, r.Strategy, r.Candidates[0].Cost)
+		}
+	}
+	set(func(c *config.Config) { c.Strategy = policy.RoundRobin })
+	served := make(map[string]int)
+	for range 6 {
+		_, name, _ := chat(t, n, chatBody("m", "hello"))
+		served[name]++
+	}
+	if served["a"] != 3 || served["b"] != 3 || n.Status().Strategy != policy.RoundRobin {
+		t.Errorf("round robin served %v, and the status names %s", served, n.Status().Strategy)
+	}
+	if r := explain("/v1/completions"); r.Strategy != policy.Random {
+		t.Errorf("a rule's requests are routed by %s", r.Strategy)
+	}
+	next := *n.Running()
+	next.Weights, next.ZoneCost = map[string]float64{"luck": 1}, time.Second
+	if _, err := n.Reload(next); err == nil || n.Running().ZoneCost != time.Hour || n.router.Tuned().ZoneCost != time.Hour {
+		t.Errorf("an unknown scorer: %v, zone_cost %v", err, n.router.Tuned().ZoneCost)
+	}
+}
+
+// TestReloadChangesProbes: engines are probed as the last reload says, and what probes found is forgotten where none follow.
+func TestReloadChangesProbes(t *testing.T) {
+	var well, sick atomic.Int64
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/well":
+			well.Add(1)
+		case "/sick":
+			sick.Add(1)
+			w.WriteHeader(http.StatusInternalServerError)
+		default:
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	defer engine.Close()
+	cfg := testConfig(engine.URL)
+	cfg.ProbePath, cfg.ProbeInterval, cfg.ProbeTimeout = "/well", time.Hour, 20*time.Second
+	n := startNode(t, cfg)
+	set := func(path string, interval time.Duration) {
+		t.Helper()
+		next := *n.Running()
+		next.ProbePath, next.ProbeInterval = path, interval
+		if done, err := n.Reload(next); err != nil || len(done.Applied) == 0 || done.AtNextStart != nil {
+			t.Fatalf("%+v %v", done, err)
+		}
+	}
+	failing := func() bool { return n.BackendList().Backends[0].Health.Failing }
+	eventually(t, "the first probe", func() bool { return well.Load() > 0 })
+	set("/well", 10*time.Millisecond) // the next was due in an hour
+	eventually(t, "three probes more", func() bool { return well.Load() > 3 })
+	set("/sick", 10*time.Millisecond)
+	eventually(t, "the engine fails by its new path", failing)
+	set(config.NoProbes, 10*time.Millisecond)
+	if failing() {
+		t.Error("without probes the engine is still failing")
+	}
+	set("/well", 11*time.Millisecond)
+	before := well.Load()
+	eventually(t, "probes again", func() bool { return well.Load() > before+3 && !failing() })
+	if got := sick.Load(); got < 2 {
+		t.Errorf("%d probes at /sick found it failing", got)
+	}
+}
+
+// TestReloadChangesTheLogsForm: lines are JSON or text as the last reload says.
+func TestReloadChangesTheLogsForm(t *testing.T) {
+	var out bytes.Buffer
+	cfg := testConfig()
+	cfg.LogSwitch = new(config.LogSwitch)
+	log, err := config.NewLogger(&out, false, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Log = log
+	n, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, format := range []string{"auto", "console", "json", "console"} {
+		next := *n.Running()
+		next.LogFormat = format
+		if _, err := n.Reload(next); err != nil {
+			t.Fatal(err)
+		}
+		out.Reset()
+		n.log.Info().Msg("a line")
+		if json := strings.HasPrefix(out.String(), "{"); json == (format == "console") || !strings.Contains(out.String(), "a line") {
+			t.Errorf("%s: %q", format, out.String())
+		}
 	}
 }

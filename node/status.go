@@ -18,7 +18,7 @@ func (n *Node) Status() *admin.Status {
 	st, tree := n.router.Stats(), n.tree.Stats()
 	s := &admin.Status{
 		Node: n.name, Version: n.cfg.Version, GoVersion: runtime.Version(),
-		Listen: n.Addr(), Admin: n.AdminAddr(), Strategy: n.cfg.Strategy, Backends: len(n.backends.Roster().List),
+		Listen: n.Addr(), Admin: n.AdminAddr(), Strategy: n.Running().Strategy, Backends: len(n.backends.Roster().List),
 		InFlight: n.proxy.InFlight(), Connections: n.proxy.Connections(),
 		BlockBytes: n.hasher.BlockBytes(), KeyID: fmt.Sprintf("%08x", n.hasher.KeyID()),
 		Picks: st.Picks, Rungs: make(map[string]uint64),

@@ -9,6 +9,7 @@ import (
 
 	"grapevine.example/node/backends"
 	"grapevine.example/node/config"
+	"grapevine.example/node/health"
 	"grapevine.example/node/history"
 	"grapevine.example/node/streams"
 	"grapevine.example/prefixtree"
@@ -61,13 +62,17 @@ func (n *Node) anyModel(q *policy.Request, decide func() error) error {
 // policyConfig takes from cfg what policy.Router.Retune applies, and the rest as the node started.
 func (n *Node) policyConfig(cfg *config.Config) policy.Config {
 	return policy.Config{
-		Strategy: n.cfg.Strategy, BlockBytes: n.cfg.BlockBytes,
-		Nodes: 1, Weights: n.cfg.Weights, HashBlocks: n.cfg.HashBlocks, Seed: mathrand.Uint64(), SlowStart: orNone(cfg.SlowStart), Truth: n.streams,
-		Zone: n.cfg.Zone, ZoneCost: cfg.ZoneCost,
+		Strategy: cfg.Strategy, BlockBytes: n.cfg.BlockBytes,
+		Nodes: 1, Weights: cfg.Weights, HashBlocks: cfg.HashBlocks, Seed: mathrand.Uint64(), SlowStart: orNone(cfg.SlowStart), Truth: n.streams,
+		Zone: cfg.Zone, ZoneCost: cfg.ZoneCost,
 		Gate:   policy.Gate{TTFT: cfg.QueueTTFT, Waiting: cfg.QueueWaiting, InFlight: cfg.QueueInFlight},
 		Failed: func(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Time) { n.health.Failed(b) },
 		Forgot: func(b prefixtree.Backend) { n.health.Forgot(b) },
 	}
+}
+
+func probingOf(cfg *config.Config) health.Probing {
+	return health.Probing{Path: cfg.ProbePath, Interval: cfg.ProbeInterval, Timeout: cfg.ProbeTimeout}
 }
 
 // proxyConfig takes from cfg what proxy.Proxy.Retune applies, and the rest as the node started.

@@ -60,7 +60,7 @@ func (c *serveCmd) build(s *streams, call commandline.Call, from *handover.Prede
 	if err := cfg.Validate(c.ConfigFile, lines); err != nil {
 		return nil, none, usageError{err}
 	}
-	cfg.Level = new(config.LogLevel)
+	cfg.LogSwitch = new(config.LogSwitch)
 	if cfg.Log, err = config.NewLogger(logTo(s.err, os.Getenv("JOURNAL_STREAM")), commandline.IsTerminal(s.err), cfg); err != nil {
 		return nil, none, usageError{err}
 	}

@@ -81,12 +81,12 @@ func TestServiceManager(t *testing.T) {
 	p.signal(t, syscall.SIGCONT)
 	m.await(t, "WATCHDOG=1")
 
-	write("backends: [{url: 'http://127.0.0.1:1', models: [m], api_key: k}]\nlog_level: warn\nstrategy: session\ndrain_timeout: 7m\n")
+	write("backends: [{url: 'http://127.0.0.1:1', models: [m], api_key: k}]\nlog_level: warn\nhorizon: 5m\ndrain_timeout: 7m\n")
 	p.signal(t, syscall.SIGHUP)
 	m.await(t, "RELOADING=1")
 	m.await(t, "READY=1")
 	eventually(t, "what is in force and what waits is named", func() bool {
-		return strings.Contains(p.log.String(), `"applied":["drain_timeout","log_level","backends"],"at_next_start":["strategy"]`)
+		return strings.Contains(p.log.String(), `"applied":["drain_timeout","log_level","backends"],"at_next_start":["horizon"]`)
 	})
 	write("strategyy: session\n")
 	p.signal(t, syscall.SIGHUP)

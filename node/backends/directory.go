@@ -18,12 +18,11 @@ import (
 )
 
 type Config struct {
-	Own       []config.Backend // the node's own list; never changed
-	Rules     []config.Rule    // the node's own
-	Idle      time.Duration    // how long a connection for the node's own requests may idle
-	ProbePath string
-	Numbers   *Registry
-	Log       zerolog.Logger
+	Own     []config.Backend // the node's own list; never changed
+	Rules   []config.Rule    // the node's own
+	Idle    time.Duration    // how long a connection for the node's own requests may idle
+	Numbers *Registry
+	Log     zerolog.Logger
 	// Publish receives rosters and views in order, under the directory's lock. old is nil for the
 	// first roster, now if only the view is new; a nil view is unchanged.
 	Publish func(old, now *Roster, view *policy.View)

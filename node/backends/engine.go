@@ -151,7 +151,7 @@ func (d *Directory) connect(e, was *Engine, c credentials) {
 	} else {
 		client := *e.client
 		client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-		e.prober = &engine.Prober{Client: &client, URL: e.base, Path: d.cfg.ProbePath, Key: e.apiKey}
+		e.prober = &engine.Prober{Client: &client, URL: e.base, Key: e.apiKey}
 	}
 	e.target.Header = e.headers()
 }
@@ -170,7 +170,9 @@ func (e *Engine) headers() (list [][2]string) {
 	return list
 }
 
-func (e *Engine) Probe(ctx context.Context) (engine.Ailment, error) { return e.prober.Probe(ctx) }
+func (e *Engine) Probe(ctx context.Context, path string) (engine.Ailment, error) {
+	return e.prober.Probe(ctx, path)
+}
 
 // EventSources asks the engine where it publishes cache events, of all its data-parallel ranks or of the backend's. Errors as
 // events.Discover.

@@ -23,9 +23,9 @@ type Inherited struct {
 // Default.
 type Config struct {
 	Log zerolog.Logger `yaml:"-"`
-	// Level, if not nil, is the level of Log; Reload sets it.
-	Level   *LogLevel `yaml:"-"`
-	Version string    `yaml:"-"`
+	// LogSwitch, if not nil, is that of Log; Reload sets it.
+	LogSwitch *LogSwitch `yaml:"-"`
+	Version   string     `yaml:"-"`
 	// Stdout receives the lines of access_log without access_log_file; nil: none.
 	Stdout io.Writer `yaml:"-"`
 	// Inherited is from the service manager, or from the process that this one replaces.
@@ -53,17 +53,17 @@ type Config struct {
 	LoadsInterval   time.Duration `yaml:"loads_interval" reload:"yes" name:"loads-interval" env:"GRAPEVINE_LOADS_INTERVAL" default:"1s" placeholder:"DURATION" group:"backends" help:"How often the router reads SGLang's /v1/loads: its queue in tokens and prefill rate. Less often in large fleets. 0: never."`
 	Events          string        `yaml:"events" name:"events" env:"GRAPEVINE_EVENTS" default:"auto" placeholder:"auto|off" group:"backends" help:"Follow the cache events that vLLM and SGLang publish (--kv-events-config): auto asks engines for them; off. They carry prompts in clear."`
 
-	ProbeInterval time.Duration `yaml:"probe_interval" name:"probe-interval" env:"GRAPEVINE_PROBE_INTERVAL" default:"1s" placeholder:"DURATION" group:"backends" help:"Time between two probes of an engine by one node; three nodes probe each engine."`
-	ProbeTimeout  time.Duration `yaml:"probe_timeout" name:"probe-timeout" env:"GRAPEVINE_PROBE_TIMEOUT" default:"1.5s" placeholder:"DURATION" group:"backends" help:"Longest wait for the answer to a probe."`
-	ProbePath     string        `yaml:"probe_path" name:"probe-path" env:"GRAPEVINE_PROBE_PATH" default:"/health" placeholder:"PATH" group:"backends" help:"Path of probes; /v1/models where it is missing. \"-\": no probes, requests alone decide."`
+	ProbeInterval time.Duration `yaml:"probe_interval" reload:"yes" name:"probe-interval" env:"GRAPEVINE_PROBE_INTERVAL" default:"1s" placeholder:"DURATION" group:"backends" help:"Time between two probes of an engine by one node; three nodes probe each engine."`
+	ProbeTimeout  time.Duration `yaml:"probe_timeout" reload:"yes" name:"probe-timeout" env:"GRAPEVINE_PROBE_TIMEOUT" default:"1.5s" placeholder:"DURATION" group:"backends" help:"Longest wait for the answer to a probe."`
+	ProbePath     string        `yaml:"probe_path" reload:"yes" name:"probe-path" env:"GRAPEVINE_PROBE_PATH" default:"/health" placeholder:"PATH" group:"backends" help:"Path of probes; /v1/models where it is missing. \"-\": no probes, requests alone decide."`
 	SlowStart     time.Duration `yaml:"slow_start" reload:"yes" name:"slow-start" env:"GRAPEVINE_SLOW_START" default:"30s" placeholder:"DURATION" group:"backends" help:"Time in which the share of a new or returning engine grows to normal. 0: at once."`
 
-	Strategy   string             `yaml:"strategy" name:"strategy" env:"GRAPEVINE_STRATEGY" default:"prefix" placeholder:"NAME" group:"routing" help:"Strategy of requests that no rule matches: prefix, prefix-hash, least-request, session, round-robin, random or weighted."`
+	Strategy   string             `yaml:"strategy" reload:"yes" name:"strategy" env:"GRAPEVINE_STRATEGY" default:"prefix" placeholder:"NAME" group:"routing" help:"Strategy of requests that no rule matches: prefix, prefix-hash, least-request, session, round-robin, random or weighted."`
 	Rules      []Rule             `yaml:"rules" name:"rule" env:"GRAPEVINE_RULES" sep:" " placeholder:"RULE" group:"routing" help:"What becomes of some requests: [name=N][,model=M][,path=PREFIX][,header=NAME[:VALUE]][,share=P%][,session=FROM][,to=MODEL][,pool=LABEL|LABEL][,fallback=LABEL|any][,strategy=NAME]. The first match wins. Repeatable."`
-	Zone       string             `yaml:"zone" name:"zone" env:"GRAPEVINE_ZONE" placeholder:"NAME" group:"routing" help:"Where this router is. Engines labelled with another zone cost zone_cost more. Empty: no engine does."`
+	Zone       string             `yaml:"zone" reload:"yes" name:"zone" env:"GRAPEVINE_ZONE" placeholder:"NAME" group:"routing" help:"Where this router is. Engines labelled with another zone cost zone_cost more. Empty: no engine does."`
 	ZoneCost   time.Duration      `yaml:"zone_cost" reload:"yes" name:"zone-cost" env:"GRAPEVINE_ZONE_COST" default:"20ms" placeholder:"DURATION" group:"routing" help:"Price of an engine in another zone, for strategy prefix: how much later the near one may answer. 0: all zones are equal."`
-	Weights    map[string]float64 `yaml:"weights" name:"weight" env:"GRAPEVINE_WEIGHTS" placeholder:"SCORER=W" group:"routing" help:"Weight of a scorer of the weighted strategy."`
-	HashBlocks int                `yaml:"hash_blocks" name:"hash-blocks" env:"GRAPEVINE_HASH_BLOCKS" default:"16" placeholder:"N" group:"routing" help:"Leading blocks that the prefix-hash strategy hashes."`
+	Weights    map[string]float64 `yaml:"weights" reload:"yes" name:"weight" env:"GRAPEVINE_WEIGHTS" placeholder:"SCORER=W" group:"routing" help:"Weight of a scorer of the weighted strategy."`
+	HashBlocks int                `yaml:"hash_blocks" reload:"yes" name:"hash-blocks" env:"GRAPEVINE_HASH_BLOCKS" default:"16" placeholder:"N" group:"routing" help:"Leading blocks that the prefix-hash strategy hashes."`
 	BlockBytes int                `yaml:"block_bytes" name:"block-bytes" env:"GRAPEVINE_BLOCK_BYTES" default:"512" placeholder:"BYTES" group:"routing" help:"Prompt bytes per block. Equal on every node."`
 	Secret     string             `yaml:"secret" name:"secret" env:"GRAPEVINE_SECRET" placeholder:"TEXT" group:"routing" help:"Key of the prompt hashes, 16 bytes or more, equal on every node. Prefer secret_file: a flag is visible to every user."`
 	SecretFile string             `yaml:"secret_file" name:"secret-file" env:"GRAPEVINE_SECRET_FILE" placeholder:"FILE" group:"routing" help:"File with the secret. A node without a fleet and a secret makes a random one."`
@@ -113,7 +113,7 @@ type Config struct {
 	DrainTimeout           time.Duration `yaml:"drain_timeout" reload:"yes" name:"drain-timeout" env:"GRAPEVINE_DRAIN_TIMEOUT" default:"5m" placeholder:"DURATION" group:"timeouts" help:"How long running requests then may take."`
 
 	LogLevel      string `yaml:"log_level" reload:"yes" name:"log-level" env:"GRAPEVINE_LOG_LEVEL" default:"info" placeholder:"LEVEL" group:"watching" help:"debug, info, warn or error."`
-	LogFormat     string `yaml:"log_format" name:"log-format" env:"GRAPEVINE_LOG_FORMAT" default:"auto" placeholder:"FORMAT" group:"watching" help:"json, console, or auto: console on a terminal."`
+	LogFormat     string `yaml:"log_format" reload:"yes" name:"log-format" env:"GRAPEVINE_LOG_FORMAT" default:"auto" placeholder:"FORMAT" group:"watching" help:"json, console, or auto: console on a terminal."`
 	AccessLog     string `yaml:"access_log" reload:"yes" name:"access-log" env:"GRAPEVINE_ACCESS_LOG" default:"off" placeholder:"off|errors|sample:SHARE|all" group:"watching" help:"Log a line of JSON for requests: off; errors (5xx, 429, answers broken off); sample:0.01 (that share and all errors); all. Lines hold no prompts."`
 	AccessLogFile string `yaml:"access_log_file" reload:"yes" name:"access-log-file" env:"GRAPEVINE_ACCESS_LOG_FILE" placeholder:"FILE" group:"watching" help:"File for these lines, opened again at each reload. Empty: stdout."`
 

@@ -39,7 +39,7 @@ func TestSettingsAgree(t *testing.T) {
 			t.Errorf("%s: no help or no group", s.Key)
 		}
 	}
-	// All fields but Log, Level, Version, Inherited and Stdout are settings.
+	// All fields but Log, LogSwitch, Version, Inherited and Stdout are settings.
 	if got, want := len(Settings()), reflect.TypeFor[Config]().NumField()-5; got != want {
 		t.Errorf("%d settings for %d fields", got, want)
 	}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"sync/atomic"
@@ -9,30 +10,54 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// LogLevel is the least level that a logger writes; safe for concurrent use.
-type LogLevel struct{ least atomic.Int32 }
+// LogSwitch changes a logger of NewLogger while it is in use. Safe for concurrent use.
+type LogSwitch struct {
+	least    atomic.Int32
+	text     atomic.Bool // for people; else JSON
+	terminal bool
+}
 
 // Sample implements zerolog.Sampler.
-func (l *LogLevel) Sample(of zerolog.Level) bool { return of >= zerolog.Level(l.least.Load()) }
+func (s *LogSwitch) Sample(of zerolog.Level) bool { return of >= zerolog.Level(s.least.Load()) }
 
-func (l *LogLevel) Set(least zerolog.Level) { l.least.Store(int32(least)) }
+// Set sets the least level that is written, and the form. On a terminal, "auto" means text.
+func (s *LogSwitch) Set(least zerolog.Level, format string) {
+	s.least.Store(int32(least))
+	s.text.Store(format == "console" || format == "auto" && s.terminal)
+}
 
-// NewLogger builds the configured logger, which follows cfg.Level if set. On a terminal, "auto"
-// means text.
+// Text reports whether the lines are text for people.
+func (s *LogSwitch) Text() bool { return s.text.Load() }
+
+// logWriter writes each line in the form that its switch says.
+type logWriter struct {
+	zerolog.LevelWriter
+	text zerolog.ConsoleWriter
+	by   *LogSwitch
+}
+
+func (w *logWriter) WriteLevel(level zerolog.Level, line []byte) (int, error) {
+	if w.by.Text() {
+		return w.text.Write(line)
+	}
+	return w.LevelWriter.WriteLevel(level, line)
+}
+
+// NewLogger builds the configured logger, which follows cfg.LogSwitch if set.
 func NewLogger(w io.Writer, terminal bool, cfg Config) (zerolog.Logger, error) {
 	level, err := ParseLevel(cfg.LogLevel)
 	if err != nil {
 		return zerolog.Nop(), err
 	}
-	if cfg.LogFormat == "console" || cfg.LogFormat == "auto" && terminal {
-		w = zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly, NoColor: !terminal}
+	by := cmp.Or(cfg.LogSwitch, new(LogSwitch))
+	by.terminal = terminal
+	by.Set(level, cfg.LogFormat)
+	lines, ok := w.(zerolog.LevelWriter)
+	if !ok {
+		lines = zerolog.LevelWriterAdapter{Writer: w}
 	}
-	log := zerolog.New(w).With().Timestamp().Logger()
-	if cfg.Level == nil {
-		return log.Level(level), nil
-	}
-	cfg.Level.Set(level)
-	return log.Sample(cfg.Level), nil
+	text := zerolog.ConsoleWriter{Out: w, TimeFormat: time.TimeOnly, NoColor: !terminal}
+	return zerolog.New(&logWriter{lines, text, by}).With().Timestamp().Logger().Sample(by), nil
 }
 
 // ParseLevel rejects the empty string and numbers, which zerolog would accept.

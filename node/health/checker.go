@@ -38,11 +38,18 @@ type Store interface {
 	Leading() bool // the leader alone commits up and down
 }
 
-type CheckerConfig struct {
-	Self     string // name of the node
+// Probing says how engines are probed.
+type Probing struct {
 	Path     string // config.NoProbes: requests alone judge engines
 	Interval time.Duration
 	Timeout  time.Duration // of one probe
+}
+
+func (p *Probing) off() bool { return p.Path == config.NoProbes }
+
+type CheckerConfig struct {
+	Self     string // name of the node
+	Probing  Probing
 	Backends *backends.Directory
 	Router   *policy.Router
 	Peers    func() []string // live peers whose reports arrive; nil without a fleet
@@ -53,9 +60,9 @@ type CheckerConfig struct {
 // Checker probes this node's share of the engines, tells the router which ones to avoid, and on the
 // leader commits what the Board proposes. Safe for concurrent use.
 type Checker struct {
-	cfg   CheckerConfig
-	board *Board
-	every time.Duration // between rounds without events
+	cfg     CheckerConfig
+	probing atomic.Pointer[Probing] // immutable
+	board   *Board
 
 	wake    chan struct{} // capacity 1
 	slots   chan struct{} // held by running probes
@@ -73,13 +80,24 @@ type Checker struct {
 }
 
 func NewChecker(cfg CheckerConfig) *Checker {
-	return &Checker{
-		cfg: cfg, every: min(lookEvery, cfg.Interval/2),
-		board: New(Config{Self: cfg.Self, Interval: cfg.Interval, Timeout: cfg.Timeout, Jitter: rand.Float64}),
+	c := &Checker{
+		cfg:   cfg,
+		board: New(Config{Self: cfg.Self, Interval: cfg.Probing.Interval, Timeout: cfg.Probing.Timeout, Jitter: rand.Float64}),
 		wake:  make(chan struct{}, 1), slots: make(chan struct{}, maxProbes), raise: make(chan Generation, raiseQueue),
 		writing: make(chan []Proposal, 1), avoided: make(map[prefixtree.Backend]bool),
 	}
+	c.probing.Store(&cfg.Probing)
+	return c
 }
+
+// Retune replaces how engines are probed; probes under way end by what was.
+func (c *Checker) Retune(p Probing) {
+	c.probing.Store(&p)
+	c.board.Retune(p.Interval, p.Timeout, p.off(), time.Now())
+	c.poke()
+}
+
+func (c *Checker) Probing() Probing { return *c.probing.Load() }
 
 // Run probes, and commits on the leader, until ctx ends.
 func (c *Checker) Run(ctx context.Context, s Store) {
@@ -102,13 +120,14 @@ func (c *Checker) Run(ctx context.Context, s Store) {
 			looked = at
 			c.look(r, at)
 		}
-		next := at.Add(c.every)
-		if c.cfg.Path != config.NoProbes {
+		probing := c.probing.Load()
+		next := at.Add(min(lookEvery, probing.Interval/2))
+		if !probing.off() {
 			due, soonest := c.board.Due(nil, at)
 			if soonest.Before(next) {
 				next = soonest
 			}
-			c.probe(ctx, r, due, &loops)
+			c.probe(ctx, r, probing, due, &loops)
 		}
 		c.avoid(r, at)
 		c.propose(s, at)
@@ -203,7 +222,7 @@ func (c *Checker) avoid(r *backends.Roster, at time.Time) {
 	c.avoided = avoid
 }
 
-func (c *Checker) probe(ctx context.Context, r *backends.Roster, due []Probe, probing *sync.WaitGroup) {
+func (c *Checker) probe(ctx context.Context, r *backends.Roster, how *Probing, due []Probe, probing *sync.WaitGroup) {
 	for _, p := range due {
 		e := r.ByKey(p.Backend)
 		if e == nil {
@@ -216,16 +235,16 @@ func (c *Checker) probe(ctx context.Context, r *backends.Roster, due []Probe, pr
 				return
 			}
 			defer func() { <-c.slots }()
-			c.probeOne(ctx, e, p)
+			c.probeOne(ctx, e, how, p)
 		})
 	}
 }
 
-func (c *Checker) probeOne(ctx context.Context, e *backends.Engine, p Probe) {
-	asked, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+func (c *Checker) probeOne(ctx context.Context, e *backends.Engine, how *Probing, p Probe) {
+	asked, cancel := context.WithTimeout(ctx, how.Timeout)
 	defer cancel()
 	began := millisNow()
-	found, err := e.Probe(asked)
+	found, err := e.Probe(asked, how.Path)
 	if ctx.Err() != nil {
 		return // says nothing about the engine
 	}
@@ -307,7 +326,7 @@ func (c *Checker) Reports() []byte {
 // propose hands the leader's proposals to the writer; none without probes, as no node could see an
 // idle engine recover.
 func (c *Checker) propose(s Store, at time.Time) {
-	if c.cfg.Path == config.NoProbes || len(c.writing) > 0 || !s.Leading() {
+	if c.probing.Load().off() || len(c.writing) > 0 || !s.Leading() {
 		return
 	}
 	if list := c.board.Proposals(at); len(list) > 0 {

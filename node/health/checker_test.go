@@ -50,7 +50,7 @@ func newRig(t *testing.T, urls ...string) *rig {
 	}
 	release := func(backends.Number) bool { return true }
 	r.dir, err = backends.NewDirectory(backends.Config{
-		Own: own, ProbePath: "/health", Numbers: backends.NewRegistry(64, release, time.Now), Log: zerolog.Nop(),
+		Own: own, Numbers: backends.NewRegistry(64, release, time.Now), Log: zerolog.Nop(),
 		Publish: func(_, now *backends.Roster, v *policy.View) {
 			if v != nil {
 				r.router.SetView(v)
@@ -64,7 +64,7 @@ func newRig(t *testing.T, urls ...string) *rig {
 	}
 	t.Cleanup(r.dir.Close)
 	r.Checker = NewChecker(CheckerConfig{
-		Self: "self", Path: "/health", Interval: 50 * time.Millisecond, Timeout: 5 * time.Second,
+		Self: "self", Probing: Probing{"/health", 50 * time.Millisecond, 5 * time.Second},
 		Backends: r.dir, Router: r.router, Log: zerolog.Nop(),
 	})
 	if err := r.dir.Publish(); err != nil {
@@ -201,7 +201,7 @@ func TestReturnedEngineIsAskedAtOnce(t *testing.T) {
 		asked int64
 	}{{true, 0}, {false, 1}, {false, 1}} {
 		sick.Store(c.sick)
-		r.probeOne(t.Context(), roster.List[0], Probe{Backend: roster.List[0].Key, Began: time.Now()})
+		r.probeOne(t.Context(), roster.List[0], r.probing.Load(), Probe{Backend: roster.List[0].Key, Began: time.Now()})
 		if got := scraped.Load(); got != c.asked {
 			t.Errorf("sick %v: asked for metrics %d times, want %d", c.sick, got, c.asked)
 		}

@@ -57,6 +57,25 @@ func (e *watched) hurry(now time.Time) bool {
 	return true
 }
 
+// Retune replaces the interval and the timeout of probes. off: none follow, so that nothing could refute what earlier ones found.
+func (b *Board) Retune(interval, timeout time.Duration, off bool, now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.cfg.Interval, b.cfg.Timeout = interval, timeout
+	latest := now.Add(interval)
+	for _, e := range b.engines {
+		o := &e.own
+		if o.due.After(latest) {
+			o.due = latest
+		}
+		if off {
+			was := o.failing()
+			o.bad, o.fails, o.timeouts, o.goods, o.probed = false, 0, 0, 0, time.Time{}
+			o.settle(was, now)
+		}
+	}
+}
+
 type Probe struct {
 	Backend uint32
 	Began   time.Time

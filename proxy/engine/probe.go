@@ -40,17 +40,15 @@ const modelsPath = "/v1/models"
 type Prober struct {
 	Client *http.Client // must not follow redirects to other hosts; bounds the probe with ctx
 	URL    string       // without a trailing slash
-	Path   string
-	Key    string // bearer token, if not empty
+	Key    string       // bearer token, if not empty
 
-	noPath atomic.Bool // Path was answered 404
+	missing atomic.Pointer[string] // the path that was last answered 404; nil: none
 }
 
 // Probe probes once. The error, nil for Alive, explains the ailment; one that wraps
 // context.Canceled says nothing about the engine.
-func (p *Prober) Probe(ctx context.Context) (Ailment, error) {
-	path := p.Path
-	if p.noPath.Load() {
+func (p *Prober) Probe(ctx context.Context, path string) (Ailment, error) {
+	if missing := p.missing.Load(); missing != nil && *missing == path {
 		path = modelsPath
 	}
 	var reached atomic.Bool
@@ -64,13 +62,13 @@ func (p *Prober) Probe(ctx context.Context) (Ailment, error) {
 	})
 	status, err := p.get(ctx, path)
 	if err == nil && status == http.StatusNotFound && path != modelsPath {
-		p.noPath.Store(true)
+		p.missing.Store(new(path))
 		path = modelsPath
 		status, err = p.get(ctx, path)
 	}
 	switch {
 	case err != nil:
-		p.noPath.Store(false) // the engine may come back as another release
+		p.missing.Store(nil) // the engine may come back as another release
 		return ailmentOf(err, reached.Load()), fmt.Errorf("%s: %w", path, err)
 	case status >= 500:
 		return Sick, fmt.Errorf("%s: answered %d", path, status)

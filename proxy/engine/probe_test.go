@@ -22,7 +22,7 @@ func newProber(url string) *Prober {
 			Transport:     &http.Transport{DisableKeepAlives: true},
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},
-		URL: url, Path: "/health",
+		URL: url,
 	}
 }
 
@@ -40,7 +40,7 @@ func TestProbeAnswers(t *testing.T) {
 	p.Key = "k"
 	for code, want := range map[int]Ailment{200: Alive, 204: Alive, 307: Alive, 401: Alive, 404: Alive, 429: Alive, 500: Sick, 503: Sick} {
 		status.Store(int64(code))
-		got, err := p.Probe(t.Context())
+		got, err := p.Probe(t.Context(), "/health")
 		if got != want || (err == nil) != (want == Alive) {
 			t.Errorf("%d: %d, %v", code, got, err)
 		}
@@ -61,7 +61,7 @@ func TestProbeWithoutHealthPath(t *testing.T) {
 	defer s.Close()
 	p := newProber(s.URL)
 	for range 3 {
-		if got, err := p.Probe(t.Context()); got != Alive {
+		if got, err := p.Probe(t.Context(), "/health"); got != Alive {
 			t.Fatal(got, err)
 		}
 	}
@@ -77,7 +77,7 @@ func TestProbeAilments(t *testing.T) {
 	}
 	addr := closed.Addr().String()
 	_ = closed.Close()
-	if got, err := newProber("http://" + addr).Probe(t.Context()); got != Refused || err == nil {
+	if got, err := newProber("http://"+addr).Probe(t.Context(), "/health"); got != Refused || err == nil {
 		t.Errorf("closed port: %d, %v", got, err)
 	}
 	for what, dial := range map[string]func(context.Context, string, string) (net.Conn, error){
@@ -92,7 +92,7 @@ func TestProbeAilments(t *testing.T) {
 		p := newProber("http://engine.test:8000")
 		p.Client.Transport = &http.Transport{DialContext: dial}
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		if got, err := p.Probe(ctx); got != NoRoute || err == nil {
+		if got, err := p.Probe(ctx, "/health"); got != NoRoute || err == nil {
 			t.Errorf("%s: %d, %v", what, got, err)
 		}
 		cancel()
@@ -110,7 +110,7 @@ func TestProbeAilments(t *testing.T) {
 	// Long enough to connect on a busy machine.
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	if got, err := newProber(hung.URL).Probe(ctx); got != Silent || err == nil {
+	if got, err := newProber(hung.URL).Probe(ctx, "/health"); got != Silent || err == nil {
 		t.Errorf("hung: %d, %v", got, err)
 	}
 	deaf, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts connections, but no process speaks TLS
@@ -120,18 +120,18 @@ func TestProbeAilments(t *testing.T) {
 	defer deaf.Close()
 	ctx, cancel = context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	if got, err := newProber("https://" + deaf.Addr().String()).Probe(ctx); got != Silent || err == nil {
+	if got, err := newProber("https://"+deaf.Addr().String()).Probe(ctx, "/health"); got != Silent || err == nil {
 		t.Errorf("deaf: %d, %v", got, err)
 	}
 	ctx, cancel = context.WithCancel(t.Context())
 	cancel()
-	if _, err := newProber(hung.URL).Probe(ctx); !errors.Is(err, context.Canceled) {
+	if _, err := newProber(hung.URL).Probe(ctx, "/health"); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 
 	lost := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
 	defer lost.Close()
-	if got, err := newProber(lost.URL).Probe(t.Context()); got != Broken || err == nil {
+	if got, err := newProber(lost.URL).Probe(t.Context(), "/health"); got != Broken || err == nil {
 		t.Errorf("lost: %d, %v", got, err)
 	}
 }
@@ -144,8 +144,8 @@ func TestProbeNamesTLS(t *testing.T) {
 	defer secure.Close()
 	defer plain.Close()
 	for name, url := range map[string]string{"unknown authority": secure.URL, "no TLS": strings.Replace(plain.URL, "http:", "https:", 1)} {
-		p := Prober{Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, URL: url, Path: "/health"}
-		if got, err := p.Probe(t.Context()); got != Untrusted || err == nil {
+		p := Prober{Client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}, URL: url}
+		if got, err := p.Probe(t.Context(), "/health"); got != Untrusted || err == nil {
 			t.Errorf("%s: %v %v", name, got, err)
 		}
 	}

@@ -38,7 +38,7 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 	route := t.routeOf(q)
 	strategy := route.strategy
 	if q.Strategy != "" {
-		if strategy = r.strategies[q.Strategy]; strategy == nil {
+		if strategy = r.tuning.Load().strategies[q.Strategy]; strategy == nil {
 			return 0, fmt.Errorf("%w: %q: use one of %v", ErrUnknownStrategy, q.Strategy, r.Strategies())
 		}
 	}
@@ -64,7 +64,7 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 	if err != nil {
 		return 0, err
 	}
-	s.zone = r.zone
+	s.zone = t.zone
 	chosen, err := r.decideIn(s, q, p, strategy, now, d)
 	if d.Rule = route.label; fallback {
 		d.Pool, d.Fallback = route.Fallback, true

@@ -85,7 +85,7 @@ type load struct {
 // beyond the bound of those in flight. An extra request passes the bounds of prefill, not that one, if no
 // other one of this node waits there for its first token.
 func (r *Router) full(s *slot, l load, f *fleetState, extra bool, now prefixtree.Time) bool {
-	g, active, pending := &r.tuning.Load().gate, l.active, s.pending.Load()
+	g, active, pending := &r.tuning.Load().cfg.Gate, l.active, s.pending.Load()
 	grown, most := int64(0), active
 	if f.nodes > 1 && f.staleness > 0 {
 		own := s.active.Load()
@@ -134,7 +134,7 @@ type Room struct {
 // Room returns the room of a lane by the bound that is nearest, TTFT or InFlight; false without both. What
 // engines hold beyond a bound counts as room.
 func (r *Router) Room(lane uint64) (room Room, bounded bool) {
-	p, g := r.table.Load().poolOf(lane), &r.tuning.Load().gate
+	p, g := r.table.Load().poolOf(lane), &r.tuning.Load().cfg.Gate
 	if p == nil || g.TTFT == 0 && g.InFlight == 0 {
 		return Room{}, false
 	}
@@ -160,7 +160,7 @@ const nearlyFull = 0.9
 // Dry reports whether a backend will have computed all prefill that is known of before this router hears
 // what the others send it.
 func (r *Router) Dry(b prefixtree.Backend, now prefixtree.Time) bool {
-	s, g := r.table.Load().slot(b), &r.tuning.Load().gate
+	s, g := r.table.Load().slot(b), &r.tuning.Load().cfg.Gate
 	if s == nil || g.InFlight > 0 && float64(s.active.Load()+s.peerActive.Load()+1) > nearlyFull*float64(g.InFlight) {
 		return false
 	}

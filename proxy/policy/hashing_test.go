@@ -18,7 +18,7 @@ func TestRendezvousDisruptsLeast(t *testing.T) {
 			}
 		}
 		r, _ := newRouter(t, Config{Strategy: PrefixHash}, backends)
-		r.strategies[PrefixHash].Strategy.(*prefixHash).bound = 1e9
+		r.tuning.Load().strategies[PrefixHash].Strategy.(*prefixHash).bound = 1e9
 		home := make([]prefixtree.Backend, 2000)
 		for i := range home {
 			home[i] = serve(t, r, ask(prompt(uint64(i), 0, 16, 16)), t0).Backend
@@ -57,7 +57,7 @@ func TestPrefixHashKeepsTheBound(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.strategies[PrefixHash].Strategy.(*prefixHash).bound = bound
+		r.tuning.Load().strategies[PrefixHash].Strategy.(*prefixHash).bound = bound
 		v, err := NewView(backends, nil)
 		if err != nil {
 			t.Fatal(err)

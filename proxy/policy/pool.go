@@ -16,6 +16,7 @@ type table struct {
 	view  *View
 	slots []*slot
 	zones []int32 // of the view's backends; see zoneOf
+	zone  int32   // the node's: ownZone or anyZone
 	rules ruleSet
 	pools []*pool
 	roles bool // a backend has a role
@@ -122,8 +123,12 @@ func (r *Router) View() *View { return r.table.Load().view }
 func (r *Router) SetView(v *View) {
 	r.viewMu.Lock()
 	defer r.viewMu.Unlock()
+	r.setViewLocked(v)
+}
+
+func (r *Router) setViewLocked(v *View) {
 	t := &table{view: v, slots: make([]*slot, len(v.Backends)), rules: r.newRuleSet(v.Rules), chosen: make(map[string]*set), shared: make(map[uint64]*engines)}
-	t.zones = r.zonesOf(v)
+	t.zone, t.zones = zonesOf(v, r.tuning.Load().cfg.Zone)
 	for i := range v.Backends {
 		b := &v.Backends[i]
 		t.slots[i] = r.ledger.slot(b.ID, b.Generation)

@@ -122,8 +122,6 @@ type named struct {
 type Router struct {
 	cfg         Config
 	tree        Index
-	strategies  map[string]*named
-	fallback    *named
 	rate        *fleetRate
 	peers       peerLoads
 	ledger      ledger
@@ -131,10 +129,9 @@ type Router struct {
 	transfers   transfers
 	ejecting    sync.Mutex // serialises failures to bound ejections; taken before slot.mu
 	table       atomic.Pointer[table]
-	viewMu      sync.Mutex // serialises SetView and SetPeerTraffic
+	viewMu      sync.Mutex // serialises SetView, SetPeerTraffic and what Retune applies
 	scenes      sync.Pool
 	seq         atomic.Uint64
-	zone        int32 // ownZone or anyZone
 	tuning      atomic.Pointer[tuning]
 	coldUntil   atomic.Int64 // ms; no backend is cold after this time
 	fleet       atomic.Pointer[fleetState]
@@ -155,7 +152,7 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	w, err := newWeighted(cfg.Weights)
+	t, err := cfg.tuning()
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
@@ -163,32 +160,7 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 		cfg: cfg, tree: tree, rate: newFleetRate(defaultPrefillRate), peers: peerLoads{byOrigin: map[string]map[*slot]peerLoad{}},
 		ledger: ledger{slots: map[prefixtree.Backend]*slot{}},
 	}
-	r.tuning.Store(cfg.tuning())
-	if cfg.Zone != "" {
-		r.zone = ownZone
-	}
-	r.strategies = map[string]*named{}
-	for name, s := range map[string]Strategy{
-		Prefix:       prefix{},
-		PrefixHash:   &prefixHash{blocks: cfg.HashBlocks, bound: hashBound},
-		LeastRequest: leastRequest{},
-		Session:      session{},
-		RoundRobin:   roundRobin{},
-		Random:       random{},
-		Weighted:     w,
-	} {
-		r.strategies[name] = &named{name, s}
-	}
-	for name, s := range cfg.Extra {
-		if _, ok := r.strategies[name]; ok || name == "" || s == nil {
-			return nil, fmt.Errorf("%w: extra strategy %q: give it a name of its own and an implementation", ErrConfig, name)
-		}
-		r.strategies[name] = &named{name, s}
-	}
-	r.fallback = r.strategies[cfg.Strategy]
-	if r.fallback == nil {
-		return nil, fmt.Errorf("%w: %w %q: use one of %v", ErrConfig, ErrUnknownStrategy, cfg.Strategy, r.Strategies())
-	}
+	r.tuning.Store(t)
 	r.scenes.New = func() any { return new(Scene) }
 	r.SetFleet(cfg.Nodes, cfg.Staleness)
 	r.SetView(&View{})
@@ -214,35 +186,66 @@ func (c *Config) complete() error {
 
 // tuning is what Retune replaces; immutable.
 type tuning struct {
-	slowStart int64   // ms; 0: none
-	zoneCost  float64 // seconds
-	gate      Gate
+	cfg        Config
+	slowStart  int64   // ms; 0: none
+	zoneCost   float64 // seconds
+	strategies map[string]*named
+	fallback   *named
 }
 
-func (c *Config) tuning() *tuning {
-	return &tuning{slowStartOf(c.SlowStart), c.ZoneCost.Seconds(), c.Gate}
+func (c *Config) tuning() (*tuning, error) {
+	w, err := newWeighted(c.Weights)
+	if err != nil {
+		return nil, err
+	}
+	t := &tuning{cfg: *c, slowStart: slowStartOf(c.SlowStart), zoneCost: c.ZoneCost.Seconds(), strategies: map[string]*named{}}
+	for name, s := range map[string]Strategy{
+		Prefix:       prefix{},
+		PrefixHash:   &prefixHash{blocks: c.HashBlocks, bound: hashBound},
+		LeastRequest: leastRequest{},
+		Session:      session{},
+		RoundRobin:   roundRobin{},
+		Random:       random{},
+		Weighted:     w,
+	} {
+		t.strategies[name] = &named{name, s}
+	}
+	for name, s := range c.Extra {
+		if _, ok := t.strategies[name]; ok || name == "" || s == nil {
+			return nil, fmt.Errorf("extra strategy %q: give it a name of its own and an implementation", name)
+		}
+		t.strategies[name] = &named{name, s}
+	}
+	if t.fallback = t.strategies[c.Strategy]; t.fallback == nil {
+		return nil, fmt.Errorf("%w %q: use one of %v", ErrUnknownStrategy, c.Strategy, slices.Sorted(maps.Keys(t.strategies)))
+	}
+	return t, nil
 }
 
-// Retune checks new values and returns a function that applies SlowStart, ZoneCost and Gate.
+// Retune checks new values and returns a function that applies Strategy, Weights, HashBlocks, Extra, Zone, ZoneCost, SlowStart and Gate.
+// Requests after Follow keep their strategy.
 func (r *Router) Retune(cfg Config) (apply func(), err error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
+	next, err := cfg.tuning()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
+	}
 	return func() {
-		next := cfg.tuning()
+		r.viewMu.Lock()
+		defer r.viewMu.Unlock()
 		if longer := next.slowStart - r.tuning.Swap(next).slowStart; longer > 0 {
 			raise(&r.coldUntil, r.coldUntil.Load()+longer)
 		}
+		r.setViewLocked(r.View())
 	}, nil
 }
 
-// Tuned returns the values that Retune replaces.
-func (r *Router) Tuned() (slowStart, zoneCost time.Duration, gate Gate) {
-	t := r.tuning.Load()
-	return time.Duration(t.slowStart) * time.Millisecond, time.Duration(t.zoneCost * float64(time.Second)), t.gate
-}
+// Tuned returns the last configuration; what Retune does not apply need not be in force.
+func (r *Router) Tuned() Config { return r.tuning.Load().cfg }
 
-func (r *Router) Strategies() []string { return slices.Sorted(maps.Keys(r.strategies)) }
+func (r *Router) Strategies() []string { return slices.Sorted(maps.Keys(r.tuning.Load().strategies)) }
 
 // Release forgets a backend outside the view, for reuse of its id. False: requests run there.
 func (r *Router) Release(b prefixtree.Backend) bool { return r.ledger.drop(b) }

@@ -178,15 +178,16 @@ type ruleSet struct {
 }
 
 func (r *Router) newRuleSet(rules []Rule) ruleSet {
-	set := ruleSet{fallback: &Route{strategy: r.fallback}}
+	tuned := r.tuning.Load()
+	set := ruleSet{fallback: &Route{strategy: tuned.fallback}}
 	for i, rule := range rules {
 		model, isPrefix := strings.CutSuffix(rule.Model, "*")
 		route := Route{
 			Rule: rule, model: []byte(model), modelPrefix: isPrefix, pathPrefix: []byte(rule.PathPrefix), value: []byte(rule.HeaderValue),
-			to: []byte(rule.To), draw: xxh3.HashString(rule.Name), strategy: r.fallback, label: rule.label(i),
+			to: []byte(rule.To), draw: xxh3.HashString(rule.Name), strategy: tuned.fallback, label: rule.label(i),
 		}
 		if rule.Strategy != "" {
-			route.strategy = r.strategies[rule.Strategy]
+			route.strategy = tuned.strategies[rule.Strategy]
 		}
 		route.session, _ = sessionOf(rule.Session) // checked
 		set.rules = append(set.rules, route)

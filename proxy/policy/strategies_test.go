@@ -262,3 +262,45 @@ func TestLadder(t *testing.T) {
 		t.Errorf("counted %v of %d picks", st.Rungs, st.Picks)
 	}
 }
+
+// A reload's strategy and its parameters hold for the next request, and what requests had before Follow is theirs.
+func TestRetuneStrategy(t *testing.T) {
+	r, _ := newRouter(t, Config{Strategy: RoundRobin}, fleetOf(8))
+	q := ask(prompt(1, 0, 4, 4))
+	r.Follow(q)
+	retune := func(cfg Config) {
+		t.Helper()
+		cfg.BlockBytes = testBlock
+		apply, err := r.Retune(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		apply()
+	}
+	homes := func() int { // of prompts that differ from the second block on
+		found := make(map[prefixtree.Backend]bool)
+		for i := range 40 {
+			d := serve(t, r, ask(prompt(1, uint64(i), 1, 4)), t0)
+			if found[d.Backend] = true; d.Strategy != PrefixHash {
+				t.Fatalf("strategy %s", d.Strategy)
+			}
+		}
+		return len(found)
+	}
+	retune(Config{Strategy: PrefixHash, HashBlocks: 1})
+	if got := homes(); got != 1 {
+		t.Errorf("prompts with one first block have %d homes", got)
+	}
+	retune(Config{Strategy: PrefixHash, HashBlocks: 2})
+	if got := homes(); got < 2 {
+		t.Error("hashed by two blocks they still have one home")
+	}
+	if d := serve(t, r, q, t0); d.Strategy != RoundRobin {
+		t.Errorf("a request that followed its rule before is routed by %s", d.Strategy)
+	}
+	for _, bad := range []Config{{Strategy: "luck"}, {Weights: map[string]float64{"luck": 1}}} {
+		if _, err := r.Retune(bad); err == nil {
+			t.Errorf("%+v is not refused", bad)
+		}
+	}
+}

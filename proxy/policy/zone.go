@@ -15,13 +15,13 @@ const (
 	ownZone = 1 // the node's, if it has one
 )
 
-// zonesOf numbers the zones of a view's backends.
-func (r *Router) zonesOf(v *View) []int32 {
+// zonesOf numbers the node's zone and those of a view's backends.
+func zonesOf(v *View, home string) (own int32, zones []int32) {
 	numbers := map[string]int32{"": anyZone}
-	if r.cfg.Zone != "" {
-		numbers[r.cfg.Zone] = ownZone
+	if home != "" {
+		numbers[home] = ownZone
 	}
-	zones := make([]int32, len(v.Backends))
+	zones = make([]int32, len(v.Backends))
 	for i := range v.Backends {
 		zone := v.Backends[i].zone()
 		n, known := numbers[zone]
@@ -31,7 +31,7 @@ func (r *Router) zonesOf(v *View) []int32 {
 		}
 		zones[i] = n
 	}
-	return zones
+	return numbers[home], zones
 }
 
 func (b *Backend) zone() string {
