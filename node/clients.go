@@ -87,7 +87,7 @@ func (n *Node) followClients(ctx context.Context) {
 		switch {
 		case err != nil && (last == nil || last.Error() != err.Error() || time.Since(n.clients.logged) >= clientsSilence):
 			n.clients.logged = time.Now()
-			log.Warn().Str("event", EventClientsRefused).Err(err).Msg("clients file is wrong: the clients of before stay in force")
+			log.Warn().Str("event", EventClientsRefused).Err(err).Msg("clients file is wrong: the clients that were in force stay")
 		case book != nil:
 			log.Info().Str("event", EventClientsApplied).Int("clients", len(book.Clients)).Msg("clients file applied")
 		}
@@ -148,7 +148,7 @@ func (n *Node) collectClients(s metrics.Scrape) {
 		return
 	}
 	s.Gauge("clients", "Clients of clients_file in force. Not additive.")(float64(len(book.Clients)))
-	s.Gauge("clients_failing", "1 while clients_file is wrong or missing, and the clients of before are in force.")(metrics.Bool(err != nil))
+	s.Gauge("clients_failing", "1 while clients_file is wrong or missing: the clients that were in force stay.")(metrics.Bool(err != nil))
 	requests := s.Counter("client_requests_total", "Requests of the client that were forwarded.", "client")
 	inFlight := s.Gauge("client_requests_in_flight", "Requests of the client being served.", "client")
 	refused := s.Counter("client_refused_total", "Requests answered 429 because of the client's limit on tokens or requests in_flight.", "client", "reason")

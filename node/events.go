@@ -58,7 +58,7 @@ func Events() []Event {
 		{EventReloadRefused, levelError, "SIGHUP: a wrong configuration changed nothing; `error`."},
 		{EventCertificate, levelWarn, "A certificate of this node has expired or is not valid yet; `problem`."},
 		{EventClientsApplied, levelInfo, "clients_file has changed, and is in force."},
-		{EventClientsRefused, levelWarn, "clients_file is wrong; the clients of before stay in force; `error`."},
+		{EventClientsRefused, levelWarn, "clients_file is wrong; the clients that were in force stay; `error`."},
 		{backends.EventStateAdopted, levelInfo, "The node now routes by the agreed state, not by its own list."},
 		{backends.EventRulesApplied, levelInfo, "The fleet has other routing rules; `version`."},
 		{backends.EventEngineAdded, levelInfo, "The fleet has a new engine."},

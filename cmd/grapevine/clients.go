@@ -37,7 +37,7 @@ func printClients(out io.Writer, list *admin.ClientList) error {
 		return err
 	}
 	if list.Error != "" {
-		fmt.Fprintf(out, "The file is wrong, and the clients of before are in force: %s\n", list.Error)
+		fmt.Fprintf(out, "The file is wrong, and the clients that were in force stay: %s\n", list.Error)
 	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "CLIENT\tKEYS\tMODELS\tPATHS\tPRIORITY\tWEIGHT\tTOKENS/MIN\tIN FLIGHT\tTRUSTED")

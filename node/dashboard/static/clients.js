@@ -75,7 +75,7 @@ export const clients = {
         line.update(q)
         none.hidden = a.file !== ''
         listed.hidden = a.file === ''
-        error.set(a.error && `${a.error}; the clients of before stay in force`)
+        error.set(a.error && `${a.error}; the clients that were in force stay`)
         say(title, a.file ? fmt.count(a.clients.length, 'client') : 'Clients')
         say(note, a.file ? `${a.file}, in force for ${fmt.span(a.age_s)}` : '')
         say(whose, `Limits and requests in flight are those of the fleet, the columns from Requests on those of ${a.node} since its start ${fmt.span(a.uptime_s)} ago.`)
