@@ -221,7 +221,11 @@ func (n *Node) warmUp(ctx context.Context) {
 	case <-ctx.Done():
 		return
 	}
-	if n.awaitBackends(ctx) && n.ready.set() {
+	if !n.awaitBackends(ctx) {
+		return
+	}
+	n.meter.SetFleet(n.heardFleet()) // or it grants whole limits until followFleet looks again
+	if n.ready.set() {
 		n.log.Info().Str("component", "node").Str("event", EventReady).Int64("dur_ms", time.Since(n.began).Milliseconds()).
 			Float64("warm_fraction", g.WarmFraction()).Int("nodes", 1+alive(g.Members())).Int64("facts", n.tree.Stats().Facts).Msg("ready")
 	}

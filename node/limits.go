@@ -9,7 +9,8 @@ import (
 )
 
 const (
-	limitsEvery = 250 * time.Millisecond
+	// limitsEvery is a flush of gossip: an older node may grant its part of the smaller fleet for as long after another has joined.
+	limitsEvery = 50 * time.Millisecond
 	// lateAfter is two of gossip's pings. Peers silent for reporterSilence are no longer heard.
 	lateAfter = time.Second
 )

@@ -15,6 +15,37 @@ import (
 	"grapevine.example/proxy/clients"
 )
 
+// A node that joins asks for traffic only when it grants its part of the limits; before, it was alone.
+func TestReadyNodeGrantsItsPart(t *testing.T) {
+	first := startNode(t, fleetConfig("n0", nil, newFakeEngine(t, "m").URL))
+	for i := range 5 {
+		cfg := fleetConfig(fmt.Sprint("n", i+1), []string{first.GossipAddr()})
+		n, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		announce := n.ready.announce
+		var granted clients.Fleet
+		n.ready.announce = func(ready bool) {
+			if ready {
+				granted = n.meter.Fleet()
+			}
+			announce(ready)
+		}
+		n.raftTimers = patientRaft
+		if err := n.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { stopNode(t, n) })
+		eventually(t, "the node is ready", n.Ready)
+		n.ready.mu.Lock()
+		if granted.Nodes < 2 {
+			t.Errorf("n%d became ready as one of %d nodes", i+1, granted.Nodes)
+		}
+		n.ready.mu.Unlock()
+	}
+}
+
 // Eight real nodes hold clients that come in anywhere to limits that each node alone would grant eight times, and all see the same use.
 func TestLimitsHoldOverTheFleet(t *testing.T) {
 	const nodes, users, limit, perUser = 8, 4, 1000, 150

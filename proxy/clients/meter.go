@@ -118,6 +118,9 @@ func NameKey(name string) uint32 { return uint32(xxh3.HashString(name)) }
 // SetFleet takes effect with the next request.
 func (m *Meter) SetFleet(f Fleet) { m.fleet.Store(&f) }
 
+// Fleet returns what SetFleet set last.
+func (m *Meter) Fleet() Fleet { return *m.fleet.Load() }
+
 // share is the part of the limits that the heard nodes may use together.
 func (f *Fleet) share() float64 { return min(1, float64(f.Heard)/float64(max(f.Nodes, f.Heard, 1))) }
 
