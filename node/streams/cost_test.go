@@ -154,14 +154,14 @@ func publishBurden(blocks int) error {
 	u := newBurden(nil, blocks)
 	for {
 		if _, err := io.ReadFull(os.Stdin, make([]byte, 1)); err != nil {
-			return nil // the benchmark has ended
+			return nil //nolint:nilerr // the benchmark has ended
 		}
 		begun := time.Now()
 		for i := range batchesPerTurn {
 			payload, _ := u.request()
 			time.Sleep(time.Until(begun.Add(time.Duration(i) * time.Millisecond)))
 			if _, err := conn.Write(message(u.next-1, payload)); err != nil {
-				return nil // likewise
+				return nil //nolint:nilerr // likewise
 			}
 		}
 	}
