@@ -85,7 +85,7 @@ func (u *burden) check(b *testing.B) {
 	}
 }
 
-// BenchmarkBatches is what a node does with the batches of one engine, without the socket. Twice a second what is gone is told.
+// BenchmarkBatches is what a node does with the batches of one engine, without the socket. Twice a second it retracts what is gone.
 func BenchmarkBatches(b *testing.B) {
 	const perTurn = 500
 	u := newBurden(b, 64)
