@@ -70,8 +70,8 @@ func why(candidates []policy.Considered) string {
 	if o := cmp.Or(more, less); o != nil {
 		text = trade(c, o)
 	}
-	if cheaper != nil { // nodes draw the engine for new work, or all would choose the same
-		text += fmt.Sprintf("; %s looks cheaper, but was not drawn for new work", cheaper.Name)
+	if cheaper != nil { // engines take turns for new work, or all nodes would choose the same
+		text += fmt.Sprintf("; %s looks cheaper, but it is not its turn for new work", cheaper.Name)
 	}
 	return text
 }

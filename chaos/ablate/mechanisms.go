@@ -38,8 +38,12 @@ var mechanisms = []variant{
 		{unseen, "c.Queued-c.Rate*float64", "c.Queued-0*c.Rate*float64"},
 		{ledger, "computed := min(rate", "computed := 0 * min(rate"},
 	}},
-	{"pouring", "a request that no cache helps is drawn to an engine that it and others' unseen ones fill, not to the best", []edit{
+	{"pouring", "a request that no cache helps goes to one of the engines that it and others' unseen ones fill, not to the best", []edit{
 		{unseen, "poured := requests", "poured := 0 * requests"},
+	}},
+	{"damping", "engines are filled with more than the unseen requests", []edit{{unseen, "damping = 3", "damping = 1"}}},
+	{"turns", "the engines that are filled take turns; without, they are drawn", []edit{
+		{unseen, "turn = c.slot.untilTurn(c.water)", "turn = math.Log(1-unit(s.Rand())) / -c.water"},
 	}},
 	{"popular-prefixes", "what many prompts begin with makes no engine a holder", []edit{
 		{match, "common := s.pool.work.common(", "common := 0 * s.pool.work.common("},

@@ -25,7 +25,7 @@ type slot struct {
 	peerTokens atomic.Int64  // outstanding prefill tokens that peers report
 	peerActive atomic.Int64  // active requests that peers report
 
-	resident  atomic.Int64 // prompt and output tokens of own active requests, which pin KV memory
+	bucket    atomic.Int64 // see fullBucket
 	headAhead atomic.Int64 // peers' tokens in front of the head of the line
 	turned    atomic.Int64 // ms; when the engine began the prefill that runs, of whichever node; see ahead
 	peerMost  atomic.Int64 // the most prefill tokens that one peer reports
@@ -57,7 +57,8 @@ type slot struct {
 	busyUntil    int64           // ms; 0: none
 	adapters     adapters
 	growth       growth
-	_            [40]byte // pads to a cache line
+	resident     atomic.Int64 // prompt and output tokens of own active requests, which pin KV memory
+	_            [32]byte     // pads to a cache line
 }
 
 // queued returns the own prefill tokens in front of a new request, less the progress of the running
@@ -218,6 +219,7 @@ func (s *slot) rateOr(prior float64) float64 {
 
 // ledger holds all slots. Safe for concurrent use.
 type ledger struct {
+	seed     uint64
 	mu       sync.Mutex
 	slots    map[prefixtree.Backend]*slot
 	replaced []*slot // slots of earlier generations on which requests still ran
@@ -248,6 +250,7 @@ func (l *ledger) slot(id prefixtree.Backend, gen uint32) *slot {
 	}
 	s = &slot{id: id}
 	s.gen.Store(gen)
+	s.bucket.Store(int64(mix(mix(l.seed)+uint64(id)) % fullBucket))
 	l.slots[id] = s
 	return s
 }

@@ -31,7 +31,7 @@ func waterLevel(s *Scene) float64 {
 				room += max(mid-c.place, 0)
 			}
 		}
-		if room < (s.unseen+1)*s.traffic.uncached {
+		if room < (damping*s.unseen+1)*s.traffic.uncached {
 			low = mid
 		} else {
 			high = mid
@@ -40,10 +40,9 @@ func waterLevel(s *Scene) float64 {
 	return high
 }
 
-// Places are drawn in proportion to what this request and those that other nodes placed unseen fill of them, whether the draw is
-// random or follows the keys of conversations.
+// Places get requests in proportion to the water in them: evenly in turn, or as the keys of conversations fall.
 func TestPour(t *testing.T) {
-	const draws = 20_000
+	const requests = 20_000
 	seed := virtual.Seed(t)
 	rnd := rand.New(rand.NewPCG(seed, 7))
 	for range 20 {
@@ -52,10 +51,10 @@ func TestPour(t *testing.T) {
 			seconds[i] = rnd.ExpFloat64() * 3
 		}
 		s := places(rnd.ExpFloat64()*10+0.1, seconds...)
-		s.rand = rnd.Uint64()
 		for i := range s.Candidates {
 			c := &s.Candidates[i]
 			c.weight, c.outside = float64(1+rnd.IntN(2)), i > 0 && rnd.IntN(6) == 0
+			c.slot.bucket.Store(rnd.Int64N(fullBucket))
 		}
 		level, all := waterLevel(s), 0.0
 		want := make([]float64, len(seconds))
@@ -65,42 +64,99 @@ func TestPour(t *testing.T) {
 				all += want[i]
 			}
 		}
-		for _, keyed := range []bool{false, true} {
-			got := make([]float64, len(seconds))
-			for range draws {
-				key := uint64(0)
-				if keyed {
-					key = rnd.Uint64()
-				}
-				at, _ := s.pour(key)
-				got[at]++
-			}
+		check := func(way string, got []float64, n int, slack func(mean float64) float64) {
 			for i := range got {
-				mean := draws * want[i] / all
-				if math.Abs(got[i]-mean) > 6*math.Sqrt(mean)+1 {
-					t.Fatalf("keyed %v: place %d of %v was drawn %v times, want about %.0f: level %v", keyed, i, seconds, got[i], mean, level)
+				mean := float64(n) * want[i] / all
+				if math.Abs(got[i]-mean) > slack(mean) {
+					t.Fatalf("%s: place %d of %v got %v of %d requests, want about %.1f: level %v", way, i, seconds, got[i], n, mean, level)
 				}
+			}
+		}
+		got := make([]float64, len(seconds))
+		for n := range requests {
+			at, _ := s.pour(0)
+			s.takeTurn(at)
+			got[at]++
+			// All buckets together are never further from n requests than one for each.
+			check("in turn", got, n+1, func(mean float64) float64 { return 1.01 + float64(len(seconds))*mean/float64(n+1) })
+		}
+		got = make([]float64, len(seconds))
+		for range requests {
+			at, _ := s.pour(rnd.Uint64())
+			got[at]++
+		}
+		check("by key", got, requests, func(mean float64) float64 { return 6*math.Sqrt(mean) + 1 })
+	}
+}
+
+// Whatever the places are from one request to the next, a bucket holds at most one request.
+func TestBucketsHoldARequest(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(virtual.Seed(t), 9))
+	s := places(0, make([]float64, 9)...)
+	for i := range s.Candidates {
+		s.Candidates[i].slot.bucket.Store(rnd.Int64N(fullBucket))
+	}
+	for range 50_000 {
+		s.unseen = rnd.ExpFloat64() * 10
+		for i := range s.Candidates {
+			s.Candidates[i].place = rnd.ExpFloat64() * 3
+		}
+		at, _ := s.pour(0)
+		s.takeTurn(at)
+		for i := range s.Candidates {
+			if held := s.Candidates[i].slot.bucket.Load(); held < -1 || held > fullBucket {
+				t.Fatalf("bucket %d holds %v of a request", i, float64(held)/fullBucket)
 			}
 		}
 	}
 }
 
-// Without unseen requests only places are drawn that this request alone fills.
+// Without unseen requests only places get one that this request alone fills.
 func TestPourWithoutUnseenIsNearlyTheBest(t *testing.T) {
 	s := places(0, 3, 1, 2, 1, 0.5)
 	s.Candidates[4].outside = true
 	got := map[int]int{}
 	for range 1000 {
 		at, tied := s.pour(0)
+		s.takeTurn(at)
 		if got[at]++; !tied {
 			t.Fatal("a tie of two is not reported")
 		}
 	}
-	if len(got) != 2 || got[1] < 400 || got[3] < 400 {
-		t.Errorf("of the places 3, 1, 2, 1 these were drawn: %v", got)
+	if len(got) != 2 || got[1] != 500 || got[3] != 500 {
+		t.Errorf("the places 3, 1, 2, 1 got these of 1,000 requests: %v", got)
 	}
 	if at, tied := places(0, 3, 1, 2.1).pour(0); at != 1 || tied {
 		t.Errorf("of the places 3, 1, 2.1 number %d, tied %v", at, tied)
+	}
+}
+
+// A turn is taken by a request that goes to the poured place, not by one that goes to its cache or is only explained.
+func TestWhoTakesATurn(t *testing.T) {
+	r, _ := newRouter(t, Config{Seed: 5}, fleetOf(4))
+	buckets := func() (sum int64) {
+		for _, s := range r.table.Load().slots {
+			sum += s.bucket.Load()
+		}
+		return sum
+	}
+	q := ask(prompt(1, 0, 80, 80))
+	before := buckets()
+	var d Decision
+	if err := r.Explain(q, t0, &d); err != nil || buckets() != before {
+		t.Fatalf("explained: %v; buckets %d, before %d", err, buckets(), before)
+	}
+	att := pick(t, r, q, t0)
+	if att.Decision().Backend != d.Backend || buckets() == before {
+		t.Errorf("explained backend %d, picked %d; buckets %d, before %d", d.Backend, att.Decision().Backend, buckets(), before)
+	}
+	att.Dispatched(t0)
+	att.FirstToken(t0 + 100)
+	att.End(Outcome{}, t0+200)
+	before = buckets()
+	again := pick(t, r, q, t0+1000)
+	if again.Decision().Backend != d.Backend || again.Decision().Rung != Cache || buckets() != before {
+		t.Errorf("%v at backend %d; buckets %d, before %d", again.Decision().Rung, again.Decision().Backend, buckets(), before)
 	}
 }
 

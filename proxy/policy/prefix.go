@@ -36,6 +36,9 @@ func (p prefix) Choose(s *Scene) (int, Rung) {
 		}
 	}
 	if !s.peek && !s.Candidates[chosen].full {
+		if key == 0 && chosen == place {
+			s.takeTurn(place)
+		}
 		s.pool.load.count(s.work(chosen, place), s.later, s.Now)
 	}
 	if gathered && chosen == place && s.Candidates[chosen].Held <= s.CommonTokens {

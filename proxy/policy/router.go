@@ -158,7 +158,7 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 	}
 	r := &Router{
 		cfg: cfg, tree: tree, rate: newFleetRate(defaultPrefillRate), peers: peerLoads{byOrigin: map[string]map[*slot]peerLoad{}},
-		ledger: ledger{slots: map[prefixtree.Backend]*slot{}},
+		ledger: ledger{seed: cfg.Seed, slots: map[prefixtree.Backend]*slot{}},
 	}
 	r.tuning.Store(t)
 	r.scenes.New = func() any { return new(Scene) }

@@ -145,6 +145,7 @@ type Candidate struct {
 	start   float64 // wait, with the price of active requests, of the adapter's slot and of the way
 	way     float64 // seconds; the price of the way to another zone
 	place   float64 // start and the computation of what is not common
+	water   float64 // poured requests in it, in seconds x weight; see pour
 	compute float64 // seconds to compute what its cache lacks
 	later   float64 // seconds that this costs other requests
 	warmth  float64 // during slow start; see easeIn

@@ -70,36 +70,65 @@ func (s *Scene) level(requests float64) float64 {
 	}
 }
 
+// damping is how many times the unseen requests are poured. All nodes learn late, and together, that
+// an engine was filled or has drained, so that they swing between engines. Deeper water evens the
+// engines' shares, and the swing dies out.
+const damping = 3
+
 // pour returns a candidate for a prompt that no engine's cache holds. All nodes see the same reports,
 // and would all choose the candidate with the least place, which would become the busiest. So this
 // request and those that other nodes have sent since their reports fill the candidates like water, and
-// each is drawn with the probability that it received one of them. The draw is random; without reports
-// it follows the order key, so that all nodes send a conversation to the same engine. An engine in another zone takes part
-// only if the other nodes' requests alone reach it, since a nearer one begins sooner with this request.
+// each gets requests in proportion to its water, in turn. Without reports the order key decides, so
+// that all nodes send a conversation to the same engine.
+//
+// An engine in another zone takes part only if the other nodes' requests alone reach it, since a
+// nearer one begins sooner with this request.
 func (s *Scene) pour(key uint64) (at int, tied bool) {
-	level, among, total, rank := s.level(s.unseen+1), 0, 0.0, math.Inf(-1)
-	reached := math.Inf(1)
+	level, reached := s.level(damping*s.unseen+1), math.Inf(1)
 	if s.ways {
 		reached = s.level(s.unseen)
 	}
+	among, first := 0, math.Inf(1)
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		if c.outside || c.place > level || c.way > 0 && c.place > reached {
+		if c.water = 0; c.outside || c.place > level || c.way > 0 && c.place > reached {
 			continue
 		}
-		room := (level - c.place) * c.weight
-		total += room
-		take := key == 0 && unit(s.Rand())*total < room
+		c.water = max(level-c.place, leastWater) * c.weight
+		turn := 0.0
 		if key != 0 {
-			if r := rendezvous(key, c.key, room, true); r > rank {
-				rank, take = r, true
-			}
+			turn = -rendezvous(key, c.key, c.water, true)
+		} else {
+			turn = c.slot.untilTurn(c.water)
 		}
-		if among++; take || among == 1 {
-			at = i
+		if among++; turn < first {
+			at, first = i, turn
 		}
 	}
 	return at, among > 1
+}
+
+// leastWater, in seconds, leaves a share to an engine whose place is the level.
+const leastWater = 1e-9
+
+// A slot has a bucket for one request. All fill in proportion to their water; the first that is full
+// gets the request and is emptied. So this node's own requests are even, as draws are not. Buckets
+// begin filled at random, so that nodes differ.
+const fullBucket = 1 << 32
+
+func (s *slot) untilTurn(water float64) float64 {
+	return max(fullBucket-float64(s.bucket.Load()), 0) / water
+}
+
+// takeTurn fills the buckets until that of the poured candidate is full, and empties this one.
+func (s *Scene) takeTurn(at int) {
+	until := s.Candidates[at].slot.untilTurn(s.Candidates[at].water)
+	for i := range s.Candidates {
+		if c := &s.Candidates[i]; c.water > 0 {
+			c.slot.bucket.Add(int64(until * c.water))
+		}
+	}
+	s.Candidates[at].slot.bucket.Add(-fullBucket)
 }
 
 // orderKey returns the key of the order that places a conversation without reports, and 0 with them:
