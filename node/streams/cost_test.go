@@ -57,22 +57,33 @@ func (u *burden) ledger() *ledger.Ledger { return u.of(1).Ledger }
 func (u *burden) fill() int { return heldBlocks / u.blocks }
 
 func (u *burden) hash(batch, i uint64) uint64 {
-	return (batch*uint64(u.blocks)+i)*0x9e3779b97f4a7c15 | 1<<63
+	return mixed(batch*uint64(u.blocks) + i + 1)
 }
 
-// request sends the next one to the engine, and returns what this then publishes.
-func (u *burden) request() (payload []byte, id uint64) {
+// mixed is the finalizer of SplitMix64, for hashes that are spread as the engines' and the tree's are.
+func mixed(n uint64) uint64 {
+	n = (n ^ n>>30) * 0xbf58476d1ce4e5b9
+	n = (n ^ n>>27) * 0x94d049bb133111eb
+	return n ^ n>>31
+}
+
+// request sends the next one to the engine, and returns its stamp.
+func (u *burden) request() (stamp []byte, id uint64) {
 	for k := range u.q.Hashes {
 		u.q.Hashes[k] = prefixtree.Hash(u.hash(u.next, uint64(k)) ^ 0xfeed)
 	}
-	u.q.Marks[0] = prefixtree.Mark{Hash: prefixtree.Hash(u.next + 1), Bytes: 4*blockSize*u.blocks + 10}
+	u.q.Marks[0] = prefixtree.Mark{Hash: prefixtree.Hash(mixed(u.next + 1)), Bytes: 4*blockSize*u.blocks + 10}
 	var touched prefixtree.TouchHistory
 	u.tree.Record(1, u.q.Hashes, u.now, &touched)
-	stamp, id, _ := u.Stamp(nil, 1, u.q, true)
-	payload = wireBatch(string(stamp), u.next, u.blocks, blockSize, u.fill(), u.hash)
+	stamp, id, _ = u.Stamp(nil, 1, u.q, true)
 	u.next++
 	u.now++
-	return payload, id
+	return stamp, id
+}
+
+// published is what the engine then publishes for the latest request.
+func (u *burden) published(stamp []byte) []byte {
+	return wireBatch(string(stamp), u.next-1, u.blocks, blockSize, u.fill(), u.hash)
 }
 
 func (u *burden) ended(id uint64) {
@@ -98,8 +109,8 @@ func BenchmarkBatches(b *testing.B) {
 	turn := func() time.Duration {
 		var list []sent
 		for range perTurn { // the requests, and what the engine writes
-			payload, id := u.request()
-			list = append(list, sent{payload, id})
+			stamp, id := u.request()
+			list = append(list, sent{u.published(stamp), id})
 		}
 		before := threadTime(b)
 		for _, x := range list {
@@ -158,7 +169,8 @@ func publishBurden(blocks int) error {
 		}
 		begun := time.Now()
 		for i := range batchesPerTurn {
-			payload, _ := u.request()
+			stamp, _ := u.request()
+			payload := u.published(stamp)
 			time.Sleep(time.Until(begun.Add(time.Duration(i) * time.Millisecond)))
 			if _, err := conn.Write(message(u.next-1, payload)); err != nil {
 				return nil //nolint:nilerr // likewise
