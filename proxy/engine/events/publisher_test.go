@@ -71,7 +71,7 @@ func (p *publisher) serve(addr, socket string, handle func(*conn)) net.Listener 
 			p.mu.Unlock()
 			p.work.Go(func() {
 				defer func() { _ = nc.Close() }()
-				c := &conn{net: nc, in: bufio.NewReader(nc)}
+				c := &conn{net: &gatherer{Conn: nc}, in: bufio.NewReader(nc)}
 				_ = nc.SetReadDeadline(time.Now().Add(30 * time.Second))
 				var peer [greetingSize]byte
 				if _, err := nc.Write(greeting()); err != nil {

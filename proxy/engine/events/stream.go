@@ -147,6 +147,7 @@ func (s *Stream) session(ctx context.Context) error {
 	s.Counters.Connects.Add(1)
 	// Batches published meanwhile wait in the connection.
 	verified := s.resume(ctx)
+	pub.net.gather = true
 	settled := verified && !s.silent
 	if settled {
 		s.settle("connected")

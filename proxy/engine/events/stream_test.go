@@ -590,7 +590,7 @@ func TestPing(t *testing.T) {
 	client, server := net.Pipe()
 	defer func() { _, _ = client.Close(), server.Close() }()
 	_ = server.SetDeadline(time.Now().Add(20 * time.Second))
-	c := &conn{net: client, in: bufio.NewReader(client)}
+	c := &conn{net: &gatherer{Conn: client}, in: bufio.NewReader(client)}
 	answered := make(chan []byte, 1)
 	go func() {
 		_, _ = server.Write([]byte("\x04\x0a\x04PING\x00\x64abc"))
@@ -616,7 +616,7 @@ func FuzzReceive(f *testing.F) {
 		client, server := net.Pipe()
 		defer func() { _, _ = client.Close(), server.Close() }()
 		go func() { _, _ = io.Copy(io.Discard, server) }() // what is sent
-		c := &conn{net: client, in: bufio.NewReader(bytes.NewReader(b))}
+		c := &conn{net: &gatherer{Conn: client}, in: bufio.NewReader(bytes.NewReader(b))}
 		for {
 			frames, err := c.receive()
 			if err != nil {

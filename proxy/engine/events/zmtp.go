@@ -46,7 +46,7 @@ const (
 // conn is the connecting end of a ZeroMQ connection: ZMTP 3.0 with mechanism NULL (rfc.zeromq.org/spec/23). One goroutine at a
 // time.
 type conn struct {
-	net     net.Conn
+	net     *gatherer
 	in      *bufio.Reader
 	message []byte   // frames of the last message, one behind the other
 	frames  [][]byte // parts of message
@@ -60,7 +60,8 @@ func dial(ctx context.Context, addr, socket string) (*conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{net: nc, in: bufio.NewReaderSize(nc, readAhead)}
+	g := &gatherer{Conn: nc}
+	c := &conn{net: g, in: bufio.NewReaderSize(g, readAhead)}
 	c.release = context.AfterFunc(ctx, func() { _ = nc.Close() })
 	_ = nc.SetDeadline(time.Now().Add(shakeTimeout))
 	if err := c.shake(socket); err != nil {

@@ -1,0 +1,7 @@
+//go:build !linux
+
+package events
+
+import "net"
+
+func lowWater(net.Conn, int) {}
