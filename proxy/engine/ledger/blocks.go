@@ -40,42 +40,48 @@ func (b *block) copies(t events.Tier) uint32 { return b.state >> counts[t].shift
 // blocks finds an engine's blocks by hash. A block without a copy stays as a tombstone while others name it as their parent, so
 // that a chain leads to what is left of it. A sweep frees the other tombstones.
 type blocks struct {
-	entries []block   // the first one is the root
-	index   []blockID // open addressing; root: free
-	seed    uint64    // hashes come from outside
-	unused  blockID   // first of the freed entries, linked by parent; their depth is 0
-	held    int       // entries with a copy
-	dead    int       // tombstones
-	sweepAt int       // tombstones that make a sweep worth its time
-	most    int       // entries
+	entries []block  // the first one is the root
+	index   []uint32 // open addressing: a blockID in the lower idBits and a part of its hash above, which spares looks at entries; 0: free
+	seed    uint64   // hashes come from outside
+	unused  blockID  // first of the freed entries, linked by parent; their depth is 0
+	held    int      // entries with a copy
+	dead    int      // tombstones
+	sweepAt int      // tombstones that make a sweep worth its time
+	most    int      // entries
 }
 
 const (
 	leastBlocks = 1 << 10
 	sweepShare  = 16 // a sweep frees about this part of all entries, so it costs a block about 100 ns
+
+	idBits     = 21
+	idMask     = 1<<idBits - 1
+	mostBlocks = 1 << (idBits - 1) // and the tombstones
 )
 
 func newBlocks(limit int, seed uint64) blocks {
+	limit = min(limit, mostBlocks)
 	b := blocks{seed: seed, most: limit + 2*limit/sweepShare, entries: make([]block, 1)}
 	b.enlarge(min(leastBlocks, b.most))
 	return b
 }
 
-// place returns where the index has a hash, or the free place for it.
-func (b *blocks) place(hash uint64) int {
+// place returns where the index has a hash, or the free place for it, and the part of the hash that stands there.
+func (b *blocks) place(hash uint64) (at int, part uint32) {
 	hi, lo := bits.Mul64(hash^b.seed, 0x9e3779b97f4a7c15)
 	home, _ := bits.Mul64(hi^lo, uint64(len(b.index)))
-	at := int(home)
-	for b.index[at] != root && b.entries[b.index[at]].hash != hash {
+	at, part = int(home), uint32(hi^lo)&^idMask
+	for e := b.index[at]; e != 0 && (e>>idBits != part>>idBits || b.entries[e&idMask].hash != hash); e = b.index[at] {
 		if at++; at == len(b.index) {
 			at = 0
 		}
 	}
-	return at
+	return at, part
 }
 
 func (b *blocks) find(hash uint64) (id blockID, found bool) {
-	id = b.index[b.place(hash)]
+	at, _ := b.place(hash)
+	id = blockID(b.index[at] & idMask)
 	return id, id != root
 }
 
@@ -93,7 +99,7 @@ func (b *blocks) insert(hash uint64, parent blockID, depth int) (id blockID, ok 
 		b.entries = b.entries[:id+1]
 	}
 	b.entries[id] = block{hash: hash, parent: parent, state: uint32(depth)}
-	b.index[b.place(hash)] = id
+	b.indexAs(id)
 	b.dead++
 	return id, true
 }
@@ -170,15 +176,20 @@ func (b *blocks) sweepable() bool { return b.dead >= b.sweepAt }
 func (b *blocks) enlarge(capacity int) {
 	capacity = min(capacity, b.most)
 	b.entries = append(make([]block, 0, capacity+1), b.entries...)
-	b.index = make([]blockID, capacity+capacity/4+1)
+	b.index = make([]uint32, capacity+capacity/4+1)
 	b.sweepAt = b.dead + capacity/sweepShare
 	b.reindex()
+}
+
+func (b *blocks) indexAs(id blockID) {
+	at, part := b.place(b.entries[id].hash)
+	b.index[at] = part | uint32(id)
 }
 
 func (b *blocks) reindex() {
 	for id := 1; id < len(b.entries); id++ {
 		if b.entries[id].depth() > 0 {
-			b.index[b.place(b.entries[id].hash)] = blockID(id)
+			b.indexAs(blockID(id))
 		}
 	}
 }

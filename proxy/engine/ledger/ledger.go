@@ -298,7 +298,7 @@ func (l *Ledger) storedBelow(e *events.Event, parent blockID, known bool) {
 func (l *Ledger) keep() {
 	for i := range l.points.all {
 		p := &l.points.all[i]
-		left, sure := l.left(p)
+		left, sure := l.blocks.left(p.block)
 		if p.block = left; !sure {
 			p.want |= isTorn
 		}
@@ -337,7 +337,10 @@ func (l *Ledger) Gone(dst []prefixtree.Hash, pass, calls int) []prefixtree.Hash 
 		if p.hash == 0 {
 			continue
 		}
-		id, sure := l.left(p)
+		id, sure := l.blocks.left(p.block)
+		if p.is(isText) && l.blocks.at(id).depth() < p.depth() { // of others only how many are gone counts
+			id, sure = l.left(p)
+		}
 		if l.blocks.at(id).depth() >= p.depth() {
 			p.setLooked(0)
 			continue

@@ -459,8 +459,10 @@ func (l *Ledger) tie(t *trail, end float64) {
 			if n, known := p.answer(); p.is(isEnd) && known && n > 0 && l.answers >= seesAnswers {
 				answered = depth + float64(n)
 			}
-		} else if n, known := l.cfg.Links.find(pl.hash, l.size); known && !pl.text {
-			depth = float64(n.want&wantMask) + 0.5
+		} else if !pl.text {
+			if n, known := l.cfg.Links.find(pl.hash, l.size); known {
+				depth = float64(n.want&wantMask) + 0.5
+			}
 		}
 		if depth >= l.knots[len(l.knots)-1].depth && depth > 0 && depth <= end {
 			l.knots = append(l.knots, knot{i, pl.bytes, depth})
