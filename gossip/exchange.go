@@ -69,6 +69,7 @@ type Exchange struct {
 	claims  stateSlot
 	warming warming
 	touched chan struct{}
+	changed chan struct{} // the members; capacity 1
 
 	counting       sync.Mutex // guards the following
 	stats          Stats
@@ -120,7 +121,7 @@ func prepare(cfg Config) (*Exchange, error) {
 		return nil, errors.New("gossip: Config.Knowledge is missing")
 	}
 	x := &Exchange{
-		touched: make(chan struct{}, 1), knowledge: cfg.Knowledge, clock: cfg.clock, log: cfg.Log,
+		touched: make(chan struct{}, 1), changed: make(chan struct{}, 1), knowledge: cfg.Knowledge, clock: cfg.clock, log: cfg.Log,
 		flush: cmp.Or(cfg.FlushInterval, defaultFlush), deadline: cmp.Or(cfg.SnapshotDeadline, defaultDeadline),
 		peers: map[string]*peer{}, subscribers: map[string]*subscriber{}, stopped: make(chan struct{}),
 		snapshots: make(chan struct{}, maxSnapshots),

@@ -140,6 +140,45 @@ func TestUsageFollowsAndEndsWithItsOrigin(t *testing.T) {
 	})
 }
 
+// A peer is reported no earlier than its usage is known, and again after each break: until then, what it lets clients use would be
+// used twice. And a node counts its peers as soon as it knows of them.
+func TestReportedPeersUsageIsKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		var nodes []*testNode
+		know := func(m *model) {
+			m.setUsage(Usage{Client: 1, Tokens: 500, InFlight: 2})
+			m.loadHook = func(origin string) { // before its load
+				if len(m.peerUsage(origin).uses) == 0 {
+					t.Errorf("the load of %s came before its usage", origin)
+				}
+			}
+		}
+		reported := func(n *testNode) (count int) {
+			for _, p := range n.Peers() {
+				if p.Reported {
+					count++
+				}
+			}
+			return count
+		}
+		for i := range 3 {
+			nodes = append(nodes, net.start(fmt.Sprint("n", i), func(c *Config) { know(c.Knowledge.(*model)) }))
+		}
+		defer stopAll(t, nodes)
+		for _, n := range nodes {
+			until(t, 5*time.Second, "all members", func() bool { return len(n.Peers()) == 2 })
+			until(t, 5*time.Millisecond, "it counts them", func() bool { count, _ := n.know.fleet(); return count == 3 })
+			until(t, 5*time.Second, "all peers are reported", func() bool { return reported(n) == 2 })
+		}
+		for _, s := range nodes[0].streams() {
+			s.end(errGone)
+		}
+		until(t, 20*time.Millisecond, "broken streams report nothing", func() bool { return reported(nodes[0]) == 0 })
+		until(t, 5*time.Second, "they are reported again", func() bool { return reported(nodes[0]) == 2 })
+	})
+}
+
 func TestFiguresFollowAndEndWithTheirOrigin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		net := newMemnet(t)

@@ -65,8 +65,8 @@ type Knowledge interface {
 	// PeerClaims takes a peer's latest claims.
 	PeerClaims(origin string, claims []byte)
 	// DropPeer voids the load, usage, figures, claims and state, not the facts, of a peer that ended, restarted or is
-	// silent.
-	DropPeer(origin string)
+	// silent. If it left, its process may still end requests, after another has taken its place.
+	DropPeer(origin string, left bool)
 	// State appends at most wire.MaxState bytes, which replace the previous state.
 	State(dst []byte) []byte
 	// PeerState takes a peer's latest state.

@@ -304,7 +304,7 @@ func (m *model) peerLoad(origin string) map[uint32]Load {
 	return maps.Clone(m.peers[origin])
 }
 
-func (m *model) DropPeer(origin string) {
+func (m *model) DropPeer(origin string, _ bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.peers, origin)

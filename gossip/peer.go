@@ -37,6 +37,7 @@ type peer struct {
 	cursor cursor
 	passed bool
 	void   bool // DropPeer is due
+	left   bool // for DropPeer: it left
 	clock  clockFilter
 	steady time.Duration // shift of the peer's times
 	lagged bool          // Lag is measured
@@ -65,6 +66,7 @@ func (x *Exchange) onEvent(e member.Event) {
 		p = &peer{name: e.Member.Name}
 		x.peers[p.name] = p
 	}
+	defer wake(x.changed)
 	switch e.Kind {
 	case member.Joined, member.Updated:
 		x.followLocked(p, e.Member)
@@ -90,7 +92,7 @@ func (x *Exchange) followLocked(p *peer, info member.Info) {
 		p.Status.State, p.Status.Since = member.StateAlive, time.Now()
 	}
 	if restarted {
-		x.voidLocked(p)
+		x.voidLocked(p, false)
 		p.LastHeard, p.lagged, p.Lag = time.Time{}, false, 0
 		p.clock, p.steady = clockFilter{}, 0
 	}
@@ -118,7 +120,7 @@ func (x *Exchange) loseLocked(p *peer, info member.Info, state member.State) {
 	} else {
 		p.unfollowLocked(errGone)
 	}
-	x.voidLocked(p)
+	x.voidLocked(p, state == member.StateLeft)
 }
 
 func (p *peer) unfollowLocked(why error) {
@@ -143,9 +145,10 @@ func (p *peer) endLocked(why error) {
 
 // voidLocked schedules DropPeer, as Knowledge may be busy; pass calls it before new load. x.mu and
 // p.mu are held.
-func (x *Exchange) voidLocked(p *peer) {
+func (x *Exchange) voidLocked(p *peer, left bool) {
+	p.Reported = false
 	if p.passed {
-		p.passed, p.void = false, true
+		p.passed, p.void, p.left = false, true, left
 		x.spawnLocked(func() { x.settle(p) })
 	}
 }
@@ -154,11 +157,11 @@ func (x *Exchange) settle(p *peer) {
 	p.order.Lock()
 	defer p.order.Unlock()
 	p.mu.Lock()
-	void := p.void
+	void, left := p.void, p.left
 	p.void = false
 	p.mu.Unlock()
 	if void {
-		x.knowledge.DropPeer(p.name)
+		x.knowledge.DropPeer(p.name, left)
 	}
 }
 
@@ -202,6 +205,13 @@ func (x *Exchange) startAt(s *subscription, asked, start uint64) (missed uint64)
 		return start - asked
 	}
 	return 0
+}
+
+// reported notes that a stream has brought the peer's load and, before it, its usage.
+func (p *peer) reported(by *subscription) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.Reported = p.Reported || p.stream == by
 }
 
 func (p *peer) open() *subscription {
@@ -276,7 +286,7 @@ func (x *Exchange) sweepPeers(now time.Time) (nodes int, stale time.Duration) {
 			// stream begins with a full one.
 			if p.passed && now.Sub(p.LastHeard) > voidAfter {
 				p.endLocked(errSilent)
-				x.voidLocked(p)
+				x.voidLocked(p, false)
 			}
 		case now.Sub(p.Status.Since) > forgetAfter:
 			delete(x.peers, name)

@@ -48,14 +48,16 @@ func (x *Exchange) publish() {
 
 func (x *Exchange) flushNews(p *publisher, now time.Time) {
 	ms := x.wall(now).UnixMilli()
-	p.loads = x.knowledge.Loads(p.loads[:0])
-	changed, beyond := x.loads.update(p.loads, ms)
-	x.count(&x.stats.DroppedBound, uint64(beyond))
+	changed := false
 	if p.uses = x.knowledge.Usage(p.uses[:0]); len(p.uses) > 0 || x.usage.begun() {
 		used, beyond := x.usage.update(p.uses, ms)
 		x.count(&x.stats.DroppedBound, uint64(beyond))
-		changed = changed || used
+		changed = used
 	}
+	p.loads = x.knowledge.Loads(p.loads[:0]) // after usage, as on the streams
+	loaded, beyond := x.loads.update(p.loads, ms)
+	x.count(&x.stats.DroppedBound, uint64(beyond))
+	changed = changed || loaded
 	if now.Sub(p.figuresAt) >= figuresInterval {
 		p.figuresAt, p.figures = now, x.knowledge.Figures(p.figures[:0])
 		moved, beyond := x.figures.update(p.figures, ms)
@@ -179,6 +181,8 @@ func (x *Exchange) keepHouse() {
 		}
 		select {
 		case now = <-tick.C:
+		case <-x.changed: // a joiner must not act as if it were alone for a second
+			now = time.Now()
 		case <-x.ctx.Done():
 			return
 		}

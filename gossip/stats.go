@@ -15,6 +15,7 @@ import (
 type Peer struct {
 	member.Status
 	Connected bool
+	Reported  bool // the stream has brought the peer's load and usage
 	LastHeard time.Time
 	LastError string
 
@@ -143,6 +144,7 @@ func (p *peer) describe(now time.Time) Peer {
 	out := p.Peer
 	out.RTT, out.Offset, out.Lag = best.rtt, best.offset, 0
 	out.Connected = p.stream != nil && p.stream.started.Load()
+	out.Reported = out.Connected && out.Reported
 	out.Process, out.Position, out.Incomplete = p.cursor.incarnation, p.cursor.next, p.cursor.missing > 0
 	if p.Status.State == member.StateAlive {
 		out.Lag = p.staleLocked(now)

@@ -234,8 +234,8 @@ func (d *subscriber) fill(dst []byte, now time.Time) (out []byte, wait time.Dura
 		d.started = true
 		dst = wire.AppendResume(dst, wire.KindStart, wire.Resume{Version: d.version, Incarnation: d.x.self.incarnation, Next: from})
 	}
-	dst = d.loads.fill(dst, now, &d.x.loads, wire.AppendLoad)
 	dst = d.uses.fill(dst, now, &d.x.usage, wire.AppendUsage)
+	dst = d.loads.fill(dst, now, &d.x.loads, wire.AppendLoad) // with it the peer counts as heard: its usage must be known by then
 	dst = d.figures.fill(dst, now, &d.x.figures, wire.AppendFigures)
 	if blob, version, ms := d.x.claims.get(); version != d.claims {
 		d.claims = version

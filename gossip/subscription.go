@@ -96,7 +96,7 @@ func (x *Exchange) follow(ctx context.Context, p *peer, info member.Info) error 
 		conn.Close()
 		return ctx.Err()
 	}
-	p.stream = s
+	p.stream, p.Reported = s, false
 	p.mu.Unlock()
 	p.count(&p.Connects, 1)
 	if !x.spawn(s.write) {
@@ -352,7 +352,10 @@ func (s *subscription) takeLoad(body []byte, now time.Time) error {
 	}
 	s.loaded = true
 	s.lagged(time.UnixMilli(ms), now)
-	s.pass(func() { s.x.knowledge.PeerLoad(s.p.name, loads, full) })
+	s.pass(func() {
+		s.x.knowledge.PeerLoad(s.p.name, loads, full)
+		s.p.reported(s)
+	})
 	return nil
 }
 
@@ -414,11 +417,11 @@ func (s *subscription) pass(what func()) {
 		p.mu.Unlock()
 		return
 	}
-	void := p.void
+	void, left := p.void, p.left
 	p.passed, p.void = true, false
 	p.mu.Unlock()
 	if void {
-		s.x.knowledge.DropPeer(p.name)
+		s.x.knowledge.DropPeer(p.name, left)
 	}
 	what()
 }

@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -32,11 +33,12 @@ type knowledge struct {
 	claimed   []byte
 	nextClaim time.Time
 
-	poke      func()        // called when nodes changes; set before gossip starts; may be nil
-	turns     atomic.Uint64 // calls of Loads, one per turn of gossip's loop
-	nodes     atomic.Int64  // alive, including this one
-	staleness atomic.Int64  // of peers' actions, ns
-	malformed atomic.Uint64 // states and claims
+	before    atomic.Pointer[[]gossip.Load] // of the process that this one replaces; nil: none
+	poke      func()                        // called when nodes changes; set before gossip starts; may be nil
+	turns     atomic.Uint64                 // calls of Loads, one per turn of gossip's loop
+	nodes     atomic.Int64                  // alive, including this one
+	staleness atomic.Int64                  // of peers' actions, ns
+	malformed atomic.Uint64                 // states and claims
 }
 
 // waiting is the queue of the proxy.
@@ -72,13 +74,35 @@ func (k *knowledge) ApplySnapshot(page []byte, shift time.Duration) (gossip.Appl
 	return gossip.Applied{Records: applied.Records, News: applied.News, Unknown: applied.Unknown}, err
 }
 
+// Loads includes what the process still runs that this one replaces.
 func (k *knowledge) Loads(dst []gossip.Load) []gossip.Load {
 	dst = k.shared.Loads(dst, now())
+	if before := k.before.Load(); before != nil {
+		dst = addLoads(dst, *before)
+	}
 	k.turns.Add(1)
 	return dst
 }
 
+// addLoads adds loads of few engines.
+func addLoads(dst, more []gossip.Load) []gossip.Load {
+	for _, l := range more {
+		i := slices.IndexFunc(dst, func(d gossip.Load) bool { return d.Backend == l.Backend })
+		if i < 0 {
+			dst = append(dst, l)
+			continue
+		}
+		dst[i].PrefillTokens += l.PrefillTokens
+		dst[i].Active += l.Active
+	}
+	return dst
+}
+
+// PeerLoad comes after PeerUsage, if the peer has any usage.
 func (k *knowledge) PeerLoad(origin string, changed []gossip.Load, full bool) {
+	if full {
+		k.meter.PeerReturned(origin)
+	}
 	k.shared.PeerLoad(origin, changed, full, now())
 }
 
@@ -134,12 +158,12 @@ func (k *knowledge) PeerClaims(origin string, b []byte) {
 	k.waiting.PeerClaims(origin, claims)
 }
 
-func (k *knowledge) DropPeer(origin string) {
+func (k *knowledge) DropPeer(origin string, left bool) {
 	if k.waiting != nil {
 		k.waiting.PeerClaims(origin, nil)
 	}
 	k.history.DropPeer(origin)
-	k.meter.DropPeer(origin, k.meter.Now())
+	k.meter.DropPeer(origin, left, k.meter.Now())
 	k.shared.DropPeer(origin)
 	k.health.DropPeer(origin)
 	k.doctor.DropPeer(origin)

@@ -20,7 +20,9 @@ func (n *Node) followFleet(ctx context.Context) {
 	tick := time.NewTicker(limitsEvery)
 	defer tick.Stop()
 	for {
-		n.meter.SetFleet(n.heardFleet())
+		if f := n.heardFleet(); !n.released.Load() {
+			n.meter.SetFleet(f)
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -30,7 +32,8 @@ func (n *Node) followFleet(ctx context.Context) {
 }
 
 // heardFleet takes the members of gossip or of the Raft group, whichever are more: the group keeps
-// dead nodes until its leader removes them, and gossip knows new ones first.
+// dead nodes until its leader removes them, and gossip knows new ones first. A node that has just left
+// counts: its process may still grant its part, until another takes its place.
 func (n *Node) heardFleet() clients.Fleet {
 	f := clients.Fleet{Heard: 1, Nodes: 1}
 	g := n.gossip.Load()
@@ -38,14 +41,19 @@ func (n *Node) heardFleet() clients.Fleet {
 		return f
 	}
 	for _, p := range g.Peers() {
-		if p.State != member.StateAlive {
-			continue
+		switch {
+		case p.State == member.StateLeft && time.Since(p.Since) < clients.Succession:
+			f.Nodes++
+		case p.State == member.StateAlive:
+			f.Nodes++
+			if silence := time.Since(p.LastHeard); p.Reported && silence < reporterSilence {
+				f.Heard++
+				f.Silent = f.Silent || silence > lateAfter
+			}
 		}
-		f.Nodes++
-		if silence := time.Since(p.LastHeard); p.Connected && silence < reporterSilence {
-			f.Heard++
-			f.Silent = f.Silent || silence > lateAfter
-		}
+	}
+	if time.Since(n.began) < clients.Succession {
+		f.Nodes = max(f.Nodes, n.nodesBefore)
 	}
 	f.Staleness = time.Duration(n.knowledge.staleness.Load())
 	if s := n.store.Load(); s != nil {

@@ -93,6 +93,7 @@ type Node struct {
 	randomSecret []byte // nil: one is configured
 	replacing    atomic.Bool
 	released     atomic.Bool // single has ended because another process has it
+	nodesBefore  int         // of the fleet, as the process heard it that this one replaces; 0: it replaces none
 
 	ready   readiness
 	serving atomic.Bool // started, and no stop requested

@@ -287,7 +287,7 @@ func TestLoadWaitsForBackends(t *testing.T) {
 	k.PeerLoad("y", load("b", 30), true)
 	k.PeerLoad("y", load("c", 0)[:0], true)
 	k.PeerLoad("z", load("b", 9), true)
-	k.DropPeer("z")
+	k.DropPeer("z", false)
 	k.PeerLoad("v", load("b", 4), true)
 	k.PeerLoad("v", []gossip.Load{{Backend: key("b")}}, false)
 	if err := n.backends.Adopt(stateWith(1, 1, "a", "b")); err != nil {

@@ -2,13 +2,17 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
+	"grapevine.example/gossip"
 	"grapevine.example/node/handover"
 	"grapevine.example/node/share"
+	"grapevine.example/proxy/clients"
 )
 
 // ErrNotReplaceable is wrapped by HandOver's errors about the node's state.
@@ -64,6 +68,8 @@ func (n *Node) HandOver(ctx context.Context, launch Launch, announce func(pid in
 		err = s.Yours(ctx)
 	}
 	if err == nil {
+		// It ends with Stop, after the requests have ended.
+		n.run(&n.single, "usage of the last requests", func(ctx context.Context) { n.reportUsage(ctx, s) })
 		log.Info().Str("event", EventHandedOver).Int("pid", s.PID).Str("version", version).Int("requests", n.proxy.InFlight()).Msg("handed over: this process ends its running requests")
 		return nil
 	}
@@ -123,14 +129,100 @@ func (n *Node) yield(ctx context.Context, s *handover.Successor) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, n.StartWithin()+stopSlack, errors.New("the new process does not serve in time"))
 	defer cancel()
 	n.released.Store(true)
+	n.grantLast()
 	if err := n.single.unwind(ctx); err != nil {
 		return err
 	}
-	return s.Released(ctx)
+	page, _, err := n.usagePage()
+	if err != nil {
+		return err
+	}
+	return s.Released(ctx, page)
 }
 
-// Inherit takes a page of the predecessor's knowledge, before Start.
+// grantLast makes this process grant of clients' limits what was its part of the rest when it last heard its peers.
+// These leave it its part (see heardFleet).
+func (n *Node) grantLast() {
+	f := n.meter.Fleet()
+	f.Silent = true
+	n.meter.SetFleet(f)
+}
+
+// usage is what a process and those that it replaced use, for the one that replaces it.
+type usage struct {
+	Nodes int           `json:"nodes"` // of the fleet, when it was last heard
+	Uses  []clients.Use `json:"uses"`
+	Loads []gossip.Load `json:"loads"`
+}
+
+func (n *Node) usagePage() (p *handover.Page, requests bool, err error) {
+	u := usage{Nodes: n.meter.Fleet().Nodes, Uses: n.meter.HandOn(nil, n.meter.Now())}
+	if n.knowledge != nil {
+		u.Loads = n.knowledge.Loads(nil)
+	} else {
+		u.Loads = n.shared.Loads(nil, now())
+	}
+	data, err := json.Marshal(u)
+	requests = len(u.Loads) > 0 || slices.ContainsFunc(u.Uses, func(u clients.Use) bool { return u.InFlight > 0 })
+	return &handover.Page{Usage: true, Data: data}, requests, err
+}
+
+const (
+	// usageEvery is as often as gossip's flushes, and at most perUsageByte: among 10,000 clients, every half second.
+	usageEvery   = 50 * time.Millisecond
+	perUsageByte = time.Microsecond
+	// usageWithin bounds the time in which the new process takes a page.
+	usageWithin = time.Second
+)
+
+// reportUsage gives the new process what the requests use that this one still has, until the last has ended.
+func (n *Node) reportUsage(ctx context.Context, s *handover.Successor) {
+	give := func() (size int, more bool) {
+		page, requests, err := n.usagePage()
+		if err == nil {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), usageWithin)
+			defer cancel()
+			err = s.Give(ctx, page)
+		}
+		if err != nil {
+			n.log.Warn().Str("component", "replace").Err(err).Msg("the new process does not take what this one's requests use")
+			return 0, false
+		}
+		return len(page.Data), requests
+	}
+	for running := true; running; {
+		size, more := give()
+		running = more
+		select {
+		case <-time.After(max(usageEvery, time.Duration(size)*perUsageByte)):
+		case <-ctx.Done():
+			if running {
+				give()
+			}
+			return
+		}
+	}
+}
+
+// PredecessorEnded says that the process that this one replaces has exited.
+func (n *Node) PredecessorEnded() {
+	n.meter.PredecessorEnded(n.meter.Now())
+	n.setBefore(nil)
+}
+
+func (n *Node) setBefore(loads []gossip.Load) {
+	if n.knowledge != nil {
+		n.knowledge.before.Store(&loads)
+	}
+	n.shared.PeerLoad(predecessorName, loads, true, now())
+}
+
+// Inherit takes a page of the predecessor's knowledge: of caches and engines before Start, of what its requests use also
+// later.
 func (n *Node) Inherit(p *handover.Page) error {
+	if p.Usage {
+		return n.inheritUsage(p.Data)
+	}
 	if p.KeyID != n.hasher.KeyID() || p.BlockBytes != n.hasher.BlockBytes() {
 		return nil // another secret or block size: its hashes mean nothing here
 	}
@@ -143,6 +235,19 @@ func (n *Node) Inherit(p *handover.Page) error {
 		return err
 	}
 	n.shared.PeerState(predecessorName, &share.State{Claims: state.Claims})
+	return nil
+}
+
+func (n *Node) inheritUsage(data []byte) error {
+	var u usage
+	if err := json.Unmarshal(data, &u); err != nil {
+		return err
+	}
+	n.meter.Predecessor(u.Uses, n.meter.Now())
+	n.setBefore(u.Loads)
+	if n.nodesBefore == 0 { // before Start
+		n.nodesBefore = u.Nodes
+	}
 	return nil
 }
 

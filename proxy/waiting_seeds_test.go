@@ -263,7 +263,7 @@ func (w *queueWorld) report(from int) {
 func (n *queueRouter) forget(other *queueRouter) {
 	n.router.DropPeer(other.name)
 	n.proxy.PeerClaims(other.name, nil)
-	n.proxy.meter.DropPeer(other.name, n.proxy.meter.Now())
+	n.proxy.meter.DropPeer(other.name, false, n.proxy.meter.Now())
 }
 
 // kill ends the process: its connections break, and nothing looks after its queue any more.

@@ -316,7 +316,7 @@ func (g *guest) Claims(dst []byte) []byte { return dst }
 
 func (g *guest) PeerClaims(string, []byte) {}
 
-func (g *guest) DropPeer(string) {}
+func (g *guest) DropPeer(string, bool) {}
 
 func (g *guest) State(dst []byte) []byte { return dst }
 

@@ -104,7 +104,14 @@ func (r *router) takeOver(signals <-chan os.Signal) error {
 	if err := r.node.Start(ctx); err != nil {
 		return err
 	}
-	if err := r.from.Serving(ctx); err != nil {
+	used := func(p *handover.Page) {
+		if p == nil {
+			r.node.PredecessorEnded()
+		} else if err := r.node.Inherit(p); err != nil {
+			r.log.Warn().Err(err).Msg("what the former process's requests use cannot be read")
+		}
+	}
+	if err := r.from.Serving(ctx, used); err != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second) // the predecessor serves on
 		defer cancel()
 		return errors.Join(err, r.node.Stop(ctx))

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"time"
 
 	"grapevine.example/node/admin"
+	"grapevine.example/proxy/clients"
 )
 
 // restarts is what TestReplaceUnderLoad does: a little of it in every run, all of it with make test-restart.
@@ -60,6 +62,145 @@ func streamingEngine(t *testing.T, lasts time.Duration) string {
 	}))
 	t.Cleanup(engine.Close)
 	return engine.URL
+}
+
+// holdingEngine begins a stream at once, and ends it when let is called; other answers are whole at once.
+func holdingEngine(t *testing.T) (url string, let func()) {
+	t.Helper()
+	var mu sync.Mutex
+	hold := make(chan struct{})
+	let = func() {
+		mu.Lock()
+		defer mu.Unlock()
+		close(hold)
+		hold = make(chan struct{})
+	}
+	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		mu.Lock()
+		until := hold
+		mu.Unlock()
+		switch {
+		case r.Method == http.MethodGet:
+			http.NotFound(w, r)
+		case !strings.Contains(string(body), `"stream":true`):
+			_, _ = io.WriteString(w, `{"choices":[],"usage":{"prompt_tokens":900,"completion_tokens":1}}`)
+		default:
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, `data: {"choices":[{"delta":{"content":"x"}}]}`+"\n\n")
+			w.(http.Flusher).Flush()
+			select {
+			case <-until:
+			case <-r.Context().Done():
+			}
+			_, _ = io.WriteString(w, "data: [DONE]\n\n")
+		}
+	}))
+	t.Cleanup(engine.Close)
+	t.Cleanup(let)
+	return engine.URL, let
+}
+
+// clientsFile has clients whose keys are their names: four requests of "limited" may be in flight, "metered" may use 3,000 tokens
+// in a minute, and "free" is also who has no key.
+func clientsFile(t *testing.T) string {
+	t.Helper()
+	text := "anonymous: free\nclients:\n  - {name: free}\n"
+	for name, limit := range map[string]string{"limited": "in_flight: 4", "metered": "tokens_per_minute: 3000"} {
+		text += fmt.Sprintf("  - {name: %s, key_sha256: %x, %s}\n", name, clients.HashKey([]byte(name)), limit)
+	}
+	file := filepath.Join(t.TempDir(), "clients.yaml")
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+const held = "held" // the prompt of a stream
+
+// as asks as a client on a connection of its own, and returns the answer's status once the answer has begun, and its rest.
+func as(t *testing.T, client, addr, text string) (status int, rest io.ReadCloser) {
+	t.Helper()
+	body := fmt.Sprintf(`{"model":"held","stream":%v,%s%s"}]}`, text == held, prompt, text)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+addr+"/v1/chat/completions", strings.NewReader(body))
+	if err != nil {
+		t.Error(err)
+		return 0, http.NoBody
+	}
+	req.Close = true
+	req.Header.Set("Authorization", "Bearer "+client)
+	resp, err := http.DefaultClient.Do(req)
+	if err == nil && resp.StatusCode == http.StatusOK && text == held {
+		_, err = resp.Body.Read(make([]byte, 1))
+	}
+	if err != nil {
+		t.Error(err)
+		return 0, http.NoBody
+	}
+	return resp.StatusCode, resp.Body
+}
+
+func statusOf(t *testing.T, client, addr, text string) int {
+	t.Helper()
+	status, rest := as(t, client, addr, text)
+	_, _ = io.Copy(io.Discard, rest)
+	_ = rest.Close()
+	return status
+}
+
+// holdLimit has all the requests in flight that the client "limited" may have, and returns how they end.
+func holdLimit(t *testing.T, addr string) (end func()) {
+	t.Helper()
+	var rest []io.ReadCloser
+	eventually(t, "the client has as many requests as it may have", func() bool {
+		status, body := as(t, "limited", addr, held)
+		if status != http.StatusOK {
+			_ = body.Close()
+			return len(rest) == 4
+		}
+		rest = append(rest, body)
+		return false
+	})
+	return func() {
+		for _, body := range rest {
+			if text, err := io.ReadAll(body); err != nil || !strings.HasSuffix(string(text), "data: [DONE]\n\n") {
+				t.Errorf("a request that ran during the replacement: %q, %v", text, err)
+			}
+			_ = body.Close()
+		}
+	}
+}
+
+// TestReplaceKeepsLimits: the new process counts what the old one's requests use of clients' limits, to their end.
+func TestReplaceKeepsLimits(t *testing.T) {
+	m := newServiceManager(t, "")
+	engine, let := holdingEngine(t)
+	p := serveWith(t, m.env, "--backend", engine+",name=one,models=held", "--drain-grace", "0s", "--drain-close", "500ms", "--clients-file", clientsFile(t))
+	m.await(t, "READY=1")
+	end := holdLimit(t, p.data)
+	long := strings.Repeat("and so on ", 400)
+	used := 0
+	for statusOf(t, "metered", p.data, long) == http.StatusOK {
+		if used++; used > 3 {
+			t.Fatalf("%d requests of 1,000 tokens, of 3,000", used)
+		}
+	}
+	pid := replace(t, m, p.cmd.Process.Pid)
+	for range 20 {
+		if limited, metered := statusOf(t, "limited", p.data, "x"), statusOf(t, "metered", p.data, long); limited != 429 || metered != 429 {
+			t.Fatalf("after the replacement: %d with all requests in flight, %d with all tokens used", limited, metered)
+		}
+	}
+	let()
+	end()
+	eventually(t, "the old process's requests end", func() bool { return statusOf(t, "limited", p.data, "x") == http.StatusOK })
+	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	reap(t, pid)
+	if code := p.wait(t); code != 0 || t.Failed() {
+		t.Errorf("the first process: exit %d\n%s", code, p.log.String())
+	}
 }
 
 // load sends requests to a router until end, and collects what fails. Nothing is sent twice.
@@ -297,7 +438,8 @@ func TestNoReplacementWithoutServiceManager(t *testing.T) {
 	}
 }
 
-// TestReplaceInAFleet: the fleet takes the new process for the node that it replaces, at the same addresses.
+// TestReplaceInAFleet: the fleet takes the new process for the node that it replaces, at the same addresses. Meanwhile and afterwards
+// all nodes count what the old process's requests use of clients' limits.
 func TestReplaceInAFleet(t *testing.T) {
 	dir := t.TempDir()
 	key := filepath.Join(dir, "key")
@@ -313,6 +455,8 @@ func TestReplaceInAFleet(t *testing.T) {
 		free[i] = freePort(t, fmt.Sprintf("127.78.0.%d", i+1)) // where no other socket of the test is
 	}
 	engine := streamingEngine(t, time.Second)
+	holding, let := holdingEngine(t)
+	file := clientsFile(t)
 	managers, fleet := make([]*serviceManager, 3), make([]*process, 3)
 	for i := range fleet {
 		name := fmt.Sprintf("node-%d", i+1)
@@ -322,7 +466,7 @@ func TestReplaceInAFleet(t *testing.T) {
 		}
 		managers[i] = newServiceManager(t, "")
 		fleet[i] = newProcess(t, managers[i].env, "--node-name", name, "--gossip", free[i], "--secret", fleetSecret, "--gossip-key-file", own, "--drain-grace", "0s", "--drain-close", "500ms",
-			"--data-dir", filepath.Join(dir, name), "--backend", engine+",name=one,models=m", "--founder", free[0], "--founder", free[1], "--founder", free[2])
+			"--data-dir", filepath.Join(dir, name), "--backend", engine+",name=one,models=m", "--backend", holding+",name=two,models=held", "--clients-file", file, "--founder", free[0], "--founder", free[1], "--founder", free[2])
 		if err := fleet[i].cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -360,6 +504,27 @@ func TestReplaceInAFleet(t *testing.T) {
 		l := startLoad(t, p.data, 2)
 		l.stream()
 		eventually(t, "answers", func() bool { return l.answers.Load() > 20 })
+		end := holdLimit(t, p.data)
+		eventually(t, "all count these requests", func() bool {
+			return !slices.ContainsFunc(fleet, func(p *process) bool { return statusOf(t, "limited", p.data, "x") == http.StatusOK })
+		})
+		asking, asked := make(chan struct{}), make(chan int)
+		go func() {
+			admitted := 0
+			for {
+				for _, p := range fleet {
+					if statusOf(t, "limited", p.data, "x") == http.StatusOK {
+						admitted++
+					}
+				}
+				select {
+				case <-asking:
+					asked <- admitted
+					return
+				default:
+				}
+			}
+		}()
 		began := time.Now()
 		pids = append(pids, replace(t, managers[i], p.cmd.Process.Pid))
 		t.Logf("node %d: replaced within %v", i+1, time.Since(began))
@@ -370,6 +535,15 @@ func TestReplaceInAFleet(t *testing.T) {
 			t.Error(err)
 		}
 		whole()
+		close(asking)
+		if admitted := <-asked; admitted > 0 {
+			t.Errorf("node %d: %d requests of a client were admitted that had all its requests in flight in the old process", i+1, admitted)
+		}
+		let()
+		end()
+		for _, p := range fleet {
+			eventually(t, "the old process's requests have ended", func() bool { return statusOf(t, "limited", p.data, "x") == http.StatusOK })
+		}
 	}
 	for i, p := range fleet {
 		if err := syscall.Kill(pids[i], syscall.SIGTERM); err != nil {

@@ -9,11 +9,12 @@
 //	                                  <-   built, or failed with the reason
 //	pages of knowledge, end of pages  ->
 //	stops what one process may own         waits
-//	released                          ->   starts
+//	released, usage                   ->   starts
 //	                                  <-   serving, or failed
 //	tells the service manager
 //	yours                             ->   reports to the service manager
-//	drains, exits                          sees the end of the connection
+//	drains, pages of usage            ->   counts these with its own
+//	exits                                  sees the end of the connection
 //
 // Until "yours" the old process can take everything back.
 package handover
@@ -51,6 +52,7 @@ type Page struct {
 	KeyID      uint32 `json:"key_id"` // of the prompt hash; pages under another one are useless
 	BlockBytes int    `json:"block_bytes"`
 	State      bool   `json:"state,omitempty"` // a state blob, else a page of a snapshot
+	Usage      bool   `json:"usage,omitempty"` // what its requests use, of clients' limits and of engines
 	Data       []byte `json:"data"`
 }
 

@@ -27,18 +27,24 @@ func pair(t *testing.T) (*Successor, *Predecessor) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { near.Close(); far.Close() })
-	return &Successor{conn: newConn(near), PID: 7, process: -1}, &Predecessor{conn: newConn(far)}
+	return &Successor{conn: newConn(near), PID: 7, process: -1}, &Predecessor{conn: newConn(far), exited: make(chan struct{})}
 }
 
 func TestMessages(t *testing.T) {
 	s, p := pair(t)
 	ctx := t.Context()
 	var got []string
-	ended := make(chan error, 1)
+	ended, used := make(chan error, 1), make(chan string, 2)
 	go func() {
 		err := p.Built(ctx, "2.0", func(page *Page) { got = append(got, string(page.Data)) })
 		if err == nil {
-			err = p.Serving(ctx)
+			err = p.Serving(ctx, func(page *Page) {
+				if page == nil {
+					close(used)
+				} else {
+					used <- string(page.Data)
+				}
+			})
 		}
 		ended <- err
 	}()
@@ -50,13 +56,17 @@ func TestMessages(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, step := range []func(context.Context) error{s.EndOfPages, s.Released, s.Yours} {
+	release := func(ctx context.Context) error { return s.Released(ctx, &Page{Usage: true, Data: []byte("three")}) }
+	for _, step := range []func(context.Context) error{s.EndOfPages, release, s.Yours} {
 		if err := step(ctx); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := <-ended; err != nil || !slices.Equal(got, []string{"one", "two"}) {
+	if err := <-ended; err != nil || !slices.Equal(got, []string{"one", "two", "three"}) {
 		t.Errorf("%v, %v", got, err)
+	}
+	if err := s.Give(ctx, &Page{Usage: true, Data: []byte("four")}); err != nil || <-used != "four" {
+		t.Error(err)
 	}
 	gone := make(chan struct{})
 	go func() {
@@ -70,6 +80,9 @@ func TestMessages(t *testing.T) {
 	}
 	s.Close()
 	<-gone
+	if page, more := <-used; more {
+		t.Error(page)
+	}
 }
 
 func TestReasonsArrive(t *testing.T) {

@@ -22,6 +22,7 @@ type Predecessor struct {
 	conn
 	Hello     Hello
 	listeners map[Socket]net.Listener
+	exited    chan struct{}
 }
 
 // FromEnvironment returns nil if no router started this process. Call it once, before opening files.
@@ -43,7 +44,7 @@ func FromEnvironment() (*Predecessor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", variable, err)
 	}
-	p := &Predecessor{conn: newConn(c), listeners: make(map[Socket]net.Listener)}
+	p := &Predecessor{conn: newConn(c), listeners: make(map[Socket]net.Listener), exited: make(chan struct{})}
 	ctx, cancel := context.WithTimeout(context.Background(), helloWithin)
 	defer cancel()
 	m, err := p.receive(ctx, hello)
@@ -103,22 +104,46 @@ func (p *Predecessor) Built(ctx context.Context, version string, take func(*Page
 			take(m.Page)
 		}
 	}
-	_, err := p.receive(ctx, released)
+	m, err := p.receive(ctx, released)
+	if err == nil && m.Page != nil {
+		take(m.Page)
+	}
 	return err
 }
 
-// Serving says that this process serves, and returns when the service manager knows it.
-func (p *Predecessor) Serving(ctx context.Context) error {
+// Serving says that this process serves, and returns when the service manager knows it. From then on take gets
+// the predecessor's pages of usage, and nil when it has exited.
+func (p *Predecessor) Serving(ctx context.Context, take func(*Page)) error {
 	if err := p.send(ctx, message{Step: serving}); err != nil {
 		return err
 	}
-	_, err := p.receive(ctx, yours)
-	return err
+	if _, err := p.receive(ctx, yours); err != nil {
+		return err
+	}
+	go func() {
+		defer close(p.exited)
+		for {
+			m, err := p.receive(context.Background(), page)
+			if err != nil {
+				break
+			}
+			if m.Page != nil {
+				take(m.Page)
+			}
+		}
+		p.ended(context.Background()) // a later release may say more
+		take(nil)
+	}()
+	return nil
 }
 
 // AwaitEnd waits until the predecessor has exited, or ctx ends.
 func (p *Predecessor) AwaitEnd(ctx context.Context) {
-	if p != nil {
-		p.ended(ctx)
+	if p == nil {
+		return
+	}
+	select {
+	case <-p.exited:
+	case <-ctx.Done():
 	}
 }

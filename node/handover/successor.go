@@ -21,7 +21,7 @@ func (s *Successor) Built(ctx context.Context) (version string, err error) {
 	return m.Text, s.explain(err)
 }
 
-// Give sends a page of knowledge.
+// Give sends a page: of knowledge, or after Yours of usage.
 func (s *Successor) Give(ctx context.Context, p *Page) error {
 	return s.explain(s.send(ctx, message{Step: page, Page: p}))
 }
@@ -31,8 +31,8 @@ func (s *Successor) EndOfPages(ctx context.Context) error {
 }
 
 // Released lets the new process start, and returns when it serves.
-func (s *Successor) Released(ctx context.Context) error {
-	if err := s.send(ctx, message{Step: released}); err != nil {
+func (s *Successor) Released(ctx context.Context, usage *Page) error {
+	if err := s.send(ctx, message{Step: released, Page: usage}); err != nil {
 		return s.explain(err)
 	}
 	_, err := s.receive(ctx, serving)

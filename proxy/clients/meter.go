@@ -35,9 +35,9 @@ type Fleet struct {
 
 // Use is what one node's requests take of one client's limits.
 type Use struct {
-	Client   uint32 // key of its name
-	Tokens   uint32 // admitted, less what has leaked
-	InFlight uint32 // requests
+	Client   uint32 `json:"client"`    // key of its name
+	Tokens   uint32 `json:"tokens"`    // admitted, less what has leaked
+	InFlight uint32 `json:"in_flight"` // requests
 }
 
 // Reason says why a request is refused.
@@ -80,7 +80,11 @@ const (
 	resend = time.Second
 	// forgetOrigin is longer than the tokens of a limit take to leak.
 	forgetOrigin = 10 * time.Minute
-	maxUse       = math.MaxUint32
+	// Succession is longer than a process takes to replace another one.
+	Succession = 15 * time.Second
+	// predecessorOrigin is no name of a node.
+	predecessorOrigin = "(predecessor)"
+	maxUse            = math.MaxUint32
 )
 
 // NewMeter returns a meter of a node alone, without clients.
@@ -155,15 +159,18 @@ type use struct {
 type peerUse struct {
 	origin *origin
 	use
-	turn uint64
+	heard float64 // tokens of a predecessor that peers know from itself
+	turn  uint64
 }
 
-// origin is one process of another node.
+// origin is another process: of another node, or this node's former one.
 type origin struct {
 	process uint64
 	turn    uint64 // of its full reports
 	gone    time.Duration
 	dropped bool
+	leaving bool // it left; its requests count until another process takes its place
+	own     bool // of this node: peers learn of its requests from this process
 }
 
 // recent is this node's own use that peers may not know: since the window began, and in the window
@@ -224,6 +231,7 @@ func (a *account) leakLocked(f *Fleet, now time.Duration) {
 	a.own.tokens *= keep
 	for i := range a.peers {
 		a.peers[i].tokens *= keep
+		a.peers[i].heard *= keep
 	}
 	a.sumLocked()
 }
@@ -274,6 +282,10 @@ func (m *Meter) Reserve(c *Client, prompt, output int, now time.Duration) (r Res
 func (m *Meter) list(a *account) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.listLocked(a)
+}
+
+func (m *Meter) listLocked(a *account) {
 	if a.listed.CompareAndSwap(false, true) {
 		m.active = append(m.active, a)
 	}
@@ -393,6 +405,11 @@ func (m *Meter) Own(dst []Use, now time.Duration) []Use {
 	f := m.fleet.Load()
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	for _, o := range m.origins {
+		if o.leaving && now-o.gone > Succession {
+			m.endLocked(o)
+		}
+	}
 	active := m.active[:0]
 	for _, a := range m.active {
 		u, used := a.report(f, now)
@@ -417,11 +434,76 @@ func (a *account) report(f *Fleet, now time.Duration) (u Use, used bool) {
 	defer a.mu.Unlock()
 	a.leakLocked(f, now)
 	if a.unreported || now-a.sentAt >= resend {
-		a.sent = Use{a.key, uint32(min(a.own.tokens+0.5, maxUse)), uint32(a.own.inFlight)}
+		sum := a.own
+		for i := range a.peers {
+			if p := &a.peers[i]; p.origin.own {
+				sum.tokens += max(0, p.tokens-p.heard)
+				sum.inFlight += p.inFlight
+			}
+		}
+		a.sent = sum.of(a.key)
 		a.sentAt, a.unreported = now, false
 	}
 	return a.sent, a.sent.Tokens|a.sent.InFlight != 0
 }
+
+func (u use) of(client uint32) Use {
+	return Use{client, uint32(min(u.tokens+0.5, maxUse)), uint32(u.inFlight)}
+}
+
+// HandOn appends what this process and those that it replaced use, for the one that replaces it.
+func (m *Meter) HandOn(dst []Use, now time.Duration) []Use {
+	f := m.fleet.Load()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, a := range m.active {
+		if u := a.ofThisNode(f, now).of(a.key); u.Tokens|u.InFlight != 0 {
+			dst = append(dst, u)
+		}
+	}
+	return dst
+}
+
+func (a *account) ofThisNode(f *Fleet, now time.Duration) use {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.leakLocked(f, now)
+	sum := a.own
+	for i := range a.peers {
+		if p := &a.peers[i]; p.origin.own {
+			sum.tokens += p.tokens
+			sum.inFlight += p.inFlight
+		}
+	}
+	return sum
+}
+
+// Predecessor takes all that the process uses that this one replaces. What it used when it first says so, its
+// former peers know.
+func (m *Meter) Predecessor(uses []Use, now time.Duration) {
+	f := m.fleet.Load()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	o := m.originLocked(predecessorOrigin, 0, now)
+	first := !o.own
+	o.own = true
+	o.turn++
+	m.setLocked(o, uses, f, now)
+	m.endUnsaidLocked(o)
+	for _, u := range uses {
+		a := m.byKey[u.Client]
+		if a == nil {
+			continue
+		}
+		if first {
+			a.changePeer(o, func(p *peerUse) { p.heard = p.tokens })
+		}
+		m.listLocked(a)
+	}
+}
+
+// PredecessorEnded ends the requests in flight of the process that this one replaces.
+func (m *Meter) PredecessorEnded(now time.Duration) { m.DropPeer(predecessorOrigin, false, now) }
 
 func (a *account) used() bool {
 	a.mu.Lock()
@@ -438,19 +520,28 @@ func (m *Meter) Peer(name string, process uint64, changed []Use, full bool, now 
 	if full {
 		o.turn++
 	}
-	for _, u := range changed {
+	m.setLocked(o, changed, f, now)
+	if full {
+		m.endUnsaidLocked(o)
+	}
+}
+
+func (m *Meter) setLocked(o *origin, uses []Use, f *Fleet, now time.Duration) {
+	for _, u := range uses {
 		if a := m.byKey[u.Client]; a != nil {
 			a.setPeer(o, use{float64(u.Tokens), int(u.InFlight)}, f, now)
 		}
 	}
-	if full {
-		for _, a := range m.byKey {
-			a.changePeer(o, func(p *peerUse) {
-				if p.turn != o.turn {
-					p.use = use{}
-				}
-			})
-		}
+}
+
+// endUnsaidLocked ends what the origin's latest full report does not contain.
+func (m *Meter) endUnsaidLocked(o *origin) {
+	for _, a := range m.byKey {
+		a.changePeer(o, func(p *peerUse) {
+			if p.turn != o.turn {
+				p.use = use{}
+			}
+		})
 	}
 }
 
@@ -458,7 +549,7 @@ func (m *Meter) Peer(name string, process uint64, changed []Use, full bool, now 
 func (m *Meter) originLocked(name string, process uint64, now time.Duration) *origin {
 	o := m.origins[name]
 	if o != nil && o.process == process {
-		o.dropped = false
+		o.dropped, o.leaving = false, false
 		return o
 	}
 	if o != nil {
@@ -470,17 +561,30 @@ func (m *Meter) originLocked(name string, process uint64, now time.Duration) *or
 	return o
 }
 
-// DropPeer ends a peer's requests in flight. Its tokens leak: they were admitted.
-func (m *Meter) DropPeer(name string, now time.Duration) {
+// DropPeer ends a peer's requests in flight. Its tokens leak: they were admitted. A node that left has no
+// requests, unless another process takes its place: then they count until that has said what it uses.
+func (m *Meter) DropPeer(name string, left bool, now time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if o := m.origins[name]; o != nil {
 		o.dropped, o.gone = true, now
+		if o.leaving = left; !left {
+			m.endLocked(o)
+		}
+	}
+}
+
+// PeerReturned says that a peer has said what it uses, maybe nothing.
+func (m *Meter) PeerReturned(name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if o := m.origins[name]; o != nil && o.leaving {
 		m.endLocked(o)
 	}
 }
 
 func (m *Meter) endLocked(o *origin) {
+	o.leaving = false
 	for _, a := range m.byKey {
 		a.changePeer(o, func(p *peerUse) { p.inFlight = 0 })
 	}
@@ -490,7 +594,9 @@ func (a *account) changePeer(o *origin, change func(*peerUse)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if i := a.placeLocked(o); i >= 0 {
+		before := a.peers[i].inFlight
 		change(&a.peers[i])
+		a.unreported = a.unreported || o.own && before != a.peers[i].inFlight
 		a.sumLocked()
 	}
 }
@@ -507,6 +613,7 @@ func (a *account) setPeer(o *origin, u use, f *Fleet, now time.Duration) {
 		i = len(a.peers)
 		a.peers = append(a.peers, peerUse{origin: o})
 	}
+	a.unreported = a.unreported || o.own && u.inFlight != a.peers[i].inFlight
 	a.peers[i].use, a.peers[i].turn = u, o.turn
 	a.sumLocked()
 }

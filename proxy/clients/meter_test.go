@@ -125,7 +125,7 @@ func TestMeterForgetsEndedProcesses(t *testing.T) {
 	if s := m.Standing(c, 0, Admitted, time.Hour); len(a.peers) != 1 || s.InFlight != 3 {
 		t.Errorf("the use of %d processes is kept: %+v", len(a.peers), s)
 	}
-	m.DropPeer("peer", time.Hour)
+	m.DropPeer("peer", false, time.Hour)
 	if s := m.Standing(c, 0, Admitted, time.Hour); len(a.peers) != 0 || s.InFlight != 0 {
 		t.Errorf("the use of %d processes is kept of a dead peer: %+v", len(a.peers), s)
 	}
@@ -144,6 +144,7 @@ type meterNode struct {
 	process uint64
 	inbox   []meterReport
 	dead    bool
+	leaves  bool // it hears and reports nothing any more, and serves until another process takes its place
 }
 
 type meterReport struct {
@@ -159,13 +160,13 @@ const meterTick = 10 * time.Millisecond
 func (f *meterFleet) turn(random *rand.Rand) {
 	f.now += meterTick
 	for i, n := range f.nodes {
-		if n.dead {
+		if n.dead || n.leaves {
 			continue
 		}
 		if f.now%(50*time.Millisecond) == 0 {
 			uses := n.Own(nil, f.now)
 			for j, to := range f.nodes {
-				if j != i && !to.dead && !f.cut(i, j) {
+				if j != i && !to.dead && !to.leaves && !f.cut(i, j) {
 					at := f.now + time.Duration(random.Int64N(int64(f.delay-50*time.Millisecond)))
 					to.inbox = append(to.inbox, meterReport{at, i, n.process, uses})
 				}
@@ -186,7 +187,7 @@ func (f *meterFleet) turn(random *rand.Rand) {
 }
 
 // Over eight nodes with random ingress, clients that ask for several times their limits stay within the bound, also while a node
-// dies, returns, and the fleet is divided; and they get most of what they may use.
+// dies, returns, the fleet is divided, and a node's process is replaced; and they get most of what they may use.
 func TestMeterBoundOverFleet(t *testing.T) {
 	random := seeded(t)
 	const nodes, limit, most, perRequest = 8, 60_000, 40, 300
@@ -195,43 +196,67 @@ func TestMeterBoundOverFleet(t *testing.T) {
 	for i := range 10 {
 		list = append(list, &Client{Name: fmt.Sprint("c", i), TokensPerMinute: limit, InFlight: most})
 	}
+	for i := range 4 { // tokens never hold them back
+		list = append(list, &Client{Name: fmt.Sprint("free", i), InFlight: most})
+	}
 	f := &meterFleet{now: time.Hour, delay: staleness, cut: func(int, int) bool { return false }}
 	for range nodes {
 		f.nodes = append(f.nodes, &meterNode{Meter: adopted(t, list...), process: 1})
 	}
 	type request struct {
-		node, client int
-		process      uint64
-		r            *Reservation
-		end          time.Duration
+		node   *meterNode
+		client int
+		r      *Reservation
+		end    time.Duration
 	}
 	var running []request
 	level, inFlight := make([]float64, len(list)), make([]int, len(list))
 	ended := make([][]time.Duration, len(list))
 	overTokens, overRequests, admitted := 0., 0, 0.
 	from := f.now
+	join := func(process uint64, at int) *meterNode { // streams begin with full reports
+		n := &meterNode{Meter: adopted(t, list...), process: process}
+		for i, peer := range f.nodes {
+			if i != at {
+				n.Peer(strconv.Itoa(i), peer.process, peer.Own(nil, f.now), true, f.now)
+			}
+		}
+		return n
+	}
+	var old, next *meterNode // next replaces old
 	silentFrom, silentUntil := time.Duration(0), time.Duration(0)
 	phase := func(at time.Duration) bool { return f.now-from == at }
-	for f.now-from < 5*time.Minute {
+	for f.now-from < 6*time.Minute {
 		switch {
 		case phase(time.Minute):
 			f.nodes[3].dead = true
 			for _, n := range f.nodes {
-				n.DropPeer("3", f.now)
+				n.DropPeer("3", false, f.now)
 			}
 			silentFrom = f.now
 		case phase(90 * time.Second):
-			f.nodes[3] = &meterNode{Meter: adopted(t, list...), process: 2}
-			for i, n := range f.nodes {
-				if i != 3 { // streams begin with full reports
-					f.nodes[3].Peer(strconv.Itoa(i), n.process, n.Own(nil, f.now), true, f.now)
-				}
-			}
+			f.nodes[3] = join(2, 3)
 		case phase(2 * time.Minute):
 			f.cut = func(a, b int) bool { return (a < 3) != (b < 3) }
 			silentFrom, silentUntil = f.now+time.Second, f.now+3*time.Second
 		case phase(3 * time.Minute):
 			f.cut = func(int, int) bool { return false }
+		case phase(5 * time.Minute):
+			old = f.nodes[5]
+			old.leaves = true
+			for i, n := range f.nodes {
+				if i != 5 { // streams bring nothing more of a peer that has left
+					n.inbox = slices.DeleteFunc(n.inbox, func(r meterReport) bool { return r.from == 5 })
+					n.DropPeer("5", true, f.now)
+				}
+			}
+			next = join(2, 5)
+			next.Predecessor(old.HandOn(nil, f.now), f.now)
+		case phase(5*time.Minute + 2*time.Second):
+			f.nodes[5] = next
+		}
+		if old != nil && f.nodes[5] == next && f.now%(50*time.Millisecond) == 0 {
+			next.Predecessor(old.HandOn(nil, f.now), f.now)
 		}
 		divided := f.cut(0, 7)
 		for i, n := range f.nodes {
@@ -241,23 +266,26 @@ func TestMeterBoundOverFleet(t *testing.T) {
 				fleet.Heard = 3
 			case divided && f.now >= silentUntil:
 				fleet.Heard = 5
-			case f.nodes[3].dead:
+			case f.nodes[3].dead, f.nodes[5].leaves:
 				fleet.Heard = nodes - 1
+			}
+			if n.leaves { // it keeps what it knew
+				fleet = n.Fleet()
+				fleet.Silent = true
 			}
 			n.SetFleet(fleet)
 		}
 		f.turn(random)
 		kept := running[:0]
 		for _, q := range running {
-			n := f.nodes[q.node]
-			if !n.dead && n.process == q.process && f.now < q.end {
+			if !q.node.dead && f.now < q.end {
 				kept = append(kept, q)
 				continue
 			}
 			inFlight[q.client]--
 			ended[q.client] = append(ended[q.client], f.now)
-			if n.process == q.process && !n.dead {
-				n.Release(q.r, Spent{Prompt: -1, Output: -1}, f.now)
+			if !q.node.dead {
+				q.node.Release(q.r, Spent{Prompt: -1, Output: -1}, f.now)
 			}
 		}
 		running = kept
@@ -265,20 +293,26 @@ func TestMeterBoundOverFleet(t *testing.T) {
 			ended[c] = slices.DeleteFunc(ended[c], func(at time.Duration) bool { return f.now-at > 2*staleness })
 			level[c] = max(0, level[c]-limit*meterTick.Seconds()/60)
 			for range random.IntN(4) * 2 {
-				i := random.IntN(nodes)
+				i, longest := random.IntN(nodes), 3000
+				if at := f.now - from; at > 5*time.Minute-15*time.Second && at < 5*time.Minute {
+					i, longest = 5, 10_000 // what is in flight then is at the process that is replaced
+				}
 				if n := f.nodes[i]; !n.dead {
 					if r, why := n.Reserve(list[c], perRequest/2, perRequest/2, f.now); why == Admitted {
-						level[c] += perRequest
-						admitted += perRequest
+						if list[c].TokensPerMinute > 0 {
+							level[c] += perRequest
+							admitted += perRequest
+						}
 						inFlight[c]++
-						running = append(running, request{i, c, n.process, &r, f.now + time.Duration(random.IntN(3000))*time.Millisecond})
+						overRequests = max(overRequests, inFlight[c]-most-len(ended[c]))
+						running = append(running, request{n, c, &r, f.now + time.Duration(random.IntN(longest))*time.Millisecond})
 					}
 				}
 			}
-			overTokens, overRequests = max(overTokens, level[c]-limit), max(overRequests, inFlight[c]-most-len(ended[c]))
+			overTokens = max(overTokens, level[c]-limit)
 		}
 	}
-	may := float64(len(list)) * limit * (1 + (f.now - from).Minutes())
+	may := 10 * limit * (1 + (f.now - from).Minutes())
 	t.Logf("over by %.0f tokens and %d requests that did not just end; admitted %.2f of what the limits allow", overTokens, overRequests, admitted/may)
 	if bound := limit*staleness.Minutes()*nodes + perRequest*nodes; overTokens > bound {
 		t.Errorf("%.0f tokens beyond the limit, want at most %.0f", overTokens, bound)
@@ -288,6 +322,68 @@ func TestMeterBoundOverFleet(t *testing.T) {
 	}
 	if admitted < 0.8*may {
 		t.Errorf("%.2f of what the limits allow", admitted/may)
+	}
+}
+
+// A process that replaces another one counts what that still uses, says so to its peers, and returns it.
+func TestMeterOfSuccessor(t *testing.T) {
+	c := &Client{Name: "c", TokensPerMinute: 6000, InFlight: 3}
+	old, next, peer := adopted(t, c), adopted(t, c), adopted(t, c)
+	now := time.Hour
+	tell := func(process uint64, from *Meter) { peer.Peer("node", process, from.Own(nil, now), true, now) }
+	use := func(what string, m *Meter, inFlight int, tokens int64) {
+		t.Helper()
+		if s := m.Standing(c, 0, Admitted, now); s.InFlight != inFlight || s.TokensUsed != tokens {
+			t.Errorf("%s: %d requests with %d tokens, want %d with %d", what, s.InFlight, s.TokensUsed, inFlight, tokens)
+		}
+	}
+	a, _ := old.Reserve(c, 1000, 500, now)
+	b, _ := old.Reserve(c, 1000, 500, now)
+	tell(1, old)
+	peer.DropPeer("node", true, now) // it left
+	use("peer of a node whose process is replaced", peer, 2, 3000)
+	next.Predecessor(old.HandOn(nil, now), now)
+	tell(2, next)
+	use("peer of a new process", peer, 2, 3000)
+	use("the new process", next, 2, 3000)
+	third, why := next.Reserve(c, 500, 500, now)
+	if _, over := next.Reserve(c, 1, 1, now); why != Admitted || over != InFlight {
+		t.Errorf("%v, %v", why, over)
+	}
+	old.Release(&a, Spent{Prompt: 1000, Output: 100}, now) // 400 less: peers know of 3000
+	late, _ := old.Reserve(c, 900, 100, now)               // they know nothing of 600 of these
+	next.Predecessor(old.HandOn(nil, now), now)
+	tell(2, next)
+	use("the new process after more", next, 3, 4600)
+	use("its peer", peer, 3, 4600)
+	for m, r := range map[*Meter][]*Reservation{old: {&b, &late}, next: {&third}} {
+		for _, r := range r {
+			m.Release(r, Spent{Prompt: -1, Output: -1}, now)
+		}
+	}
+	next.PredecessorEnded(now)
+	tell(2, next)
+	use("the new process at the end", next, 0, 4600)
+	use("its peer at the end", peer, 0, 4600)
+	now += 2 * time.Minute
+	next.Own(nil, now)
+	now += 2 * time.Minute
+	if own := next.Own(nil, now); len(own) != 0 || len(next.HandOn(nil, now)) != 0 {
+		t.Errorf("still reported: %v", own)
+	}
+
+	// Requests of a node that left do not count for ever.
+	for _, returned := range []bool{true, false} {
+		peer.Peer("node", 3, []Use{{Client: NameKey(c.Name), InFlight: 3}}, true, now)
+		peer.DropPeer("node", true, now)
+		use("peer of a node that left", peer, 3, 0)
+		if returned {
+			peer.PeerReturned("node")
+		} else {
+			now += Succession + time.Second
+			peer.Own(nil, now)
+		}
+		use("afterwards", peer, 0, 0)
 	}
 }
 
