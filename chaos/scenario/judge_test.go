@@ -85,6 +85,11 @@ func evident() *evidence {
 		at := time.Duration(i) * 3 * sec
 		e.past.stays = append(e.past.stays, stay{sent: at, began: at + 1, end: at + 3*sec, client: 2, admitted: true}, stay{sent: at + sec, began: at + sec, end: at + 2*sec, client: 2, admitted: true})
 	}
+	for _, at := range []time.Duration{4 * sec, 7 * sec} { // on a busy machine their client sees late that they ended
+		for range 3 {
+			e.past.stays = append(e.past.stays, stay{sent: at, began: at, left: at + 200*time.Millisecond, end: 9 * sec, client: 2, admitted: true})
+		}
+	}
 	return e
 }
 

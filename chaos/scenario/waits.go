@@ -14,6 +14,7 @@ import (
 // makes millions.
 type stay struct {
 	sent, began, end time.Duration // began < 0: at no engine
+	left             time.Duration // the last engine; 0: unknown
 	tokens           float32       // that the engine computed
 	client           int16         // in evidence.clients
 	admitted         bool          // surely: it came to an engine
@@ -35,6 +36,7 @@ func (e *evidence) stayOf(a *Attempt) (s stay, ok bool) {
 	s = stay{sent: a.Sent, began: -1, end: a.End, client: int16(i)}
 	if v := e.visits[a.ID]; len(v) > 0 {
 		s.began, s.admitted = v[0].Began, true
+		s.left = max(v[len(v)-1].Ended, 0)
 	}
 	if a.Outcome == Complete {
 		// Without the engine's counts: about a token in four bytes.
@@ -136,41 +138,57 @@ func (l *doing) work(from, to int) (sum float64) {
 	return sum
 }
 
-// staleAfter is how old peers' reports may be: far more than is measured, on a busy machine.
+// staleAfter is how old peers' reports may be: far more than is measured, on a busy machine. So long a router may also take until it
+// admits a request.
 const staleAfter = time.Second
+
+// held is when a request surely counts against a limit: at the latest from a second after it was sent, and until an engine has ended
+// it. On a busy machine its router reads it, and its client the end, much later.
+func (s *stay) held() (from, to time.Duration) {
+	from, to = min(s.began, s.sent+staleAfter), s.end
+	if s.left > 0 {
+		to = min(to, s.left)
+	}
+	return from, to
+}
 
 var limitKept = Invariant{
 	Name:    "limit-kept",
 	Promise: "a client has no more requests in flight over the fleet than its limit allows, wherever they enter",
-	Bound:   "the limit, one request for each node, and those that ended in the last 2 s: two stalenesses",
-	Seen:    "clients know when requests that were not refused were sent and ended",
+	Bound: "the limit, one request for each node, and those that ended in the last 2 s before one was admitted: two stalenesses; " +
+		"a request is admitted within a second, or when an engine begins it",
+	Seen: "clients know when they sent, engines when they began and ended",
 	judge: func(e *evidence, f *finding) {
 		for i, c := range e.clients {
 			if c.InFlight == 0 {
 				continue
 			}
-			var sent, ended []time.Duration
-			for _, s := range e.past.stays {
-				if int(s.client) == i && s.admitted {
-					sent, ended = append(sent, s.sent), append(ended, s.end)
+			var all []*stay
+			var ended []time.Duration
+			for k := range e.past.stays {
+				if s := &e.past.stays[k]; int(s.client) == i && s.admitted {
+					_, to := s.held()
+					all, ended = append(all, s), append(ended, to)
 				}
 			}
-			slices.Sort(sent)
+			slices.SortFunc(all, func(a, b *stay) int {
+				from, _ := a.held()
+				other, _ := b.held()
+				return cmp.Compare(from, other)
+			})
 			slices.Sort(ended)
-			most, before, now := c.InFlight+len(e.nodes), 0, 0
-			for n, at := range sent {
-				for before < len(ended) && ended[before] < at-2*staleAfter {
-					before++
-				}
-				for now < len(ended) && ended[now] < at {
-					now++
-				}
-				inFlight, lately := n+1-now, now-before
+			before := func(at time.Duration) int { // how many ended
+				n, _ := slices.BinarySearch(ended, at)
+				return n
+			}
+			for n, s := range all {
+				at, _ := s.held()
+				inFlight, lately := n+1-before(at), before(at)-before(s.sent-2*staleAfter)
 				if inFlight >= c.InFlight {
 					f.checked++
 				}
-				if inFlight > most+lately {
-					f.violate(at, "all nodes", "%s has %d requests in flight, of %d, and %d ended in the last %v", c.Name, inFlight, c.InFlight, lately, 2*staleAfter)
+				if inFlight > c.InFlight+len(e.nodes)+lately {
+					f.violate(at, "all nodes", "%s has %d requests in flight, of %d, and %d ended in the %v before one was admitted", c.Name, inFlight, c.InFlight, lately, 2*staleAfter)
 				}
 			}
 		}
