@@ -11,13 +11,14 @@ import (
 // Sessions generates conversations. They start as a Poisson process; after every turn up to
 // MaxTurns each continues with probability Continue, an exponential think time after the answer. A
 // turn's prompt is the whole conversation plus a suffix. The loop of sessions is open: a slow fleet
-// delays later turns of a conversation, but no session start.
+// delays later turns of a conversation, but no session start. With Users it is closed.
 //
 // Each session draws one of Pool prefixes of SharedTokens tokens, with which its prompts begin.
 // Prompt counts the prefix; a prompt that is shorter has a part of it and at least one own token.
 type Sessions struct {
 	Label        string
 	Rate         float64 // sessions per second
+	Users        int     // 0: sessions come by Rate; else so many are always under way, and the end of each begins the next
 	Backends     int     // the number of backends that Rate is meant for
 	Continue     float64 // probability in [0, 1) of another turn
 	MaxTurns     int
@@ -81,9 +82,9 @@ func (s *Sessions) check() error {
 			return fmt.Errorf("%w: %w", ErrOptions, err)
 		}
 	}
-	if !(s.Rate > 0) || !(s.Continue >= 0 && s.Continue < 1) || s.MaxTurns < 1 || s.Think < 0 ||
+	if s.Users < 0 || s.Users == 0 && !(s.Rate > 0) || !(s.Continue >= 0 && s.Continue < 1) || s.MaxTurns < 1 || s.Think < 0 ||
 		s.SharedTokens < 0 || s.Pool < 1 || s.Suffix < 1 || s.BlockTokens < 1 || s.Duration <= 0 {
-		return fmt.Errorf("%w: the session generator %q needs rate, max turns, pool, suffix, block and duration above 0, and continue in [0, 1)", ErrOptions, s.Label)
+		return fmt.Errorf("%w: the session generator %q needs rate or users, max turns, pool, suffix, block and duration above 0, and continue in [0, 1)", ErrOptions, s.Label)
 	}
 	return nil
 }
@@ -107,7 +108,12 @@ func (s *Sessions) Source(opt Options) (Source, error) {
 	}
 	g := &sessionSource{spec: s, opt: opt, rate: rate, live: make(map[int]*session)}
 	g.arrivals = rand.New(rand.NewPCG(opt.Seed, mix(opt.Seed, 0xa441)))
-	g.start()
+	if s.Users == 0 {
+		g.arrive()
+	}
+	for range s.Users {
+		g.begin(0)
+	}
 	return g, nil
 }
 
@@ -159,13 +165,16 @@ type sessionSource struct {
 	issued   int
 }
 
-// start draws the next session and puts its first turn in the heap, which thus always holds exactly
+// arrive draws the next session and puts its first turn in the heap, which thus always holds exactly
 // one session that has not begun, until the end.
-func (g *sessionSource) start() {
+func (g *sessionSource) arrive() {
 	g.clock += time.Duration(g.arrivals.ExpFloat64() / g.rate * float64(time.Second))
-	if g.clock >= g.opt.Duration {
-		return
+	if g.clock < g.opt.Duration {
+		g.begin(g.clock)
 	}
+}
+
+func (g *sessionSource) begin(at time.Duration) {
 	id := g.sessions
 	g.sessions++
 	s := &session{id: id, rng: rand.New(rand.NewPCG(mix(g.opt.Seed, 0x5e55), uint64(id)))}
@@ -181,7 +190,7 @@ func (g *sessionSource) start() {
 		s.segments = append(s.segments, Segment{Role: System, Tokens: s.shared, key: g.prefixKey(s.prefix)})
 	}
 	s.segments = append(s.segments, Segment{Role: User, Tokens: s.prompt - s.shared, key: g.sessionKey(id, 1)})
-	g.push(s, g.clock)
+	g.push(s, at)
 }
 
 func (g *sessionSource) push(s *session, at time.Duration) {
@@ -210,8 +219,8 @@ func (g *sessionSource) Next() *Request {
 	}
 	t := heap.Pop(&g.due).(timed[*session])
 	s := t.what
-	if s.turn == 1 {
-		g.start()
+	if s.turn == 1 && g.spec.Users == 0 {
+		g.arrive()
 	}
 	full, end := s.prompt/g.spec.BlockTokens, (s.prompt+s.output)/g.spec.BlockTokens
 	g.extend(s, end)
@@ -245,6 +254,9 @@ func (g *sessionSource) Done(r *Request, at time.Duration) {
 	}
 	delete(g.live, r.Session)
 	if s.turn >= g.spec.MaxTurns || s.rng.Float64() >= g.spec.Continue {
+		if g.spec.Users > 0 && at < g.opt.Duration {
+			g.begin(at)
+		}
 		return
 	}
 	at += time.Duration(s.rng.ExpFloat64() * float64(g.spec.Think))

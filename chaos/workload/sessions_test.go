@@ -277,3 +277,30 @@ func BenchmarkText(b *testing.B) {
 		buf = Text(buf[:0], uint64(i), 512)
 	}
 }
+
+// Users are always under way, however long answers take, and each conversation begins once.
+func TestSessionsOfUsers(t *testing.T) {
+	s := preset(t, "chat")
+	s.Rate, s.Users, s.Think = 0, 7, 0
+	opt := Options{Seed: 3, Duration: 30 * time.Second}
+	for _, service := range []time.Duration{100 * time.Millisecond, 2 * time.Second} {
+		begun := map[int]bool{}
+		under := map[time.Duration]int{}
+		for _, r := range play(t, s, opt, service) {
+			if r.Turn == 1 && begun[r.Session] {
+				t.Fatalf("session %d begins twice", r.Session)
+			}
+			begun[r.Session] = true
+			under[r.At]++
+		}
+		for at := time.Duration(0); at < opt.Duration; at += service {
+			if under[at] != s.Users {
+				t.Fatalf("answers take %v: %d requests at %v, want one of each of %d users", service, under[at], at, s.Users)
+			}
+		}
+	}
+	s.Users = 0
+	if _, err := s.Source(opt); err == nil {
+		t.Error("neither rate nor users")
+	}
+}
