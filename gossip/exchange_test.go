@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"grapevine.example/gossip/member"
 )
 
 func (n *memnet) startAll(count int, adjust func(*Config)) []*testNode {
@@ -176,6 +178,26 @@ func TestReportedPeersUsageIsKnown(t *testing.T) {
 		}
 		until(t, 20*time.Millisecond, "broken streams report nothing", func() bool { return reported(nodes[0]) == 0 })
 		until(t, 5*time.Second, "they are reported again", func() bool { return reported(nodes[0]) == 2 })
+	})
+}
+
+// A new process of which a node hears before the end of the former one: this may still run requests.
+func TestUnseenEndOfAProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		net := newMemnet(t)
+		nodes := net.startAll(2, nil)
+		defer stopAll(t, nodes)
+		a, b := nodes[0], nodes[1]
+		a.know.setUsage(Usage{Client: 1, Tokens: 500, InFlight: 2})
+		until(t, time.Second, "its use", func() bool { return len(b.know.peerUsage("n0").uses) == 1 })
+		info := b.Peers()[0].Info
+		info.Incarnation++
+		b.onEvent(member.Event{Kind: member.Updated, Member: info})
+		until(t, time.Second, "its process has another one in its place", func() bool {
+			b.know.mu.Lock()
+			defer b.know.mu.Unlock()
+			return b.know.dropped["n0"] == 1 && b.know.left["n0"]
+		})
 	})
 }
 

@@ -65,7 +65,7 @@ type Knowledge interface {
 	// PeerClaims takes a peer's latest claims.
 	PeerClaims(origin string, claims []byte)
 	// DropPeer voids the load, usage, figures, claims and state, not the facts, of a peer that ended, restarted or is
-	// silent. If it left, its process may still end requests, after another has taken its place.
+	// silent. If it left, or another process has its name, its requests may still run, also after another has taken its place.
 	DropPeer(origin string, left bool)
 	// State appends at most wire.MaxState bytes, which replace the previous state.
 	State(dst []byte) []byte

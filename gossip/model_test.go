@@ -34,6 +34,7 @@ type model struct {
 	states   map[string]string
 	state    string
 	dropped  map[string]int
+	left     map[string]bool // as DropPeer said last
 	nodes    int
 	stale    time.Duration
 	shifts   []time.Duration
@@ -59,7 +60,7 @@ var payloadSeed = maphash.MakeSeed()
 func newModel(name string) *model {
 	return &model{
 		name: name, facts: map[uint64]uint64{}, batches: map[batchKey]int{}, loads: map[uint32]Load{},
-		peers: map[string]map[uint32]Load{}, states: map[string]string{}, dropped: map[string]int{},
+		peers: map[string]map[uint32]Load{}, states: map[string]string{}, dropped: map[string]int{}, left: map[string]bool{},
 	}
 }
 
@@ -304,9 +305,10 @@ func (m *model) peerLoad(origin string) map[uint32]Load {
 	return maps.Clone(m.peers[origin])
 }
 
-func (m *model) DropPeer(origin string, _ bool) {
+func (m *model) DropPeer(origin string, left bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.left[origin] = left
 	delete(m.peers, origin)
 	delete(m.states, origin)
 	delete(m.used, origin)

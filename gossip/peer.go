@@ -92,7 +92,7 @@ func (x *Exchange) followLocked(p *peer, info member.Info) {
 		p.Status.State, p.Status.Since = member.StateAlive, time.Now()
 	}
 	if restarted {
-		x.voidLocked(p, false)
+		x.voidLocked(p, true) // it was replaced, or ended before its end was seen
 		p.LastHeard, p.lagged, p.Lag = time.Time{}, false, 0
 		p.clock, p.steady = clockFilter{}, 0
 	}

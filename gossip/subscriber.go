@@ -43,6 +43,7 @@ type subscriber struct {
 	// Used by the writer only.
 	started bool
 	loads   vectorSent[Load]
+	load    []byte // scratch
 	uses    vectorSent[Usage]
 	figures vectorSent[Figure]
 	state   uint64 // version sent last
@@ -234,8 +235,10 @@ func (d *subscriber) fill(dst []byte, now time.Time) (out []byte, wait time.Dura
 		d.started = true
 		dst = wire.AppendResume(dst, wire.KindStart, wire.Resume{Version: d.version, Incarnation: d.x.self.incarnation, Next: from})
 	}
+	// With its load the peer counts as heard: its usage must be known by then. flushNews sets usage first, so load is read first.
+	d.load = d.loads.fill(d.load[:0], now, &d.x.loads, wire.AppendLoad)
 	dst = d.uses.fill(dst, now, &d.x.usage, wire.AppendUsage)
-	dst = d.loads.fill(dst, now, &d.x.loads, wire.AppendLoad) // with it the peer counts as heard: its usage must be known by then
+	dst = append(dst, d.load...)
 	dst = d.figures.fill(dst, now, &d.x.figures, wire.AppendFigures)
 	if blob, version, ms := d.x.claims.get(); version != d.claims {
 		d.claims = version
