@@ -224,7 +224,7 @@ func (n *Node) warmUp(ctx context.Context) {
 	if !n.awaitBackends(ctx) {
 		return
 	}
-	n.meter.SetFleet(n.heardFleet()) // or it grants whole limits until followFleet looks again
+	n.setFleet() // or it grants whole limits until followFleet looks again
 	if n.ready.set() {
 		n.log.Info().Str("component", "node").Str("event", EventReady).Int64("dur_ms", time.Since(n.began).Milliseconds()).
 			Float64("warm_fraction", g.WarmFraction()).Int("nodes", 1+alive(g.Members())).Int64("facts", n.tree.Stats().Facts).Msg("ready")

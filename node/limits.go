@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"grapevine.example/gossip/member"
@@ -20,15 +21,67 @@ func (n *Node) followFleet(ctx context.Context) {
 	tick := time.NewTicker(limitsEvery)
 	defer tick.Stop()
 	for {
-		if f := n.heardFleet(); !n.released.Load() {
-			n.meter.SetFleet(f)
-		}
+		n.setFleet()
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}
 	}
+}
+
+// limits is what this node knows of the processes that grant clients' limits besides its peers.
+type limits struct {
+	mu           sync.Mutex // also orders the meter's SetFleet
+	predecessor  companion
+	successor    companion
+	nodesBefore  int           // of the fleet, as the predecessor heard it at first
+	beforeSwitch clients.Fleet // while there is a successor: the fleet as this process last heard it
+}
+
+// companion is the process that this one replaces, or that replaces this one: both admit requests for a while, and report to each other.
+type companion struct {
+	is    bool
+	heard time.Time // zero: not yet
+}
+
+// count makes the companion share this node's part of the limits. Until it is heard this process's use must not add up.
+func (c *companion) count(f *clients.Fleet) {
+	silence := time.Since(c.heard)
+	switch {
+	case !c.is:
+	case c.heard.IsZero():
+		f.Processes++
+		f.Silent = true
+	case silence < reporterSilence:
+		f.Processes++
+		f.Staleness = max(f.Staleness, min(silence, lateAfter), 2*usageEvery)
+		f.Silent = f.Silent || silence > lateAfter
+	}
+}
+
+// setFleet tells the meter which processes grant limits.
+func (n *Node) setFleet() {
+	n.limits.mu.Lock()
+	defer n.limits.mu.Unlock()
+	n.setFleetLocked()
+}
+
+func (n *Node) setFleetLocked() {
+	l := &n.limits
+	f := l.beforeSwitch
+	if l.successor.is {
+		f.Silent = f.Nodes > 1 // it hears its peers no more
+	} else {
+		f = n.heardFleet()
+		if time.Since(n.began) < clients.Succession {
+			f.Nodes = max(f.Nodes, l.nodesBefore)
+		}
+	}
+	f.Processes = 1
+	l.predecessor.count(&f)
+	l.successor.count(&f)
+	n.meter.SetFleet(f)
 }
 
 // heardFleet takes the members of gossip or of the Raft group, whichever are more: the group keeps
@@ -51,9 +104,6 @@ func (n *Node) heardFleet() clients.Fleet {
 				f.Silent = f.Silent || silence > lateAfter
 			}
 		}
-	}
-	if time.Since(n.began) < clients.Succession {
-		f.Nodes = max(f.Nodes, n.nodesBefore)
 	}
 	f.Staleness = time.Duration(n.knowledge.staleness.Load())
 	if s := n.store.Load(); s != nil {

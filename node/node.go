@@ -93,7 +93,8 @@ type Node struct {
 	randomSecret []byte // nil: one is configured
 	replacing    atomic.Bool
 	released     atomic.Bool // single has ended because another process has it
-	nodesBefore  int         // of the fleet, as the process heard it that this one replaces; 0: it replaces none
+	limits       limits
+	before       atomic.Pointer[[]gossip.Load] // of engines, by the process that this one replaces
 
 	ready   readiness
 	serving atomic.Bool // started, and no stop requested
@@ -112,6 +113,7 @@ type Node struct {
 	state    lifecycle
 	cleanups cleanups
 	single   cleanups                // of what one process may own; see startSingle
+	reports  cleanups                // of usage, to the processes that this one replaces and that replaces it; see EndReports
 	sockets  map[string]net.Listener // those that listen, by setting
 }
 
@@ -336,6 +338,7 @@ func (n *Node) start(ctx context.Context) error {
 	if n.cfg.Inherited.TakesOver {
 		n.warmUp(ctx) // meanwhile the predecessor serves
 	}
+	n.setFleet()
 	served := make(chan struct{})
 	go func() {
 		defer close(served)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"time"
 
 	"grapevine.example/gossip"
@@ -68,12 +67,11 @@ func (n *Node) HandOver(ctx context.Context, launch Launch, announce func(pid in
 		err = s.Yours(ctx)
 	}
 	if err == nil {
-		// It ends with Stop, after the requests have ended.
-		n.run(&n.single, "usage of the last requests", func(ctx context.Context) { n.reportUsage(ctx, s) })
+		n.run(&n.reports, "usage of the last requests", func(ctx context.Context) { n.reportUsage(ctx, n.usagePage, s.Give) })
 		log.Info().Str("event", EventHandedOver).Int("pid", s.PID).Str("version", version).Int("requests", n.proxy.InFlight()).Msg("handed over: this process ends its running requests")
 		return nil
 	}
-	err = errors.Join(err, s.Kill())
+	err = errors.Join(err, s.Kill()) // which ends Take
 	if ctx.Err() != nil {
 		return err // this process is to stop
 	}
@@ -85,6 +83,7 @@ func (n *Node) HandOver(ctx context.Context, launch Launch, announce func(pid in
 		return errors.Join(err, again)
 	}
 	n.released.Store(false)
+	n.grantAgain()
 	return err
 }
 
@@ -133,84 +132,142 @@ func (n *Node) yield(ctx context.Context, s *handover.Successor) error {
 	if err := n.single.unwind(ctx); err != nil {
 		return err
 	}
-	page, _, err := n.usagePage()
-	if err != nil {
-		return err
+	page, err := n.usagePage()
+	if err == nil {
+		err = s.Released(ctx, page)
 	}
-	return s.Released(ctx, page)
+	if err == nil {
+		n.run(&n.reports, "usage of the new process", func(ctx context.Context) { s.Take(ctx, n.takeUsage) })
+	}
+	return err
 }
 
-// grantLast makes this process grant of clients' limits what was its part of the rest when it last heard its peers.
-// These leave it its part (see heardFleet).
+// grantLast makes this process grant of clients' limits its part of what it then believes to be left, which it shares with the new
+// process. Its peers leave it its part (see heardFleet).
 func (n *Node) grantLast() {
-	f := n.meter.Fleet()
-	f.Silent = true
-	n.meter.SetFleet(f)
+	l := &n.limits
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.beforeSwitch, l.successor = n.meter.Fleet(), companion{is: true}
+	n.setFleetLocked()
 }
 
-// usage is what a process and those that it replaced use, for the one that replaces it.
+// grantAgain undoes grantLast. The new process has said nothing yet.
+func (n *Node) grantAgain() {
+	n.limits.mu.Lock()
+	defer n.limits.mu.Unlock()
+	n.limits.successor = companion{}
+	n.setFleetLocked()
+}
+
+// usage is what requests use, for the other process of a replacement: the old one says what its requests use and those of processes
+// that it replaced, the new one what all others of the fleet use.
 type usage struct {
-	Nodes int           `json:"nodes"` // of the fleet, when it was last heard
-	Uses  []clients.Use `json:"uses"`
-	Loads []gossip.Load `json:"loads"`
+	Nodes int            `json:"nodes"` // of the fleet, when it was last heard
+	Uses  []clients.Held `json:"uses"`
+	Loads []gossip.Load  `json:"loads"` // the old process only
 }
 
-func (n *Node) usagePage() (p *handover.Page, requests bool, err error) {
+// usagePage is for the process that replaces this one.
+func (n *Node) usagePage() (*handover.Page, error) {
 	u := usage{Nodes: n.meter.Fleet().Nodes, Uses: n.meter.HandOn(nil, n.meter.Now())}
 	if n.knowledge != nil {
 		u.Loads = n.knowledge.Loads(nil)
 	} else {
 		u.Loads = n.shared.Loads(nil, now())
+		if before := n.before.Load(); before != nil {
+			u.Loads = addLoads(u.Loads, *before)
+		}
 	}
+	return pageOf(&u)
+}
+
+func pageOf(u *usage) (*handover.Page, error) {
 	data, err := json.Marshal(u)
-	requests = len(u.Loads) > 0 || slices.ContainsFunc(u.Uses, func(u clients.Use) bool { return u.InFlight > 0 })
-	return &handover.Page{Usage: true, Data: data}, requests, err
+	return &handover.Page{Usage: true, Data: data}, err
 }
 
 const (
 	// usageEvery is as often as gossip's flushes, and at most perUsageByte: among 10,000 clients, every half second.
 	usageEvery   = 50 * time.Millisecond
 	perUsageByte = time.Microsecond
-	// usageWithin bounds the time in which the new process takes a page.
-	usageWithin = time.Second
+	// lastUsageWithin bounds the time in which the other process takes the last page.
+	lastUsageWithin = time.Second
 )
 
-// reportUsage gives the new process what the requests use that this one still has, until the last has ended.
-func (n *Node) reportUsage(ctx context.Context, s *handover.Successor) {
-	give := func() (size int, more bool) {
-		page, requests, err := n.usagePage()
+// reportUsage gives pages until ctx ends, then a last one, also while no request runs: more may come on kept connections, and the
+// other process must hear that this one lives.
+func (n *Node) reportUsage(ctx context.Context, page func() (*handover.Page, error), give func(context.Context, *handover.Page) error) {
+	giving, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(lastUsageWithin, cancel) })()
+	for more := true; more; {
+		more = ctx.Err() == nil // else this page is the last
+		p, err := page()
 		if err == nil {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), usageWithin)
-			defer cancel()
-			err = s.Give(ctx, page)
+			err = give(giving, p)
+		}
+		if errors.Is(err, handover.ErrEnded) {
+			return // it has exited
 		}
 		if err != nil {
-			n.log.Warn().Str("component", "replace").Err(err).Msg("the new process does not take what this one's requests use")
-			return 0, false
-		}
-		return len(page.Data), requests
-	}
-	for running := true; running; {
-		size, more := give()
-		running = more
-		select {
-		case <-time.After(max(usageEvery, time.Duration(size)*perUsageByte)):
-		case <-ctx.Done():
-			if running {
-				give()
-			}
+			n.log.Warn().Str("component", "replace").Err(err).Msg("the other process does not take what this one's requests use")
 			return
 		}
+		select {
+		case <-time.After(max(usageEvery, time.Duration(len(p.Data))*perUsageByte)):
+		case <-ctx.Done():
+		}
 	}
+}
+
+// EndReports ends what this process says to the one that it replaces and to the one that replaces it. Call it last: until then
+// it speaks for its predecessor too.
+func (n *Node) EndReports() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	_ = n.reports.unwind(context.Background()) // which ends loops only
+}
+
+// ReportTo gives the process that this one replaces what this one's requests and its peers' use, until that has ended.
+func (n *Node) ReportTo(give func(context.Context, *handover.Page) error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.state != running {
+		return
+	}
+	page := func() (*handover.Page, error) {
+		return pageOf(&usage{Uses: n.meter.HandBack(nil, n.meter.Now())})
+	}
+	n.run(&n.reports, "usage for the former process", func(ctx context.Context) { n.reportUsage(ctx, page, give) })
+}
+
+// takeUsage takes a page of the process that replaces this one.
+func (n *Node) takeUsage(p *handover.Page) {
+	var u usage
+	if err := json.Unmarshal(p.Data, &u); err != nil {
+		n.log.Warn().Str("component", "replace").Err(err).Msg("what the new process's requests use cannot be read")
+		return
+	}
+	n.meter.Successor(u.Uses, n.meter.Now())
+	n.limits.mu.Lock()
+	defer n.limits.mu.Unlock()
+	n.limits.successor.heard = time.Now()
+	n.setFleetLocked()
 }
 
 // PredecessorEnded says that the process that this one replaces has exited.
 func (n *Node) PredecessorEnded() {
 	n.meter.PredecessorEnded(n.meter.Now())
 	n.setBefore(nil)
+	n.limits.mu.Lock()
+	defer n.limits.mu.Unlock()
+	n.limits.predecessor = companion{}
+	n.setFleetLocked()
 }
 
 func (n *Node) setBefore(loads []gossip.Load) {
+	n.before.Store(&loads)
 	if n.knowledge != nil {
 		n.knowledge.before.Store(&loads)
 	}
@@ -245,8 +302,13 @@ func (n *Node) inheritUsage(data []byte) error {
 	}
 	n.meter.Predecessor(u.Uses, n.meter.Now())
 	n.setBefore(u.Loads)
-	if n.nodesBefore == 0 { // before Start
-		n.nodesBefore = u.Nodes
+	l := &n.limits
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.predecessor.is {
+		l.predecessor.heard = time.Now()
+	} else { // before Start: what it admits until this process serves is in no page yet
+		l.predecessor.is, l.nodesBefore = true, u.Nodes
 	}
 	return nil
 }

@@ -116,5 +116,6 @@ func (r *router) takeOver(signals <-chan os.Signal) error {
 		defer cancel()
 		return errors.Join(err, r.node.Stop(ctx))
 	}
+	r.node.ReportTo(r.from.Give)
 	return nil
 }

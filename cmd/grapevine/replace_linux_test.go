@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -194,6 +195,98 @@ func TestReplaceKeepsLimits(t *testing.T) {
 	let()
 	end()
 	eventually(t, "the old process's requests end", func() bool { return statusOf(t, "limited", p.data, "x") == http.StatusOK })
+	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	reap(t, pid)
+	if code := p.wait(t); code != 0 || t.Failed() {
+		t.Errorf("the first process: exit %d\n%s", code, p.log.String())
+	}
+}
+
+// keepConnections returns clients that each have a connection to a router, and say whether it carried their request.
+func keepConnections(t *testing.T, addr string, count int) (ask []func(text string) (resp *http.Response, kept bool)) {
+	t.Helper()
+	for range count {
+		client := &http.Client{Transport: &http.Transport{}}
+		t.Cleanup(client.CloseIdleConnections)
+		ask = append(ask, func(text string) (*http.Response, bool) {
+			kept := false
+			ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { kept = c.Reused }})
+			body := fmt.Sprintf(`{"model":"held","stream":%v,%s%s"}]}`, text == held, prompt, text)
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+addr+"/v1/chat/completions", strings.NewReader(body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set("Authorization", "Bearer limited")
+			resp, err := client.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return resp, kept
+		})
+	}
+	for _, first := range ask {
+		eventually(t, "a request on a new connection", func() bool {
+			resp, _ := first("x")
+			_, _ = io.Copy(io.Discard, resp.Body)
+			_ = resp.Body.Close()
+			return resp.StatusCode == http.StatusOK
+		})
+	}
+	return ask
+}
+
+// TestReplaceIdle: clients that used nothing at the switch stay within their limits while both processes admit, and the new one counts
+// what the old one has admitted since on kept connections.
+func TestReplaceIdle(t *testing.T) {
+	m := newServiceManager(t, "")
+	engine, let := holdingEngine(t)
+	p := serveWith(t, m.env, "--backend", engine+",name=one,models=held", "--drain-grace", "0s", "--drain-close", "5s", "--clients-file", clientsFile(t))
+	m.await(t, "READY=1")
+	asks := keepConnections(t, p.data, 8)
+	pid := replace(t, m, p.cmd.Process.Pid)
+	atOld, atEither := 0, 0
+	var rest []io.Closer
+	for _, ask := range asks {
+		resp, kept := ask(held)
+		rest = append(rest, resp.Body)
+		if resp.StatusCode == http.StatusOK && kept {
+			atOld++
+		}
+		status, body := as(t, "limited", p.data, held)
+		rest = append(rest, body)
+		if status == http.StatusOK {
+			atEither++
+		}
+	}
+	// Each alone would grant four. The bound itself is tested in virtual time: here it depends on when their reports arrive.
+	if atOld == 0 || atOld+atEither >= 4+4 {
+		t.Errorf("%d streams on kept connections and %d on new ones, of 4", atOld, atEither)
+	}
+	for n := atOld + atEither; n < 4; {
+		eventually(t, "all four", func() bool {
+			status, body := as(t, "limited", p.data, held)
+			rest = append(rest, body)
+			if status == http.StatusOK {
+				n++
+			}
+			return status == http.StatusOK
+		})
+	}
+	eventually(t, "both count all streams, also those of the old process", func() bool {
+		for range 20 {
+			if statusOf(t, "limited", p.data, "x") != 429 {
+				return false
+			}
+		}
+		return true
+	})
+	let()
+	for _, body := range rest {
+		_ = body.Close()
+	}
+	eventually(t, "they end", func() bool { return statusOf(t, "limited", p.data, "x") == http.StatusOK })
 	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}

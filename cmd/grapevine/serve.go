@@ -219,6 +219,7 @@ func (r *router) runUntilSignal() error {
 	n.Drain(ctx, grace)
 	err = n.Stop(ctx)
 	r.from.AwaitEnd(ctx) // else its requests would end with this process, which the manager supervises
+	n.EndReports()
 	if err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	}

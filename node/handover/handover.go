@@ -13,7 +13,7 @@
 //	                                  <-   serving, or failed
 //	tells the service manager
 //	yours                             ->   reports to the service manager
-//	drains, pages of usage            ->   counts these with its own
+//	drains, pages of usage            <->  serves, pages of usage; each counts the other's
 //	exits                                  sees the end of the connection
 //
 // Until "yours" the old process can take everything back.
@@ -79,7 +79,7 @@ type message struct {
 // ErrEnded: the other process ended, or gave up without a reason.
 var ErrEnded = errors.New("the other process ended")
 
-// conn is one side. Sends and receives are each for one goroutine at a time.
+// conn is one side. One goroutine at a time may send, and another one receive.
 type conn struct {
 	net.Conn
 	in  *json.Decoder
@@ -88,12 +88,12 @@ type conn struct {
 
 func newConn(c net.Conn) conn { return conn{c, json.NewDecoder(c), json.NewEncoder(c)} }
 
-// within bounds do by ctx.
-func (c conn) within(ctx context.Context, do func() error) error {
-	if err := c.SetDeadline(time.Time{}); err != nil {
+// within bounds do by ctx, by the deadline of reads or of writes.
+func within(ctx context.Context, deadline func(time.Time) error, do func() error) error {
+	if err := deadline(time.Time{}); err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = deadline(time.Unix(1, 0)) })
 	defer stop()
 	err := do()
 	if err != nil && ctx.Err() != nil {
@@ -103,7 +103,7 @@ func (c conn) within(ctx context.Context, do func() error) error {
 }
 
 func (c conn) send(ctx context.Context, m message) error {
-	return c.within(ctx, func() error {
+	return within(ctx, c.SetWriteDeadline, func() error {
 		if err := c.out.Encode(m); err != nil {
 			return fmt.Errorf("%w: %w", ErrEnded, err)
 		}
@@ -111,9 +111,22 @@ func (c conn) send(ctx context.Context, m message) error {
 	})
 }
 
+// take gives pages to f until the other process ends or says something else, or ctx ends.
+func (c conn) take(ctx context.Context, f func(*Page)) {
+	for {
+		m, err := c.receive(ctx, page)
+		if err != nil {
+			return
+		}
+		if m.Page != nil {
+			f(m.Page)
+		}
+	}
+}
+
 // receive returns the next message, which must be of one of the steps.
 func (c conn) receive(ctx context.Context, want ...step) (m message, err error) {
-	err = c.within(ctx, func() error {
+	err = within(ctx, c.SetReadDeadline, func() error {
 		if err := c.in.Decode(&m); err != nil {
 			return fmt.Errorf("%w: %w", ErrEnded, err)
 		}
@@ -135,7 +148,7 @@ func (c conn) receive(ctx context.Context, want ...step) (m message, err error) 
 
 // ended waits until the other process closes the connection, or ctx ends.
 func (c conn) ended(ctx context.Context) {
-	_ = c.within(ctx, func() error {
+	_ = within(ctx, c.SetReadDeadline, func() error {
 		_, err := io.Copy(io.Discard, c.Conn)
 		return err
 	})

@@ -68,6 +68,17 @@ func TestMessages(t *testing.T) {
 	if err := s.Give(ctx, &Page{Usage: true, Data: []byte("four")}); err != nil || <-used != "four" {
 		t.Error(err)
 	}
+	taken := make(chan string, 1)
+	taking, stop := context.WithCancel(ctx)
+	defer stop()
+	go s.Take(taking, func(page *Page) { taken <- string(page.Data) })
+	if err := p.Give(ctx, &Page{Usage: true, Data: []byte("five")}); err != nil || <-taken != "five" {
+		t.Error(err)
+	}
+	stop() // which ends no send
+	if err := s.Give(ctx, &Page{Usage: true, Data: []byte("six")}); err != nil || <-used != "six" {
+		t.Error(err)
+	}
 	gone := make(chan struct{})
 	go func() {
 		p.AwaitEnd(ctx)

@@ -122,19 +122,17 @@ func (p *Predecessor) Serving(ctx context.Context, take func(*Page)) error {
 	}
 	go func() {
 		defer close(p.exited)
-		for {
-			m, err := p.receive(context.Background(), page)
-			if err != nil {
-				break
-			}
-			if m.Page != nil {
-				take(m.Page)
-			}
-		}
+		p.take(context.Background(), take)
 		p.ended(context.Background()) // a later release may say more
 		take(nil)
 	}()
 	return nil
+}
+
+// Give sends a page of usage, after Serving. A predecessor of an earlier release reads none: then it waits for ctx, or for the
+// predecessor's end.
+func (p *Predecessor) Give(ctx context.Context, usage *Page) error {
+	return p.send(ctx, message{Step: page, Page: usage})
 }
 
 // AwaitEnd waits until the predecessor has exited, or ctx ends.

@@ -8,7 +8,7 @@ import (
 )
 
 // Successor is a process that this one started to be replaced by it. Use it in the order of its
-// methods. Not safe for concurrent use.
+// methods. Not safe for concurrent use, but for Take beside Yours and Give.
 type Successor struct {
 	conn
 	PID     int
@@ -38,6 +38,9 @@ func (s *Successor) Released(ctx context.Context, usage *Page) error {
 	_, err := s.receive(ctx, serving)
 	return s.explain(err)
 }
+
+// Take yields the new process's pages of usage, after Released, until that ends or ctx ends.
+func (s *Successor) Take(ctx context.Context, take func(*Page)) { s.take(ctx, take) }
 
 // Yours ends the hand-over. The connection stays open until this process exits, which shows its end
 // to the successor.

@@ -31,6 +31,7 @@ type Fleet struct {
 	Nodes     int           // of the fleet, those that cannot be heard included
 	Staleness time.Duration // of peers' use
 	Silent    bool          // one of the heard is late: its latest use may be missing
+	Processes int           // of this node, which share its part while one replaces another; 0: one
 }
 
 // Use is what one node's requests take of one client's limits.
@@ -38,6 +39,12 @@ type Use struct {
 	Client   uint32 `json:"client"`    // key of its name
 	Tokens   uint32 `json:"tokens"`    // admitted, less what has leaked
 	InFlight uint32 `json:"in_flight"` // requests
+}
+
+// Held is what a process and those that it replaced take of one client's limits.
+type Held struct {
+	Use
+	Unheard uint32 `json:"unheard"` // tokens that no peer knows yet
 }
 
 // Reason says why a request is refused.
@@ -82,8 +89,9 @@ const (
 	forgetOrigin = 10 * time.Minute
 	// Succession is longer than a process takes to replace another one.
 	Succession = 15 * time.Second
-	// predecessorOrigin is no name of a node.
+	// No name of a node has parentheses.
 	predecessorOrigin = "(predecessor)"
+	successorOrigin   = "(successor)"
 	maxUse            = math.MaxUint32
 )
 
@@ -148,6 +156,7 @@ type account struct {
 	sent       Use
 	sentAt     time.Duration
 	unreported bool
+	unheard    float64 // tokens admitted since the last report, by this process or those that it replaces
 	totals     Totals
 }
 
@@ -229,6 +238,7 @@ func (a *account) leakLocked(f *Fleet, now time.Duration) {
 	}
 	keep := max(0, 1-a.perMinute*f.share()*float64(passed)/minute/a.total.tokens)
 	a.own.tokens *= keep
+	a.unheard *= keep
 	for i := range a.peers {
 		a.peers[i].tokens *= keep
 		a.peers[i].heard *= keep
@@ -291,9 +301,9 @@ func (m *Meter) listLocked(a *account) {
 	}
 }
 
-// judgeLocked lets this node use its part of what is left, or one request, until peers have heard.
+// judgeLocked lets this process use its part of what is left, or one request, until the others have heard.
 func (a *account) judgeLocked(f *Fleet, tokens float64) Reason {
-	nodes := float64(max(f.Heard, 1))
+	nodes := float64(max(f.Heard, 1) * max(f.Processes, 1))
 	if a.most > 0 {
 		left, own := f.mostInFlight(a.most)-a.total.inFlight, a.recent.requests()
 		if left < 1 || own > 0 && float64(own+1)*nodes > float64(left+own) {
@@ -317,6 +327,7 @@ func (f *Fleet) mostInFlight(most int) int { return max(1, int(float64(most)*f.s
 func (a *account) takeLocked(u use) {
 	u.tokens = max(u.tokens, -a.own.tokens)
 	a.own.tokens += u.tokens
+	a.unheard = max(0, a.unheard+u.tokens)
 	a.own.inFlight += u.inFlight
 	a.total.tokens = max(0, a.total.tokens+u.tokens)
 	a.total.inFlight += u.inFlight
@@ -442,45 +453,53 @@ func (a *account) report(f *Fleet, now time.Duration) (u Use, used bool) {
 			}
 		}
 		a.sent = sum.of(a.key)
-		a.sentAt, a.unreported = now, false
+		a.sentAt, a.unreported, a.unheard = now, false, 0
 	}
 	return a.sent, a.sent.Tokens|a.sent.InFlight != 0
 }
+
+func (u Use) use() use { return use{float64(u.Tokens), int(u.InFlight)} }
 
 func (u use) of(client uint32) Use {
 	return Use{client, uint32(min(u.tokens+0.5, maxUse)), uint32(u.inFlight)}
 }
 
 // HandOn appends what this process and those that it replaced use, for the one that replaces it.
-func (m *Meter) HandOn(dst []Use, now time.Duration) []Use {
+func (m *Meter) HandOn(dst []Held, now time.Duration) []Held { return m.hold(dst, true, now) }
+
+// HandBack appends what all but the processes use that this one replaces, for these: they hear no peers any more.
+func (m *Meter) HandBack(dst []Held, now time.Duration) []Held { return m.hold(dst, false, now) }
+
+func (m *Meter) hold(dst []Held, on bool, now time.Duration) []Held {
 	f := m.fleet.Load()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, a := range m.active {
-		if u := a.ofThisNode(f, now).of(a.key); u.Tokens|u.InFlight != 0 {
-			dst = append(dst, u)
+	for _, a := range m.byKey {
+		if h := a.held(f, on, now); h.Tokens|h.InFlight != 0 {
+			dst = append(dst, h)
 		}
 	}
 	return dst
 }
 
-func (a *account) ofThisNode(f *Fleet, now time.Duration) use {
+func (a *account) held(f *Fleet, on bool, now time.Duration) Held {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.leakLocked(f, now)
 	sum := a.own
 	for i := range a.peers {
-		if p := &a.peers[i]; p.origin.own {
+		if p := &a.peers[i]; p.origin.own == on {
 			sum.tokens += p.tokens
 			sum.inFlight += p.inFlight
 		}
 	}
-	return sum
+	u := sum.of(a.key)
+	return Held{u, min(u.Tokens, use{tokens: a.unheard}.of(a.key).Tokens)}
 }
 
-// Predecessor takes all that the process uses that this one replaces. What it used when it first says so, its
+// Predecessor takes all that the process uses that this one replaces. What it had reported when it first says so, its
 // former peers know.
-func (m *Meter) Predecessor(uses []Use, now time.Duration) {
+func (m *Meter) Predecessor(uses []Held, now time.Duration) {
 	f := m.fleet.Load()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -488,18 +507,40 @@ func (m *Meter) Predecessor(uses []Use, now time.Duration) {
 	first := !o.own
 	o.own = true
 	o.turn++
-	m.setLocked(o, uses, f, now)
-	m.endUnsaidLocked(o)
 	for _, u := range uses {
 		a := m.byKey[u.Client]
 		if a == nil {
 			continue
 		}
+		a.setPeer(o, u.use(), f, now)
 		if first {
-			a.changePeer(o, func(p *peerUse) { p.heard = p.tokens })
+			a.changePeer(o, func(p *peerUse) {
+				p.heard = max(0, p.tokens-float64(u.Unheard))
+				a.unheard = max(0, a.unheard-p.heard)
+			})
 		}
 		m.listLocked(a)
 	}
+	m.endUnsaidLocked(o)
+}
+
+// Successor takes what the process that replaces this one uses, and its peers, which this one no longer hears.
+func (m *Meter) Successor(uses []Held, now time.Duration) {
+	all := make([]Use, len(uses))
+	for i, u := range uses {
+		all[i] = u.Use
+	}
+	m.mu.Lock()
+	if m.origins[successorOrigin] == nil {
+		for _, o := range m.origins {
+			if !o.own {
+				o.turn++
+				m.endUnsaidLocked(o)
+			}
+		}
+	}
+	m.mu.Unlock()
+	m.Peer(successorOrigin, 0, all, true, now)
 }
 
 // PredecessorEnded ends the requests in flight of the process that this one replaces.
@@ -529,7 +570,7 @@ func (m *Meter) Peer(name string, process uint64, changed []Use, full bool, now 
 func (m *Meter) setLocked(o *origin, uses []Use, f *Fleet, now time.Duration) {
 	for _, u := range uses {
 		if a := m.byKey[u.Client]; a != nil {
-			a.setPeer(o, use{float64(u.Tokens), int(u.InFlight)}, f, now)
+			a.setPeer(o, u.use(), f, now)
 		}
 	}
 }
@@ -613,7 +654,10 @@ func (a *account) setPeer(o *origin, u use, f *Fleet, now time.Duration) {
 		i = len(a.peers)
 		a.peers = append(a.peers, peerUse{origin: o})
 	}
-	a.unreported = a.unreported || o.own && u.inFlight != a.peers[i].inFlight
+	if o.own {
+		a.unreported = a.unreported || u.inFlight != a.peers[i].inFlight
+		a.unheard += max(0, u.tokens-a.peers[i].tokens)
+	}
 	a.peers[i].use, a.peers[i].turn = u, o.turn
 	a.sumLocked()
 }

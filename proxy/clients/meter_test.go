@@ -257,6 +257,7 @@ func TestMeterBoundOverFleet(t *testing.T) {
 		}
 		if old != nil && f.nodes[5] == next && f.now%(50*time.Millisecond) == 0 {
 			next.Predecessor(old.HandOn(nil, f.now), f.now)
+			old.Successor(next.HandBack(nil, f.now), f.now)
 		}
 		divided := f.cut(0, 7)
 		for i, n := range f.nodes {
@@ -269,9 +270,16 @@ func TestMeterBoundOverFleet(t *testing.T) {
 			case f.nodes[3].dead, f.nodes[5].leaves:
 				fleet.Heard = nodes - 1
 			}
-			if n.leaves { // it keeps what it knew
+			if n.leaves {
 				fleet = n.Fleet()
-				fleet.Silent = true
+			}
+			if n == next {
+				fleet.Processes = 2
+			}
+			if old != nil { // it keeps what it knew
+				kept := old.Fleet()
+				kept.Silent, kept.Processes = true, 2
+				old.SetFleet(kept)
 			}
 			n.SetFleet(fleet)
 		}
@@ -297,7 +305,11 @@ func TestMeterBoundOverFleet(t *testing.T) {
 				if at := f.now - from; at > 5*time.Minute-15*time.Second && at < 5*time.Minute {
 					i, longest = 5, 10_000 // what is in flight then is at the process that is replaced
 				}
-				if n := f.nodes[i]; !n.dead {
+				n := f.nodes[i]
+				if n == next && f.now-from < 5*time.Minute+5*time.Second && random.IntN(2) == 0 {
+					n = old // both have clients' connections
+				}
+				if !n.dead {
 					if r, why := n.Reserve(list[c], perRequest/2, perRequest/2, f.now); why == Admitted {
 						if list[c].TokensPerMinute > 0 {
 							level[c] += perRequest
@@ -322,6 +334,109 @@ func TestMeterBoundOverFleet(t *testing.T) {
 	}
 	if admitted < 0.8*may {
 		t.Errorf("%.2f of what the limits allow", admitted/may)
+	}
+}
+
+// A router that is alone and the process that replaces it stay within the limits together, from whatever its clients use at the
+// switch: also while neither hears the other, and while both admit.
+func TestMeterBoundOfReplacement(t *testing.T) {
+	random := seeded(t)
+	const limit, perRequest, staleness = 60_000, 300, 100 * time.Millisecond
+	const change, serves, heard, ends = 5 * time.Second, 6500 * time.Millisecond, 7 * time.Second, 20 * time.Second
+	var list []*Client
+	for i, most := range []int{1, 2, 4, 9, 40, 40, 40, 40} {
+		list = append(list, &Client{Name: fmt.Sprint("c", i), TokensPerMinute: int64(limit * (i % 2)), InFlight: most})
+	}
+	list = append(list, &Client{Name: "metered", TokensPerMinute: limit})
+	overTokens, overRequests, both := 0., 0, 0
+	for range 30 {
+		now := time.Hour
+		old, next := adopted(t, list...), adopted(t, list...)
+		type request struct {
+			m      *Meter
+			client int
+			r      *Reservation
+			end    time.Duration
+		}
+		var running []request
+		level, inFlight, ended := make([]float64, len(list)), make([]int, len(list)), make([][]time.Duration, len(list))
+		idle := make([]bool, len(list)) // until the switch
+		for c := range idle {
+			idle[c] = random.IntN(2) == 0
+		}
+		type report struct {
+			at    time.Duration
+			uses  []Held
+			takes func([]Held, time.Duration)
+		}
+		var reports []report
+		for began := now; now-began < ends; now += meterTick {
+			at := now - began
+			if at == change {
+				next.Predecessor(old.HandOn(nil, now), now)
+			}
+			if at >= change {
+				f := Fleet{Heard: 1, Nodes: 1, Processes: 2, Staleness: staleness, Silent: at < heard}
+				old.SetFleet(f)
+				next.SetFleet(f)
+			}
+			if at >= heard-staleness && at%(50*time.Millisecond) == 0 {
+				late := now + time.Duration(random.Int64N(int64(50*time.Millisecond)))
+				reports = append(reports, report{late, old.HandOn(nil, now), next.Predecessor}, report{late, next.HandBack(nil, now), old.Successor})
+			}
+			for len(reports) > 0 && reports[0].at <= now {
+				reports[0].takes(reports[0].uses, now)
+				reports = reports[1:]
+			}
+			kept := running[:0]
+			for _, q := range running {
+				if now < q.end {
+					kept = append(kept, q)
+					continue
+				}
+				inFlight[q.client]--
+				ended[q.client] = append(ended[q.client], now)
+				q.m.Release(q.r, Spent{Prompt: -1, Output: -1}, now)
+			}
+			running = kept
+			for c := range list {
+				ended[c] = slices.DeleteFunc(ended[c], func(at time.Duration) bool { return now-at > 2*staleness })
+				level[c] = max(0, level[c]-float64(list[c].TokensPerMinute)*meterTick.Seconds()/60)
+				for range random.IntN(8) {
+					m := old
+					if at >= serves && random.IntN(2) == 0 {
+						m = next
+					}
+					if at < change && idle[c] {
+						continue
+					}
+					r, why := m.Reserve(list[c], perRequest/2, perRequest/2, now)
+					if why != Admitted {
+						continue
+					}
+					if m == next {
+						both++
+					}
+					inFlight[c]++
+					if list[c].InFlight > 0 {
+						overRequests = max(overRequests, inFlight[c]-list[c].InFlight-len(ended[c]))
+					}
+					if list[c].TokensPerMinute > 0 {
+						level[c] += perRequest
+						overTokens = max(overTokens, level[c]-limit)
+					}
+					running = append(running, request{m, c, &r, now + time.Duration(random.IntN(6000))*time.Millisecond})
+				}
+			}
+		}
+	}
+	t.Logf("over by %.0f tokens and %d requests that did not just end; the new process admitted %d", overTokens, overRequests, both)
+	// Until the two hear each other, each of them lets its own tokens leak at the whole rate.
+	if bound := limit*(heard-serves).Minutes() + perRequest; overTokens > bound {
+		t.Errorf("%.0f tokens beyond the limit, want at most %.0f", overTokens, bound)
+	}
+	if overRequests > 1 || both == 0 {
+		t.Errorf("%d requests beyond the limit, want at most 1; the new process admitted %d", overRequests, both)
 	}
 }
 
@@ -385,6 +500,61 @@ func TestMeterOfSuccessor(t *testing.T) {
 		}
 		use("afterwards", peer, 0, 0)
 	}
+}
+
+// What the old process admitted after its last report, peers learn from the new one; and a third process counts what is left of the first.
+func TestMeterOfSecondSuccessor(t *testing.T) {
+	c := &Client{Name: "c", TokensPerMinute: 6000, InFlight: 9}
+	first, second, third, peer := adopted(t, c), adopted(t, c), adopted(t, c), adopted(t, c)
+	now := time.Hour
+	use := func(what string, m *Meter, inFlight int, tokens int64) {
+		t.Helper()
+		if s := m.Standing(c, 0, Admitted, now); s.InFlight != inFlight || s.TokensUsed != tokens {
+			t.Errorf("%s: %d requests with %d tokens, want %d with %d", what, s.InFlight, s.TokensUsed, inFlight, tokens)
+		}
+	}
+	a, _ := first.Reserve(c, 1000, 500, now)
+	peer.Peer("node", 1, first.Own(nil, now), true, now)
+	b, _ := first.Reserve(c, 300, 200, now) // it has left gossip
+	peer.DropPeer("node", true, now)
+	second.Predecessor(first.HandOn(nil, now), now)
+	peer.Peer("node", 2, second.Own(nil, now), true, now)
+	use("peer of the second process", peer, 2, 2000)
+	for _, r := range []*Reservation{&a, &b} {
+		first.Release(r, Spent{Prompt: -1, Output: -1}, now)
+	}
+	second.Predecessor(first.HandOn(nil, now), now)
+	second.PredecessorEnded(now)
+	peer.Peer("node", 2, second.Own(nil, now), true, now)
+	third.Predecessor(second.HandOn(nil, now), now)
+	use("the third process", third, 0, 2000)
+	peer.Peer("node", 3, third.Own(nil, now), true, now)
+	use("its peer", peer, 0, 2000)
+
+	// All of them was heard: no process has anything to report, and the next one must know it all the same.
+	first, second, third = adopted(t, c), adopted(t, c), adopted(t, c)
+	a, _ = first.Reserve(c, 1000, 500, now)
+	first.Own(nil, now)
+	first.Release(&a, Spent{Prompt: -1, Output: -1}, now)
+	second.Predecessor(first.HandOn(nil, now), now)
+	for range 2 {
+		if own := second.Own(nil, now); len(own) != 0 {
+			t.Errorf("it reports what its peers know: %v", own)
+		}
+	}
+	third.Predecessor(second.HandOn(nil, now), now)
+	use("the third process", third, 0, 1500)
+	// The second one hears its peers from the third.
+	second.Peer("peer", 1, []Use{{NameKey(c.Name), 100, 1}}, true, now)
+	third.Peer("peer", 1, []Use{{NameKey(c.Name), 400, 2}}, true, now)
+	d, _ := third.Reserve(c, 100, 100, now)
+	for range 2 {
+		second.Successor(third.HandBack(nil, now), now)
+		use("the second process", second, 3, 2100)
+	}
+	third.Release(&d, Spent{Prompt: -1, Output: -1}, now)
+	second.Successor(third.HandBack(nil, now), now)
+	use("the second process", second, 2, 2100)
 }
 
 func BenchmarkReserve(b *testing.B) {
