@@ -60,30 +60,29 @@ def masked(value, key=None):
 
 
 def folded(events):
-    """A stream as the kinds of its events in order, and what their pieces add up to: an engine that is busy puts more into one, so that
-    chunks of completions that bring nothing else may be missing, and are listed apart, and another one may have a piece or none."""
-    shapes, pieces, text_only = [], {}, []
+    """A stream as its events in order and what their pieces add up to. The chunks of a completion are one event, since an engine that is busy
+    puts more into one; late are those that come behind the end of their choice."""
+    shapes, pieces, whole, ended, late = [], {}, {}, set(), []
     for event in events:
         shape = shaped(event, (), pieces)
-        if all(bare(c) for c in shape.get("choices") or [shape]) and not shape.get("usage"):
-            # Of several choices, any may have such chunks.
-            shape = {**shape, **{"choices": [{k: v for k, v in c.items() if k != "index"} for c in shape.get("choices") or []]}}
-            if shape not in text_only:
-                text_only.append(shape)
-            continue
-        for choice in shape.get("choices") or []:
-            if choice.get("delta"):
-                choice["delta"] = {k: v for k, v in choice["delta"].items() if v != "<pieces>"}
-        if not shapes or shapes[-1] != shape:
+        if "choices" in shape:
+            merge(whole, shape)
+            late += [c for c in shape["choices"] if c["index"] in ended]
+            ended |= {c["index"] for c in shape["choices"] if c.get("finish_reason")}
+        elif not shapes or shapes[-1] != shape:
             shapes.append(shape)
-    return {"events": shapes, "pieces": {".".join(map(str, path)): total for path, total in pieces.items()}, "text_only": text_only}
+    return {"events": shapes + [whole] * bool(whole), "pieces": {".".join(map(str, path)): total for path, total in pieces.items()}, "late": late}
 
 
-def bare(value):
-    """Whether a shape has nothing but pieces."""
-    if isinstance(value, dict):
-        return all(bare(v) for k, v in value.items() if k != "index")
-    return value is None or value == "<pieces>"
+def merge(into, value):
+    """Adds a chunk to those before: a later value counts, and none does not. Elements of lists go by their index."""
+    for k, v in value.items() if isinstance(value, dict) else ((v.get("index", i) if isinstance(v, dict) else i, v) for i, v in enumerate(value)):
+        if isinstance(v, (dict, list)):
+            if not isinstance(into.get(k), dict):
+                into[k] = {}
+            merge(into[k], v)
+        else:
+            into[k] = into.get(k) if v is None else v
 
 
 def shaped(value, path, pieces):
