@@ -3,7 +3,6 @@ package events
 import (
 	"errors"
 	"net"
-	"os"
 	"time"
 )
 
@@ -30,7 +29,7 @@ func (g *gatherer) Read(b []byte) (int, error) {
 		}
 		_ = g.SetReadDeadline(time.Now().Truncate(rest).Add(rest))
 		n, err := g.Conn.Read(b)
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
+		if late := net.Error(nil); !errors.As(err, &late) || !late.Timeout() {
 			return n, err
 		}
 	}

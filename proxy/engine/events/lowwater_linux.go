@@ -3,8 +3,6 @@ package events
 import (
 	"net"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 )
 
 // lowWater lets so many bytes gather in a socket before it wakes its reader, or a deadline does. Without that, each message would wake
@@ -18,5 +16,5 @@ func lowWater(c net.Conn, bytes int) {
 	if err != nil {
 		return
 	}
-	_ = raw.Control(func(fd uintptr) { _ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVLOWAT, bytes) })
+	_ = raw.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVLOWAT, bytes) })
 }
