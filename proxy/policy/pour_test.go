@@ -42,7 +42,7 @@ func waterLevel(s *Scene) float64 {
 
 // Places get requests in proportion to the water in them: evenly in turn, or as the keys of conversations fall.
 func TestPour(t *testing.T) {
-	const requests = 20_000
+	const requests = 5_000
 	seed := virtual.Seed(t)
 	rnd := rand.New(rand.NewPCG(seed, 7))
 	for range 20 {
