@@ -63,7 +63,8 @@ func TestAdaptersAreLoadedOnce(t *testing.T) {
 	clients.Wait()
 	loads := engines[0].Stats().AdapterLoads + engines[1].Stats().AdapterLoads
 	t.Logf("%d loads of 4 adapters into 2 slots of each of 2 engines, for 80 requests", loads)
-	if loads > 16 {
+	// Without the price of a slot 38 to 44; with it 4 to 10, and 24 on a busy machine, where requests wait longer than a load takes.
+	if loads > 32 {
 		t.Errorf("%d loads of 4 adapters into 2 slots of each of 2 engines, for 80 requests", loads)
 	}
 }
