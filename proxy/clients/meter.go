@@ -561,17 +561,13 @@ func (m *Meter) Peer(name string, process uint64, changed []Use, full bool, now 
 	if full {
 		o.turn++
 	}
-	m.setLocked(o, changed, f, now)
-	if full {
-		m.endUnsaidLocked(o)
-	}
-}
-
-func (m *Meter) setLocked(o *origin, uses []Use, f *Fleet, now time.Duration) {
-	for _, u := range uses {
+	for _, u := range changed {
 		if a := m.byKey[u.Client]; a != nil {
 			a.setPeer(o, u.use(), f, now)
 		}
+	}
+	if full {
+		m.endUnsaidLocked(o)
 	}
 }
 
