@@ -22,7 +22,7 @@ func TestAdaptersAreLoadedOnce(t *testing.T) {
 	var engines []*engine.Server
 	for range 2 {
 		s := emulated(t, engine.ServerConfig{
-			Config: engine.Config{PrefillRate: 1e6, DecodeStep: 2 * time.Millisecond, AdapterSlots: 2}, Models: []string{"m"},
+			Config: engine.Config{PrefillRate: 1e6, DecodeStep: 8 * time.Millisecond, AdapterSlots: 2}, Models: []string{"m"},
 			Adapters: []string{"de", "fr", "it", "es"}, Log: zerolog.Nop(),
 		})
 		engines, urls = append(engines, s), append(urls, "http://"+s.Addr())
@@ -63,8 +63,7 @@ func TestAdaptersAreLoadedOnce(t *testing.T) {
 	clients.Wait()
 	loads := engines[0].Stats().AdapterLoads + engines[1].Stats().AdapterLoads
 	t.Logf("%d loads of 4 adapters into 2 slots of each of 2 engines, for 80 requests", loads)
-	// Without the price of a slot 38 to 44; with it 4 to 10, and 24 on a busy machine, where requests wait longer than a load takes.
-	if loads > 32 {
+	if loads > 16 {
 		t.Errorf("%d loads of 4 adapters into 2 slots of each of 2 engines, for 80 requests", loads)
 	}
 }
