@@ -443,35 +443,34 @@ func (w *talk) cause(r *asked, p *prediction) string {
 	return "too few, none was evicted"
 }
 
-// Predictions must be much better with events than without, whatever befalls the stream, and exact where a router says so. How wrong they
-// are depends on how much waits between a decision and the engine, and after a loss on how soon the next batch shows the gap, so on the
-// machine: they are held to the error of prediction alone in the same run, which 20 % lost may reach on a busy machine. A stream that loses
-// batches for good is not used.
+// Predictions must be much better with events than without, whatever befalls the stream, and exact where a router says so. With 20 % lost they
+// may be as wrong as prediction alone in the same run: a gap stays unseen until the next batch, which comes late on a busy machine. A stream
+// that loses batches for good is not used.
 func TestCacheEvents(t *testing.T) {
 	none := func(*engine.ServerConfig) {}
 	alone := talkWithEvents(t, "prediction", "off", 3, none)
-	if alone.error == 0 {
-		t.Fatal("no error of prediction alone to compare with")
+	if alone.error == 0 || alone.error > 0.2 {
+		t.Fatalf("prediction alone has an error of %.3f; want more than 0 and at most 0.2", alone.error)
 	}
 	for _, c := range []struct {
 		name    string
 		nodes   int
 		change  func(*engine.ServerConfig)
-		error   float64 // at most, of the error of prediction alone
+		error   float64 // at most, of the prompt tokens
 		exactIn float64 // least share of the exact predictions within one block
 	}{
-		{"one router", 1, none, 0.25, 0.9},
-		{"three routers", 3, none, 0.25, 0.9},
-		{"SGLang", 3, func(c *engine.ServerConfig) { c.MetricsStyle = engine.StyleSGLang }, 0.5, 0.85},
-		{"5 % lost", 3, func(c *engine.ServerConfig) { c.EventsLoss = 5 }, 0.5, 0.8},
-		{"20 % lost", 3, func(c *engine.ServerConfig) { c.EventsLoss = 20 }, 1.5, 0.5},
-		{"20 % lost, no replay", 3, func(c *engine.ServerConfig) { c.EventsLoss, c.EventsReplay = 20, "" }, 1.5, 0},
-		{"restarts", 3, func(c *engine.ServerConfig) { c.EventsRestart = 1500 }, 0.5, 0.85},
+		{"one router", 1, none, 0.02, 0.96},
+		{"three routers", 3, none, 0.02, 0.95},
+		{"SGLang", 3, func(c *engine.ServerConfig) { c.MetricsStyle = engine.StyleSGLang }, 0.04, 0.92},
+		{"5 % lost", 3, func(c *engine.ServerConfig) { c.EventsLoss = 5 }, 0.03, 0.92},
+		{"20 % lost", 3, func(c *engine.ServerConfig) { c.EventsLoss = 20 }, max(0.08, 1.5*alone.error), 0.5},
+		{"20 % lost, no replay", 3, func(c *engine.ServerConfig) { c.EventsLoss, c.EventsReplay = 20, "" }, 0.2, 0},
+		{"restarts", 3, func(c *engine.ServerConfig) { c.EventsRestart = 1500 }, 0.04, 0.93},
 	} {
 		a := talkWithEvents(t, c.name, "auto", c.nodes, c.change)
-		if a.error > c.error*alone.error || a.exactIn < c.exactIn {
-			t.Errorf("%s: error of %.3f, %.3f of the exact predictions within one block; want at most %.2f of %.3f, the error of prediction alone, and at least %.2f",
-				c.name, a.error, a.exactIn, c.error, alone.error, c.exactIn)
+		if a.error > c.error || a.exactIn < c.exactIn {
+			t.Errorf("%s: error of %.3f, %.3f of the exact predictions within one block; want at most %.3f and at least %.2f",
+				c.name, a.error, a.exactIn, c.error, c.exactIn)
 		}
 	}
 }
