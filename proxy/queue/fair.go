@@ -25,6 +25,7 @@ type flow struct {
 	hash   uint32
 	weight float64
 	part   float64 // of the client's work that waits in the fleet: here; 1 without other routers
+	whole  bool    // the last grant that limited this router has room for all that waits of the client
 	tag    float64 // work received, in tokens per weight, counted from the others' tags
 	usage
 	first, last *Waiter
@@ -66,7 +67,7 @@ func (b *band) push(w *Waiter) {
 	if f.last != nil {
 		f.last.next = w
 	} else {
-		f.first, f.part = w, 1
+		f.first, f.part, f.whole = w, 1, false
 		f.tag = max(f.tag, b.least())
 		b.insert(f)
 	}
@@ -154,22 +155,30 @@ func (b *band) charge(f *flow, cost float64) {
 }
 
 // window appends the first requests in fair order, at most so many, as if each were served in turn at its
-// expected cost.
-func (b *band) window(dst []*Waiter, most int) []*Waiter {
+// expected cost: of all clients, or of those among the first Window that are granted all that waits of them.
+func (b *band) window(dst []*Waiter, most int, all bool) []*Waiter {
 	type turn struct {
 		tag float64
 		w   *Waiter
 	}
 	var later [2 * Window]turn // of clients of which a request is in the window, by tag
 	from, to := 0, 0
+	order := b.order
+	if !all {
+		order = order[:min(len(order), Window)]
+	}
 	for at := 0; len(dst) < most; {
+		if !all && at < len(order) && !order[at].whole {
+			at++
+			continue
+		}
 		var t turn
 		switch {
-		case from < to && (at == len(b.order) || later[from].tag < b.order[at].tag):
+		case from < to && (at == len(order) || later[from].tag < order[at].tag):
 			t = later[from]
 			from++
-		case at < len(b.order):
-			t = turn{b.order[at].tag, b.order[at].first}
+		case at < len(order):
+			t = turn{order[at].tag, order[at].first}
 			at++
 		default:
 			return dst

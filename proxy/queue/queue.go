@@ -388,15 +388,16 @@ func (q *Queue) Due() (at time.Duration, ok bool) {
 }
 
 // Offer gives an open engine to a request of the lane, and reports whether one took it. If requests wait at
-// other routers, too, it does so within the lane's last Grant, or if the engine is dry. take decides
-// where the request goes, and returns the tokens that it costs there; if it returns false, the request
-// prefers to wait, and take has set Wants. A request that took an engine has left the queue. take must not
-// change the queue.
+// other routers, too, it does so within the lane's last Grant, or if the engine is dry, or to a client that is
+// granted all that waits of it. take decides where the request goes, and returns the tokens that it costs
+// there; if it returns false, the request prefers to wait, and take has set Wants. A request that took an
+// engine has left the queue. take must not change the queue.
 func (q *Queue) Offer(lane uint64, engine int32, dry bool, now time.Duration, take func(*Waiter) (cost float64, ok bool)) bool {
 	l := q.lanes[lane]
-	if l == nil || !l.grant.may(dry) {
+	if l == nil {
 		return false
 	}
+	all := l.grant.may(dry)
 	asked := 0
 	first, passed := l.grant.window()
 	order := l.byPriority()
@@ -408,7 +409,7 @@ func (q *Queue) Offer(lane uint64, engine int32, dry bool, now time.Duration, ta
 		if k+1 < len(order) && order[k+1] >= 0 && order[k+1] < p {
 			most = Window // requests that wait for other engines must not make room for lower priorities
 		}
-		q.window = b.window(q.window[:0], most)
+		q.window = b.window(q.window[:0], most, all)
 		for ; asked < tries; asked++ {
 			i := best(q.window[:min(first, len(q.window))], engine, passed, now)
 			for at := first; i < 0 && at < len(q.window); at++ {

@@ -170,6 +170,7 @@ type grant struct {
 // demand is what waits of one client in the fleet, and here.
 type demand struct {
 	all, here, weight float64
+	flow              *flow // nil: nothing waits here
 }
 
 // GrantDue reports whether a lane's grant is to be computed anew.
@@ -228,7 +229,7 @@ func (q *Queue) gather(l *lane, requests bool) (elsewhere bool) {
 		q.demands[p], q.wants[p] = q.demands[p][:0], 0
 		for _, f := range l.bands[p].order {
 			here := measure(f.prefill, float64(f.requests))
-			d := demand{here, here, f.weight}
+			d := demand{here, here, f.weight, f}
 			if s := q.peers.sum[claimKey{l.key, f.hash, clients.Priority(p)}]; s != nil {
 				s.round, elsewhere = q.round, true
 				d.all += measure(s.Tokens, s.Requests)
@@ -240,7 +241,7 @@ func (q *Queue) gather(l *lane, requests bool) (elsewhere bool) {
 	for k, s := range q.peers.sum {
 		if k.lane == l.key && s.round != q.round {
 			elsewhere = true
-			d := demand{measure(s.Tokens, s.Requests), 0, s.Weight}
+			d := demand{measure(s.Tokens, s.Requests), 0, s.Weight, nil}
 			q.demands[k.priority], q.wants[k.priority] = append(q.demands[k.priority], d), q.wants[k.priority]+d.all
 		}
 	}
@@ -248,7 +249,7 @@ func (q *Queue) gather(l *lane, requests bool) (elsewhere bool) {
 }
 
 // received returns what this router gets of an amount that fills the clients by weight, none beyond its
-// demand, and within a client by where its requests wait. It sorts the demands.
+// demand, and within a client by where its requests wait. It sorts the demands, and notes which clients get all.
 func received(demands []demand, amount float64) (here float64) {
 	slices.SortFunc(demands, func(a, b demand) int {
 		return cmp.Or(cmp.Compare(a.all/a.weight, b.all/b.weight), cmp.Compare(a.here, b.here), cmp.Compare(a.weight, b.weight))
@@ -261,12 +262,15 @@ func received(demands []demand, amount float64) (here float64) {
 		d := &demands[i]
 		got := min(d.all, amount*d.weight/weight)
 		here += got * d.here / d.all
+		if d.flow != nil {
+			d.flow.whole = got == d.all
+		}
 		amount, weight = max(amount-got, 0), weight-d.weight
 	}
 	return here
 }
 
-// may reports whether the router may take a place at an engine.
+// may reports whether the router may take a place at an engine for any client.
 func (g *grant) may(dry bool) bool { return !g.limited || g.left > 0 || dry }
 
 func (g *grant) took(w *Waiter) {

@@ -220,6 +220,40 @@ func TestGrantLimits(t *testing.T) {
 	}
 }
 
+// A client for whose waiting requests the fleet's engines have room takes engines also where a router's grant is used up.
+func TestClientsBelowTheirShareNeedNoGrant(t *testing.T) {
+	list := fleet(t, 2)
+	for range 50 {
+		push(t, list[0], request("more", 100))
+		push(t, list[1], request("more", 100))
+	}
+	for range 2 {
+		push(t, list[0], request("less", 100))
+	}
+	exchange(list)
+	q := list[0]
+	q.Grant(engines, policy.Room{May: 1000, Own: 2000}, true, time.Second)
+	for i, want := range []string{"less", "less", ""} {
+		got := ""
+		if w := next(q, 0, time.Second); w != nil {
+			got = w.Client
+		}
+		if got != want {
+			t.Fatalf("request %d that took an engine beyond the grant is of %q, want %q", i, got, want)
+		}
+	}
+	// Of a client that waits for half of all, only half is granted.
+	push(t, q, request("less", 100))
+	for range 20 {
+		push(t, list[1], request("less", 100))
+	}
+	exchange(list)
+	q.Grant(engines, policy.Room{May: 1000, Own: 2000}, true, 2*time.Second)
+	if w := next(q, 0, 2*time.Second); w != nil {
+		t.Errorf("a request of %q, which is not below its share, took an engine beyond the grant", w.Client)
+	}
+}
+
 // Once no other router has requests, a client's work counts in full again, also if there was room for all.
 func TestPartsEndWithClaims(t *testing.T) {
 	list := fleet(t, 2)
