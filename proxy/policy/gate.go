@@ -83,8 +83,8 @@ type load struct {
 // as far as reports show, and by what other nodes have placed there since. Each of them is assumed to have
 // placed as much as this one, and to have refilled what it freed, so that N nodes place at most N requests
 // beyond the bound of those in flight. An extra request passes the bounds of prefill, not that one, if no
-// other one of this node waits there for its first token.
-func (r *Router) full(s *slot, l load, f *fleetState, extra bool, now prefixtree.Time) bool {
+// other one of this node waits there for its first token; beyond reports whether there is a bound to pass.
+func (r *Router) full(s *slot, l load, f *fleetState, extra bool, now prefixtree.Time) (full, beyond bool) {
 	g, active, pending := &r.tuning.Load().cfg.Gate, l.active, s.pending.Load()
 	grown, most := int64(0), active
 	if f.nodes > 1 && f.staleness > 0 {
@@ -95,22 +95,20 @@ func (r *Router) full(s *slot, l load, f *fleetState, extra bool, now prefixtree
 		most = max(active, own+peak+requests)
 		grown = tokens * int64(f.nodes-1)
 	}
-	if extra && pending == 0 {
-		return g.InFlight > 0 && most >= int64(g.InFlight)
+	if g.InFlight > 0 && most >= int64(g.InFlight) {
+		return true, true
 	}
-	if g.InFlight > 0 && most >= int64(g.InFlight) || g.TTFT > 0 && (l.queued+float64(grown))/l.rate+l.overdue >= g.TTFT.Seconds() {
-		return true
+	extra = extra && pending == 0
+	if beyond = g.TTFT > 0 && (l.queued+float64(grown))/l.rate+l.overdue >= g.TTFT.Seconds(); !beyond && g.Waiting > 0 {
+		if pending > 0 { // those of other nodes are taken to be as long
+			pending += s.peerTokens.Load() * pending / max(s.charged.Load(), 1)
+		}
+		if t := s.telemetry.Load(); t != nil && int64(now-t.At) <= waitingLasts {
+			pending = max(pending, int64(t.Waiting)+active-t.all)
+		}
+		beyond = pending >= int64(g.Waiting)
 	}
-	if g.Waiting == 0 {
-		return false
-	}
-	if pending > 0 { // those of other nodes are taken to be as long
-		pending += s.peerTokens.Load() * pending / max(s.charged.Load(), 1)
-	}
-	if t := s.telemetry.Load(); t != nil && int64(now-t.At) <= waitingLasts {
-		pending = max(pending, int64(t.Waiting)+active-t.all)
-	}
-	return pending >= int64(g.Waiting)
+	return beyond && !extra, beyond
 }
 
 // Open reports whether a backend takes requests that may wait, at least those that are First.
@@ -122,7 +120,8 @@ func (r *Router) Open(b prefixtree.Backend, now prefixtree.Time) bool {
 	l := load{rate: s.rateOr(r.rate.load()), active: s.active.Load() + s.peerActive.Load()}
 	l.queued, l.overdue = s.queued(now, l.rate)
 	l.queued += float64(s.peerTokens.Load())
-	return !r.full(s, l, r.fleet.Load(), true, now)
+	full, _ := r.full(s, l, r.fleet.Load(), true, now)
+	return !full
 }
 
 // Room is what the engines of a lane may hold of all routers, what they hold less, and what they hold of this one.
@@ -188,12 +187,12 @@ func (r *Router) close(s *Scene, strategy *named) {
 	}
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		c.full = r.full(c.slot, load{c.Queued, c.Overdue, c.Rate, c.Active}, f, extra, s.Now)
+		c.full, c.beyond = r.full(c.slot, load{c.Queued, c.Overdue, c.Rate, c.Active}, f, extra, s.Now)
 		if !c.full {
 			open++
 		}
 	}
-	s.open = open
+	s.open, s.extra = open, extra
 	if _, follows := strategy.Strategy.(sticky); prices || follows || open == 0 {
 		return
 	}
@@ -244,6 +243,26 @@ func (s *Scene) behind() float64 {
 		return 0
 	}
 	return float64(s.Request.Behind) * float64(s.Nodes) / s.FleetRate
+}
+
+// crowd counts what other nodes have placed unseen at the engines that are open to all: while requests wait, all
+// that nodes send goes there. A request that may go beyond the bounds of others weighs that; the rest have no choice.
+func (s *Scene) crowd() {
+	if !s.gated || !s.extra || s.unseen == 0 {
+		return
+	}
+	open := 0.0
+	for i := range s.Candidates {
+		if !s.Candidates[i].beyond {
+			open++
+		}
+	}
+	for i := range s.Candidates {
+		if c := &s.Candidates[i]; !c.beyond {
+			more := s.unseen * s.traffic.uncached / open
+			c.wait, c.start, c.place = c.wait+more, c.start+more, c.place+more
+		}
+	}
 }
 
 // shut keeps what no cache holds from engines that are full: those of the hot prefix's set, or, if none of
