@@ -242,7 +242,7 @@ func (s *Scene) behind() float64 {
 	if !s.gated {
 		return 0
 	}
-	return float64(s.Request.Behind) * float64(s.Nodes) / s.FleetRate
+	return float64(s.Request.Behind) / s.FleetRate
 }
 
 // crowd counts what other nodes have placed unseen at the engines that are open to all: while requests wait, all

@@ -105,7 +105,7 @@ type Request struct {
 	// MayWait: Pick returns ErrFull rather than send the request to an engine that is full.
 	MayWait bool
 	Waited  bool // it has a place among those that wait
-	// Behind is the prefill tokens of its client's other requests that wait at this router. Routers that
+	// Behind is the prefill tokens of its client's other requests that wait at the routers. Routers that
 	// divide engines fairly make a client wait for its own work alone.
 	Behind int64
 	// First: no other request of its client, and none of higher priority, waits at this router. It may be the

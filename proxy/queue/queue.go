@@ -179,25 +179,26 @@ func (q *Queue) Lanes(dst []uint64) []uint64 {
 	return dst
 }
 
-// Behind returns the prefill tokens of a client's requests that wait in a lane, and whether none does, nor
-// one of a higher priority.
+// Behind returns the prefill tokens of a client's requests that wait in a lane, at all routers, and whether none
+// does at this one, nor one of a higher priority.
 func (q *Queue) Behind(lane uint64, p clients.Priority, client string) (prefill float64, first bool) {
 	l := q.lanes[lane]
+	prefill = q.peers.waiting(lane, p, clients.NameKey(client))
 	if l == nil {
-		return 0, true
+		return prefill, true
 	}
 	if f := l.bands[p].flows[client]; f != nil && f.first != nil {
-		return f.prefill, false
+		return prefill + f.prefill, false
 	}
-	return 0, l.highest(p)
+	return prefill, l.highest(p)
 }
 
-// BehindOf returns the prefill tokens of the other waiting requests of w's client, and whether no higher
-// priority waits and these are less, per weight, than half of the mean of the clients that wait with its
+// BehindOf returns the prefill tokens of the other waiting requests of w's client, at all routers, and whether no
+// higher priority waits and those here are less, per weight, than half of the mean of the clients that wait with its
 // priority or lower ones. w must wait.
 func (q *Queue) BehindOf(w *Waiter) (prefill float64, first bool) {
 	l, f := q.lanes[w.Lane], w.flow
-	prefill = f.prefill - w.Prefill
+	prefill = f.prefill - w.Prefill + q.peers.waiting(w.Lane, w.Priority, f.hash)
 	if !l.highest(w.Priority) {
 		return prefill, false
 	}

@@ -153,6 +153,14 @@ func (p *peers) add(c *Claim, sign float64) {
 	}
 }
 
+// waiting returns the prefill tokens of a client's requests that wait at the other routers.
+func (p *peers) waiting(lane uint64, priority clients.Priority, client uint32) float64 {
+	if s := p.sum[claimKey{lane, client, priority}]; s != nil {
+		return s.Tokens
+	}
+	return 0
+}
+
 // Contended reports whether requests wait at other routers.
 func (q *Queue) Contended() bool { return len(q.peers.sum) > 0 }
 

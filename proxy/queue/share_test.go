@@ -254,6 +254,27 @@ func TestClientsBelowTheirShareNeedNoGrant(t *testing.T) {
 	}
 }
 
+// What a client has waiting is counted at all routers.
+func TestBehindCountsAllRouters(t *testing.T) {
+	list := fleet(t, 3)
+	var w *Waiter
+	for i, q := range list {
+		w = request("c", float64(100*(i+1)))
+		push(t, q, w)
+		push(t, q, request("d", 1000))
+	}
+	exchange(list)
+	if got, first := list[0].Behind(engines, clients.Default, "c"); got != 600 || first {
+		t.Errorf("behind a new request are %v tokens, want 600; first %v", got, first)
+	}
+	if got, _ := list[2].BehindOf(w); got != 300 {
+		t.Errorf("behind a waiting request are %v tokens, want 300", got)
+	}
+	if got, first := list[0].Behind(engines, clients.Default, "e"); got != 0 || !first {
+		t.Errorf("behind the first request of a client are %v tokens; first %v", got, first)
+	}
+}
+
 // Once no other router has requests, a client's work counts in full again, also if there was room for all.
 func TestPartsEndWithClaims(t *testing.T) {
 	list := fleet(t, 2)
