@@ -286,6 +286,30 @@ func TestBeyondTheLimit(t *testing.T) {
 	}
 }
 
+// A copy on a lower tier may be of a block whose parent is gone, and that is freed when the table needs room for the copy.
+func TestParentFreedForItsChild(t *testing.T) {
+	l := newLedger(t, 100)
+	l.Batch([]events.Event{stored(nil, 0, blocksFrom(1, 10)...), stored(nil, 0, blocksFrom(11, 10+uint64(l.blocks.most-10))...)})
+	for h := uint64(10); h > 0; h-- {
+		l.Batch([]events.Event{removed(h)})
+	}
+	if !l.blocks.full() || !l.blocks.sweepable() {
+		t.Fatal("the table has room")
+	}
+	below := stored(nil, 10, 200)
+	below.Tier = events.CPU
+	gone := removed(200)
+	gone.Tier = events.CPU
+	l.Batch([]events.Event{below, stored(nil, 200, 201), removed(201), gone, removed(200)})
+	l.keep() // follows all chains to what is left of them
+	for id := range l.blocks.entries {
+		l.blocks.left(blockID(id))
+	}
+	if st := l.Stats(); st.Orphans != 2 {
+		t.Errorf("%+v: want the copy and its child unplaced", st)
+	}
+}
+
 // FuzzBatch plays events that no engine sends.
 func FuzzBatch(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9})

@@ -263,13 +263,19 @@ func (l *Ledger) grow(t *trail, parent blockID, hashes []uint64) {
 	}
 }
 
+// add returns the block of a hash. A new one needs room, for which its parent is perhaps given up; then, and at the limit, it fails.
 func (l *Ledger) add(hash uint64, parent blockID) (id blockID, ok bool) {
 	if id, ok = l.blocks.find(hash); ok {
 		return id, true
 	}
-	if l.blocks.full() && !l.blocks.makeRoom(l.keep) {
-		l.blocks.dropDoubted()
+	if l.blocks.full() {
 		if !l.blocks.makeRoom(l.keep) {
+			l.blocks.dropDoubted()
+			if !l.blocks.makeRoom(l.keep) {
+				return root, false
+			}
+		}
+		if parent != root && l.blocks.at(parent).depth() == 0 {
 			return root, false
 		}
 	}
