@@ -120,7 +120,7 @@ func (m *merge) flush() {
 		blocks, places := m.blocks[r.from:r.to], m.places[r.from:r.to]
 		m.see(r.Backend, blocks, r.from)
 		if r.Kind == Drop || r.Kind == Revert {
-			m.retract(&r.Fact, blocks, places)
+			m.changed += m.t.retract(r.Backend, blocks, places, retraction{r.Before, r.Time, r.Generation})
 		} else {
 			m.place(&r.Fact, blocks, places)
 			if m.t.heard != nil && r.Kind == Add {
@@ -212,13 +212,5 @@ func (m *merge) place(f *Fact, blocks []Hash, places []place) {
 	if touched > 0 {
 		m.t.noteBackend(f.Backend, f.Time)
 		m.t.useAgain(f.Backend, left[:n], use{f.Time, span * float64(touched)})
-	}
-}
-
-func (m *merge) retract(f *Fact, blocks []Hash, places []place) {
-	for i, h := range blocks {
-		if m.t.retract(&places[i], h, f.Backend, retraction{f.Before, f.Time, f.Generation}) {
-			m.changed++
-		}
 	}
 }

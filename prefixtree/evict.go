@@ -1,5 +1,7 @@
 package prefixtree
 
+import "slices"
+
 // Evicted removes the facts of a backend about blocks that the backend has evicted, and returns how many facts it removed. It leaves
 // facts touched after upTo, since the backend may have computed their blocks again, and facts past their retention,
 // which no match returns. It publishes the removals to peers. Safe for concurrent use.
@@ -11,15 +13,29 @@ func (t *Tree) Evicted(b Backend, blocks []Hash, upTo, now Time) (removed int) {
 	defer t.publish(news)
 	upTo, now = clampTime(upTo), clampTime(now)
 	limit := &t.limits[b]
-	for _, h := range blocks {
-		was, _, gone := t.edit(&place{shard: t.shard(uint64(h))}, b, uint64(h), func(e entry) (entry, bool) {
-			at := entryTime(e)
-			return e, at <= upTo && !limit.dead(at, now)
-		})
-		if gone {
+	aged := func(e entry) (entry, bool) {
+		at := entryTime(e)
+		return e, at <= upTo && !limit.dead(at, now)
+	}
+	done := retraction{0, upTo, t.ledgers[b].generation.Load()}
+	var a prefetch
+	var gone [lookahead]Hash
+	for run := range slices.Chunk(blocks, lookahead) {
+		a.fetch(t, run)
+		n := 0
+		for i, h := range run {
+			was, _, dropped := t.edit(&a.places[i], b, uint64(h), aged)
+			if !dropped {
+				continue
+			}
 			removed++
-			t.tellGone(news, Drop, h, was, upTo, 0)
+			if news != nil && was&entryAnchor != 0 {
+				t.append(news, Drop, h, was, upTo, 0)
+				gone[n], a.places[n] = h, a.places[i]
+				n++
+			}
 		}
+		t.retract(b, gone[:n], a.places[:], done)
 	}
 	return removed
 }

@@ -49,7 +49,7 @@ func (t *Tree) tellGone(news *[]Fact, kind Kind, h Hash, was entry, at, before T
 	if news != nil && was&entryAnchor != 0 {
 		t.append(news, kind, h, was, at, before)
 		b := entryBackend(was)
-		t.retract(&place{shard: t.shard(uint64(h))}, h, b, retraction{before, at, t.ledgers[b].generation.Load()})
+		t.retract(b, []Hash{h}, []place{{shard: t.shard(uint64(h))}}, retraction{before, at, t.ledgers[b].generation.Load()})
 	}
 }
 

@@ -39,7 +39,7 @@ func (m replay) tell(f Fact) {
 			return
 		}
 	case Drop, Revert:
-		r = m.gone.add(f.Hash, f.Backend, retraction{f.Before, f.Time, f.Generation})
+		r = m.gone.add(f.Backend, []Hash{f.Hash}, retraction{f.Before, f.Time, f.Generation})[0]
 	case Fence:
 		maps.DeleteFunc(m.held, func(p spot, at Time) bool { return p.Backend == f.Backend && at <= f.Time })
 	}
