@@ -1,6 +1,10 @@
 package events
 
-import "fmt"
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+)
 
 // Bounds of one batch. An engine publishes at most one batch per step; a step of 128k tokens stores and removes 8k blocks of 16.
 const (
@@ -23,6 +27,11 @@ type Decoder struct {
 	events  []Event
 	hashes  []uint64
 	partial [maxGroups]bool // groups that do not keep the whole prefix: sliding windows, Mamba
+
+	// hashAt is where the 8 bytes of the latest hash begin, if its encoding is one byte for the type and these 8; else 0.
+	hashAt int
+	// latest is the last event's bytes, if it removes one block with such a hash; hashAt then counts from their start.
+	latest []byte
 }
 
 // Decode returns the events of a payload in order, without those that say nothing about the engine's own whole prefixes, which it
@@ -35,7 +44,7 @@ func (d *Decoder) Decode(payload []byte) (events []Event, ignored int, err error
 	if cap(d.hashes) > keepHashes {
 		d.hashes = nil
 	}
-	d.events, d.hashes = d.events[:0], d.hashes[:0]
+	d.events, d.hashes, d.latest = d.events[:0], d.hashes[:0], nil
 	r := reader{data: payload}
 	switch v := r.next(); v.kind {
 	case isArray: // time, events, rank
@@ -68,16 +77,43 @@ func (d *Decoder) batch(r *reader) (ignored int) {
 		if len(d.events) >= maxEvents {
 			r.fail(fmt.Sprintf("at most %d events", maxEvents))
 		}
+		if d.again(r) {
+			continue
+		}
+		from := r.at
+		d.latest = nil
 		d.events = append(d.events, Event{})
-		if !d.event(r, &d.events[len(d.events)-1]) {
+		switch e := &d.events[len(d.events)-1]; {
+		case !d.event(r, e):
 			d.events = d.events[:len(d.events)-1]
 			ignored++
+		case e.Kind == Removed && len(e.Hashes) == 1 && d.hashAt > 0:
+			d.latest, d.hashAt = r.data[from:r.at], d.hashAt-from
 		}
 		if r.err != nil {
 			break
 		}
 	}
 	return ignored
+}
+
+// again reads a removal whose bytes differ from those of the event before in the hash alone, as almost all of vLLM's do, in a tenth of the
+// time. The bytes before the hash are equal, so the hash has the same type and place, and the event ends where the one before did.
+func (d *Decoder) again(r *reader) bool {
+	if len(d.latest) == 0 || len(r.data)-r.at < len(d.latest) {
+		return false
+	}
+	from, to := d.hashAt, d.hashAt+8
+	next := r.data[r.at : r.at+len(d.latest)]
+	if !bytes.Equal(next[:from], d.latest[:from]) || !bytes.Equal(next[to:], d.latest[to:]) || len(d.hashes) >= maxHashes {
+		return false
+	}
+	e := d.events[len(d.events)-1]
+	d.hashes = append(d.hashes, binary.BigEndian.Uint64(next[from:]))
+	e.Hashes = d.hashes[len(d.hashes)-1 : len(d.hashes) : len(d.hashes)]
+	d.events = append(d.events, e)
+	r.at += len(next)
+	return true
 }
 
 // fields are an event and the members that decide about it.
@@ -172,15 +208,22 @@ func (d *Decoder) hashList(r *reader) []uint64 {
 	}
 	from := len(d.hashes)
 	for range n {
+		begun := r.at
 		h, ok := r.hash()
 		if !ok {
 			r.fail("a hash")
 			return nil
 		}
+		if d.hashAt = 0; eightBytes(r.data[begun]) {
+			d.hashAt = begun + 1
+		}
 		d.hashes = append(d.hashes, h) // a slice of an earlier event keeps the old memory when this one grows
 	}
 	return d.hashes[from:len(d.hashes):len(d.hashes)]
 }
+
+// eightBytes reports whether a value's first byte says that 8 bytes follow, and nothing else: of a number, signed or not, or a string.
+func eightBytes(first byte) bool { return first == 0xcf || first == 0xd3 || first == 0xa8 }
 
 // hash reads a block hash: a signed or unsigned integer, or a digest, of which the low 64 bits count. False for nil.
 func (r *reader) hash() (h uint64, ok bool) {

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -238,5 +240,87 @@ func BenchmarkDecode(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// A removal like the one before is read by its bytes. What comes is what its members say, as if each event came alone.
+func TestRemovalsAlike(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 1))
+	kinds := []func() any{
+		func() any { return removedMap(rng.Uint64()) },
+		func() any { return removedMap(rng.Uint64()) },
+		func() any {
+			return pairs{"type", "BlockRemoved", "block_hashes", []any{rng.Uint64() >> rng.IntN(64)}, "medium", "GPU"}
+		},
+		func() any {
+			return pairs{"type", "BlockRemoved", "block_hashes", []any{-int64(rng.Uint64() >> 1)}, "medium", "CPU"}
+		},
+		func() any {
+			return pairs{"type", "BlockRemoved", "block_hashes", hashes(rng.Uint64(), 2), "medium", "GPU"}
+		},
+		func() any {
+			return pairs{"type", "BlockRemoved", "block_hashes", []any{pack(nil, rng.Uint64()|1<<63)}, "medium", "GPU", "group_idx", 1}
+		},
+		func() any {
+			return pairs{"type", "BlockRemoved", "block_hashes", []any{"\xcf" + string(rune('a'+rng.IntN(3))) + "bcdefg"}, "medium", nil}
+		},
+		func() any {
+			return pairs{"type", "BlockRemoved", "medium", "NVME", "block_hashes", hashes(rng.Uint64(), 1)}
+		},
+		func() any { // as long as a number of 8 bytes
+			return pairs{"type", "BlockRemoved", "block_hashes", []any{pack(nil, rng.Uint64()|1<<63)[2:]}, "medium", "GPU"}
+		},
+		func() any {
+			return pairs{"type", "BlockRemoved", "block_hashes", []any{pack(nil, rng.Uint64()|1<<63)[3:]}, "medium", "GPU"}
+		},
+		func() any { return storedMap(rng.Uint64(), 1, "stamp") },
+	}
+	like := 0
+	for range 300 {
+		var all []any
+		var want []string
+		var each Decoder
+		for range 1 + rng.IntN(30) {
+			e := kinds[rng.IntN(len(kinds))]
+			for range 1 + rng.IntN(3) {
+				all = append(all, e())
+				alone, _, err := each.Decode(payload(all[len(all)-1]))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, e := range alone {
+					want = append(want, fmt.Sprintf("%+v", e))
+				}
+			}
+		}
+		var d Decoder
+		got, _, err := d.Decode(payload(all...))
+		if err != nil || len(got) != len(want) {
+			t.Fatalf("%d events, %v; want %d", len(got), err, len(want))
+		}
+		for i, e := range got {
+			if s := fmt.Sprintf("%+v", e); s != want[i] {
+				t.Fatalf("event %d of %d: %s, want %s", i, len(got), s, want[i])
+			}
+		}
+		if len(d.latest) > 0 {
+			like++
+		}
+	}
+	if like == 0 {
+		t.Error("no batch ended with a removal that others are compared with")
+	}
+}
+
+// A payload that ends too soon is malformed wherever it ends, also in a number that is passed over.
+func TestCutPayload(t *testing.T) {
+	whole := payload(removedMap(1<<40), pairs{"type", "BlockRemoved", "block_hashes", []any{uint64(1) << 63}, "x", uint64(1) << 31, "y", uint64(1) << 15})
+	for n := range whole {
+		var d Decoder
+		if got, _, err := d.Decode(slices.Clip(slices.Clone(whole[:n]))); err == nil {
+			t.Errorf("%d of %d bytes: %d events and no error", n, len(whole), len(got))
+		}
 	}
 }
