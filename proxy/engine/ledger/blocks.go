@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"math/bits"
+	"slices"
 
 	"grapevine.example/proxy/engine/events"
 )
@@ -11,7 +12,7 @@ type blockID uint32
 
 const root blockID = 0
 
-// block takes 16 bytes, and 5 of the index.
+// block takes 16 bytes, and 5 of the index and a bit of there.
 type block struct {
 	hash   uint64 // the engine's
 	parent blockID
@@ -41,8 +42,8 @@ func (b *block) copies(t events.Tier) uint32 { return b.state >> counts[t].shift
 // that a chain leads to what is left of it. A sweep frees the other tombstones.
 type blocks struct {
 	entries []block  // the first one is the root
-	index   []uint32 // open addressing: a blockID in the lower idBits and a part of its hash above, which spares looks at entries; 0: free
-	seed    uint64   // hashes come from outside
+	there   []uint64 // a bit for each entry with a copy
+	index   index    // of entries
 	unused  blockID  // first of the freed entries, linked by parent; their depth is 0
 	held    int      // entries with a copy
 	dead    int      // tombstones
@@ -52,54 +53,53 @@ type blocks struct {
 
 const (
 	leastBlocks = 1 << 10
-	sweepShare  = 16 // a sweep frees about this part of all entries, so it costs a block about 100 ns
-
-	idBits     = 21
-	idMask     = 1<<idBits - 1
-	mostBlocks = 1 << (idBits - 1) // and the tombstones
+	sweepShare  = 16                // a sweep frees about this part of all entries
+	mostBlocks  = 1 << (idBits - 1) // and the tombstones
 )
 
 func newBlocks(limit int, seed uint64) blocks {
 	limit = min(limit, mostBlocks)
-	b := blocks{seed: seed, most: limit + 2*limit/sweepShare, entries: make([]block, 1)}
+	b := blocks{most: limit + 2*limit/sweepShare, entries: make([]block, 1), index: index{seed: seed}}
 	b.enlarge(min(leastBlocks, b.most))
 	return b
 }
 
-// place returns where the index has a hash, or the free place for it, and the part of the hash that stands there.
-func (b *blocks) place(hash uint64) (at int, part uint32) {
-	hi, lo := bits.Mul64(hash^b.seed, 0x9e3779b97f4a7c15)
-	home, _ := bits.Mul64(hi^lo, uint64(len(b.index)))
-	at, part = int(home), uint32(hi^lo)&^idMask
-	for e := b.index[at]; e != 0 && (e>>idBits != part>>idBits || b.entries[e&idMask].hash != hash); e = b.index[at] {
-		if at++; at == len(b.index) {
-			at = 0
-		}
-	}
-	return at, part
-}
+func (b block) key() uint64 { return b.hash }
 
 func (b *blocks) find(hash uint64) (id blockID, found bool) {
-	at, _ := b.place(hash)
-	id = blockID(b.index[at] & idMask)
-	return id, id != root
+	i, _, found := seek(&b.index, b.entries, hash)
+	return blockID(i), found
+}
+
+// findAbove looks at the parent of a block first.
+func (b *blocks) findAbove(below blockID, hash uint64) (id blockID, found bool) {
+	if int(below) < len(b.entries) {
+		if id = b.entries[below].parent; b.entries[id].hash == hash && b.entries[id].depth() > 0 {
+			return id, true
+		}
+	}
+	return b.find(hash)
 }
 
 func (b *blocks) at(id blockID) *block { return &b.entries[id] }
 
-// insert adds a tombstone that the index does not have. It fails at the limit, and if full.
-func (b *blocks) insert(hash uint64, parent blockID, depth int) (id blockID, ok bool) {
-	switch id = b.unused; {
-	case depth > maxDepth || b.full():
-		return root, false
-	case id != root:
-		b.unused = b.entries[id].parent
-	default:
+// resident reports whether a block has a copy, without reading it.
+func (b *blocks) resident(id blockID) bool { return b.there[id/64]>>(id%64)&1 != 0 }
+
+// insert adds a tombstone that the index does not have, where the search for it ended. It fails at the limit, and if full.
+func (b *blocks) insert(s search, hash uint64, parent blockID, depth int) (id blockID, ok bool) {
+	if id = b.unused; id == root {
 		id = blockID(len(b.entries))
+	}
+	if depth > maxDepth || b.full() || !b.index.put(s, uint32(id)) {
+		return root, false
+	}
+	if b.unused == root {
 		b.entries = b.entries[:id+1]
+	} else {
+		b.unused = b.entries[id].parent
 	}
 	b.entries[id] = block{hash: hash, parent: parent, state: uint32(depth)}
-	b.indexAs(id)
 	b.dead++
 	return id, true
 }
@@ -111,8 +111,10 @@ func (b *blocks) setCopies(id blockID, t events.Tier, n uint32) {
 	switch is := e.resident(); {
 	case is && !was:
 		b.held, b.dead = b.held+1, b.dead-1
+		b.there[id/64] |= 1 << (id % 64)
 	case was && !is:
 		b.held, b.dead = b.held-1, b.dead+1
+		b.there[id/64] &^= 1 << (id % 64)
 	}
 }
 
@@ -176,44 +178,48 @@ func (b *blocks) sweepable() bool { return b.dead >= b.sweepAt }
 func (b *blocks) enlarge(capacity int) {
 	capacity = min(capacity, b.most)
 	b.entries = append(make([]block, 0, capacity+1), b.entries...)
-	b.index = make([]uint32, capacity+capacity/4+1)
+	b.there = append(make([]uint64, 0, capacity/64+1), b.there...)[:capacity/64+1]
 	b.sweepAt = b.dead + capacity/sweepShare
-	b.reindex()
-}
-
-func (b *blocks) indexAs(id blockID) {
-	at, part := b.place(b.entries[id].hash)
-	b.index[at] = part | uint32(id)
-}
-
-func (b *blocks) reindex() {
-	for id := 1; id < len(b.entries); id++ {
-		if b.entries[id].depth() > 0 {
-			b.indexAs(blockID(id))
+	b.index.enlarge(capacity, func(yield func(uint64, uint32) bool) {
+		for id := range b.entries {
+			if e := &b.entries[id]; e.depth() > 0 && !yield(e.hash, uint32(id)) {
+				return
+			}
 		}
-	}
+	})
 }
 
-// sweep frees the tombstones that are no parent, at any distance, of a block with a copy.
+// sweep frees the tombstones of a full table that are no parent, at any distance, of a block with a copy.
 func (b *blocks) sweep() {
-	named := make([]uint64, len(b.entries)/64+1)
-	for id := range b.entries {
-		if !b.entries[id].resident() {
-			continue
-		}
-		for at := blockID(id); at != root && named[at/64]>>(at%64)&1 == 0; at = b.entries[at].parent {
-			named[at/64] |= 1 << (at % 64)
+	named := slices.Clone(b.there)
+	named[0] |= 1 // the root
+	for w, set := range b.there {
+		for ; set != 0; set &= set - 1 {
+			at := b.entries[64*w+bits.TrailingZeros64(set)].parent
+			for ; named[at/64]>>(at%64)&1 == 0; at = b.entries[at].parent {
+				named[at/64] |= 1 << (at % 64)
+			}
 		}
 	}
-	for id := 1; id < len(b.entries); id++ {
-		if e := &b.entries[id]; e.depth() > 0 && named[id/64]>>(id%64)&1 == 0 {
-			*e = block{parent: b.unused}
-			b.unused = blockID(id)
+	var hashes [64]uint64
+	for w, set := range named {
+		n := 0
+		for free := ^set; free != 0; free &= free - 1 {
+			if id := 64*w + bits.TrailingZeros64(free); id < len(b.entries) {
+				hashes[n] = b.entries[id].hash
+				n++
+			}
+		}
+		b.index.fetch(hashes[:n]...)
+		for free := ^set; n > 0; free &= free - 1 {
+			id := blockID(64*w + bits.TrailingZeros64(free))
+			b.index.remove(b.entries[id].hash, uint32(id))
+			b.entries[id] = block{parent: b.unused}
+			b.unused = id
 			b.dead--
+			n--
 		}
 	}
-	clear(b.index)
-	b.reindex()
 	b.sweepAt = b.dead + cap(b.entries)/sweepShare
 }
 

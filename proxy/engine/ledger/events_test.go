@@ -268,7 +268,7 @@ func TestBytesPerBlock(t *testing.T) {
 		}
 	}
 	st := l.Stats()
-	bytes := 16*cap(l.blocks.entries) + 4*cap(l.blocks.index)
+	bytes := 16*cap(l.blocks.entries) + 8*cap(l.blocks.there) + 4*cap(l.blocks.index.words)
 	t.Logf("%+v, %.1f bytes per block", st, float64(bytes)/limit)
 	if bytes > 24*limit || st.Refused > 0 || st.Unmatched > 0 || st.Blocks < limit*9/10 {
 		t.Errorf("%d bytes, %+v: want at most 24 bytes per block, none refused", bytes, st)

@@ -62,10 +62,12 @@ type Ledger struct {
 	perByte float64 // tokens of a byte of prompt
 	// together: the engine stores all blocks of an answer at its end.
 	together bool
-	touched  []*trail
-	knots    []knot  // scratch
-	fresh    []point // scratch
-	stats    Stats
+	// removedLast is the block that an event removed last: engines evict from the ends of chains, and name its parent next.
+	removedLast blockID
+	touched     []*trail
+	knots       []knot  // scratch
+	fresh       []point // scratch
+	stats       Stats
 }
 
 // Stats are totals since New, except Blocks, Points and Early.
@@ -89,7 +91,7 @@ func New(cfg Config) *Ledger {
 	if cfg.Blocks <= 0 {
 		cfg.Blocks = defaultBlocks
 	}
-	l := &Ledger{cfg: cfg, state: events.Down, group: -1, answers: 1, trails: newTrails(), points: newPoints(leastPoints + cfg.Blocks)}
+	l := &Ledger{cfg: cfg, state: events.Down, group: -1, answers: 1, trails: newTrails(), points: newPoints(leastPoints+min(cfg.Blocks, mostBlocks), cfg.Seed)}
 	l.forgetAll(0)
 	return l
 }
@@ -99,7 +101,8 @@ func (l *Ledger) forgetAll(flag uint32) {
 	l.blocks = newBlocks(l.cfg.Blocks, l.cfg.Seed)
 	for i := range l.points.all {
 		if p := &l.points.all[i]; p.is(isEnd | isExact) {
-			p.block, p.want = root, p.want&^(isText|isTorn)|flag
+			p.setBlock(root)
+			p.want = p.want&^(isText|isTorn) | flag
 		} else if p.hash != 0 {
 			l.points.drop(i)
 		}
@@ -125,7 +128,7 @@ func (l *Ledger) State(s events.State, _ string) {
 		l.keep()
 		l.blocks.doubtAll()
 		for i := range l.points.all {
-			if p := &l.points.all[i]; l.blocks.at(p.block).depth() < p.depth() {
+			if p := &l.points.all[i]; l.blocks.at(p.block()).depth() < p.depth() {
 				p.want |= isTorn
 			}
 		}
@@ -138,7 +141,7 @@ func (l *Ledger) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	st := l.stats
-	st.Blocks, st.Points = l.blocks.held, len(l.points.at)
+	st.Blocks, st.Points = l.blocks.held, l.points.used()
 	return st
 }
 
@@ -193,9 +196,10 @@ func (l *Ledger) passesOver(e *events.Event) bool {
 
 func (l *Ledger) removed(e *events.Event) {
 	for _, h := range e.Hashes {
-		id, ok := l.blocks.find(h)
+		id, ok := l.blocks.findAbove(l.removedLast, h)
 		n := uint32(0)
 		if ok {
+			l.removedLast = id
 			n = l.blocks.at(id).copies(e.Tier)
 		}
 		if n == 0 {
@@ -243,6 +247,7 @@ func (l *Ledger) grow(t *trail, parent blockID, hashes []uint64) {
 			t.torn = false // the answer was faster than the events, of which none is lost so far
 		}
 	}
+	l.blocks.index.fetch(hashes...)
 	for _, h := range hashes {
 		id, ok := l.add(h, parent)
 		if !ok {
@@ -265,8 +270,9 @@ func (l *Ledger) grow(t *trail, parent blockID, hashes []uint64) {
 
 // add returns the block of a hash. A new one needs room, for which its parent is perhaps given up; then, and at the limit, it fails.
 func (l *Ledger) add(hash uint64, parent blockID) (id blockID, ok bool) {
-	if id, ok = l.blocks.find(hash); ok {
-		return id, true
+	i, s, known := seek(&l.blocks.index, l.blocks.entries, hash)
+	if known {
+		return blockID(i), true
 	}
 	if l.blocks.full() {
 		if !l.blocks.makeRoom(l.keep) {
@@ -278,8 +284,9 @@ func (l *Ledger) add(hash uint64, parent blockID) (id blockID, ok bool) {
 		if parent != root && l.blocks.at(parent).depth() == 0 {
 			return root, false
 		}
+		_, s, _ = seek(&l.blocks.index, l.blocks.entries, hash)
 	}
-	return l.blocks.insert(hash, parent, l.blocks.at(parent).depth()+1)
+	return l.blocks.insert(s, hash, parent, l.blocks.at(parent).depth()+1)
 }
 
 // storedBelow notes copies on a lower tier. They carry no stamp, and often no parent.
@@ -304,8 +311,11 @@ func (l *Ledger) storedBelow(e *events.Event, parent blockID, known bool) {
 func (l *Ledger) keep() {
 	for i := range l.points.all {
 		p := &l.points.all[i]
-		left, sure := l.blocks.left(p.block)
-		if p.block = left; !sure {
+		if l.blocks.resident(p.block()) {
+			continue
+		}
+		left, sure := l.blocks.left(p.block())
+		if p.move(left); !sure {
 			p.want |= isTorn
 		}
 	}
@@ -317,13 +327,13 @@ func (l *Ledger) keep() {
 // left returns what is left of the chain down to a point, and whether that is known. A chain that the engine computed again is
 // found by its last block.
 func (l *Ledger) left(p *point) (id blockID, sure bool) {
-	if l.blocks.at(p.block).hash != p.engine || p.block == root {
-		if back, ok := l.blocks.find(p.engine); ok && l.blocks.at(back).resident() {
-			p.block = back
+	if l.blocks.at(p.block()).hash != p.engine || p.block() == root {
+		if back, ok := l.blocks.find(p.engine); ok && l.blocks.resident(back) {
+			p.setBlock(back)
 			p.want &^= isTorn
 		}
 	}
-	id, sure = l.blocks.left(p.block)
+	id, sure = l.blocks.left(p.block())
 	return id, sure && !p.is(isTorn)
 }
 
@@ -340,12 +350,21 @@ func (l *Ledger) Gone(dst []prefixtree.Hash, pass, calls int) []prefixtree.Hash 
 	moved := 0
 	for i := range l.points.all {
 		p := &l.points.all[i]
+		if l.blocks.resident(p.block()) && !p.moved() && !p.is(isTorn) && l.blocks.at(p.block()).depth() >= p.depth() {
+			if p.lookedAt() > 0 {
+				p.setLooked(0)
+			}
+			continue
+		}
 		if p.hash == 0 {
 			continue
 		}
-		id, sure := l.blocks.left(p.block)
-		if p.is(isText) && l.blocks.at(id).depth() < p.depth() { // of others only how many are gone counts
+		var id blockID
+		sure := false
+		if p.is(isText) {
 			id, sure = l.left(p)
+		} else { // only how many are gone counts
+			id, _ = l.blocks.left(p.block())
 		}
 		if l.blocks.at(id).depth() >= p.depth() {
 			p.setLooked(0)
@@ -370,7 +389,7 @@ func (l *Ledger) Gone(dst []prefixtree.Hash, pass, calls int) []prefixtree.Hash 
 			p.want &^= isText
 		}
 		// The place of an end or a branch in the text stays known, unless too many are.
-		if moved++; !p.is(isEnd|isExact) || l.points.moved > len(l.points.at)/movedShare {
+		if moved++; !p.is(isEnd|isExact) || l.points.moved > l.points.used()/movedShare {
 			l.points.drop(i)
 			moved--
 			l.points.moved--

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"grapevine.example/prefixtree"
 )
@@ -14,29 +15,61 @@ type Links struct {
 	mu     sync.RWMutex
 	places latest[link]
 	ends   latest[prefixtree.Backend]
+
+	fetched atomic.Uint32 // as index.fetched
 }
 
 // latest are the newest entries, mostLinks at most.
 type latest[V any] struct {
-	at   map[prefixtree.Hash]V
-	ring []prefixtree.Hash
-	next int
+	ring  []keyed[V]
+	index index // of the ring
+	next  int
+}
+
+type keyed[V any] struct {
+	hash  prefixtree.Hash
+	value V
+}
+
+func (k keyed[V]) key() uint64 { return uint64(k.hash) }
+
+func (l *latest[V]) find(h prefixtree.Hash) (v V, known bool) {
+	if len(l.ring) == 0 {
+		return v, false
+	}
+	i, _, known := seek(&l.index, l.ring, uint64(h))
+	if known {
+		v = l.ring[i].value
+	}
+	return v, known
 }
 
 func (l *latest[V]) put(h prefixtree.Hash, v V) {
-	if l.at == nil {
-		l.at = make(map[prefixtree.Hash]V)
+	if !l.index.fits(min(len(l.ring)+1, mostLinks)) {
+		l.index.enlarge(min(max(2*len(l.ring), mostLinks/32), mostLinks), func(yield func(uint64, uint32) bool) {
+			for i, k := range l.ring {
+				if !yield(uint64(k.hash), uint32(i)) {
+					return
+				}
+			}
+		})
 	}
-	if _, known := l.at[h]; !known {
-		if len(l.ring) < mostLinks {
-			l.ring = append(l.ring, h)
-		} else {
-			delete(l.at, l.ring[l.next])
-			l.ring[l.next] = h
-			l.next = (l.next + 1) % mostLinks
-		}
+	i, s, known := seek(&l.index, l.ring, uint64(h))
+	switch {
+	case known:
+		l.ring[i].value = v
+		return
+	case len(l.ring) < mostLinks:
+		i = uint32(len(l.ring))
+		l.ring = append(l.ring, keyed[V]{})
+	default:
+		i = uint32(l.next)
+		l.index.remove(l.ring[i].key(), i)
+		_, s, _ = seek(&l.index, l.ring, uint64(h))
+		l.next = (l.next + 1) % mostLinks
 	}
-	l.at[h] = v
+	l.ring[i] = keyed[V]{h, v}
+	l.index.put(s, i)
 }
 
 // link is a point without a block.
@@ -65,7 +98,7 @@ func (k *Links) Latest(marks []prefixtree.Mark) (b prefixtree.Backend, known boo
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	for i := len(marks) - 1; i >= max(0, len(marks)-lookedUp) && !known; i-- {
-		b, known = k.ends.at[marks[i].Hash]
+		b, known = k.ends.find(marks[i].Hash)
 	}
 	return b, known
 }
@@ -85,8 +118,23 @@ func (k *Links) find(h prefixtree.Hash, size int) (n link, known bool) {
 	}
 	k.mu.RLock()
 	defer k.mu.RUnlock()
-	n, known = k.places.at[h]
+	n, known = k.places.find(h)
 	return n, known && int(n.size) == size
+}
+
+func (k *Links) fetch(places []place) {
+	if k == nil {
+		return
+	}
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	var any uint32
+	for i := range places {
+		if x := &k.places.index; len(x.words) > 0 {
+			any ^= x.words[x.search(uint64(places[i].hash)).at]
+		}
+	}
+	k.fetched.Store(any)
 }
 
 // find returns the point of a place, which another engine may have shown.
@@ -103,7 +151,7 @@ func (l *Ledger) find(h prefixtree.Hash) *point {
 	if !there || !l.blocks.at(id).resident() || l.blocks.at(id).depth() != p.depth() {
 		return nil
 	}
-	p.block = id
+	p.setBlock(id)
 	l.points.put(p)
 	return l.points.find(h)
 }

@@ -64,7 +64,7 @@ func TestLinksAreBounded(t *testing.T) {
 	for h := range prefixtree.Hash(3 * mostLinks) {
 		links.learn(&point{hash: h + 1, want: 5 | isExact}, 16)
 	}
-	if n := len(links.places.at); n != mostLinks {
+	if n := len(links.places.ring); n != mostLinks {
 		t.Errorf("%d links, want %d", n, mostLinks)
 	}
 	if _, known := links.find(3*mostLinks, 16); !known {
@@ -110,7 +110,7 @@ func TestLatestEngineOfAConversation(t *testing.T) {
 		ledgers[0].Sent(100+i, &Prompt{Marks: marks(prefixtree.Hash(1000 + i)), BlockBytes: 256})
 	}
 	expect("long ago", 0, false, 1, 2, 3, 4)
-	if n := len(links.ends.at); n != mostLinks {
+	if n := len(links.ends.ring); n != mostLinks {
 		t.Errorf("%d ends, want %d", n, mostLinks)
 	}
 }

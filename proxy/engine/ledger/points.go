@@ -5,10 +5,10 @@ import "grapevine.example/prefixtree"
 // point is a place in a text whose prefix this engine computed: the end of a block of the text, of a message or of a prompt.
 type point struct {
 	hash prefixtree.Hash
-	// engine is the last full KV block before the place; behind the end of a prompt, the last one of its answer. block is the
-	// same or, once that was swept, what is left above.
+	// engine is the last full KV block before the place; behind the end of a prompt, the last one of its answer. ref is the
+	// number of that block or, once it was swept, of the nearest block above that is left, with the flag hasMoved.
 	engine uint64
-	block  blockID
+	ref    uint32
 	want   uint32 // bits 0-19 the depth of the last full KV block before the place; then the flags below
 }
 
@@ -24,6 +24,24 @@ const (
 	answerBits = 25
 	mostAnswer = 1<<(32-answerBits) - 1
 )
+
+// hasMoved is a flag of point.ref.
+const hasMoved = 1 << 31
+
+func (p *point) block() blockID { return blockID(p.ref &^ hasMoved) }
+
+func (p *point) moved() bool { return p.ref&hasMoved != 0 }
+
+func (p *point) setBlock(id blockID) { p.ref = uint32(id) }
+
+// move refers to what is left above.
+func (p *point) move(id blockID) {
+	if id != p.block() {
+		p.ref = uint32(id) | hasMoved
+	}
+}
+
+func (p point) key() uint64 { return uint64(p.hash) }
 
 func (p *point) depth() int { return int(p.want & wantMask) }
 
@@ -52,44 +70,66 @@ func (p *point) is(flag uint32) bool { return p.want&flag != 0 }
 // with the next request for its text.
 type points struct {
 	all    []point // hash 0: unused
-	at     map[prefixtree.Hash]int32
+	index  index   // of all
 	unused []int32
 	hand   int
 	most   int
 	moved  int // ends above which blocks are gone, by the last look at all
 }
 
-func newPoints(most int) points { return points{most: most, at: make(map[prefixtree.Hash]int32)} }
+func newPoints(most int, seed uint64) points {
+	p := points{most: most, index: index{seed: seed}}
+	p.enlarge(leastBlocks)
+	return p
+}
+
+func (p *points) used() int { return len(p.all) - len(p.unused) }
 
 func (p *points) find(h prefixtree.Hash) *point {
-	if i, ok := p.at[h]; ok {
+	if i, _, ok := seek(&p.index, p.all, uint64(h)); ok {
 		return &p.all[i]
 	}
 	return nil
 }
 
+func (p *points) enlarge(n int) {
+	p.index.enlarge(min(n, p.most), func(yield func(uint64, uint32) bool) {
+		for i := range p.all {
+			if h := p.all[i].key(); h != 0 && !yield(h, uint32(i)) {
+				return
+			}
+		}
+	})
+}
+
 func (p *points) put(n point) {
-	if known := p.find(n.hash); known != nil {
-		*known = n
+	known, s, ok := seek(&p.index, p.all, n.key())
+	if ok {
+		p.all[known] = n
 		return
 	}
-	if len(p.unused) == 0 && len(p.all) < p.most {
-		p.unused = append(p.unused, int32(len(p.all)))
-		p.all = append(p.all, point{})
-	}
 	if len(p.unused) == 0 {
-		p.hand = (p.hand + 1) % len(p.all)
-		p.drop(p.hand)
+		if len(p.all) < p.most {
+			p.unused = append(p.unused, int32(len(p.all)))
+			p.all = append(p.all, point{})
+			if !p.index.fits(len(p.all)) {
+				p.enlarge(2 * len(p.all))
+			}
+		} else {
+			p.hand = (p.hand + 1) % len(p.all)
+			p.drop(p.hand)
+		}
+		_, s, _ = seek(&p.index, p.all, n.key())
 	}
 	last := len(p.unused) - 1
-	i := p.unused[last]
-	p.unused = p.unused[:last]
-	p.at[n.hash] = i
-	p.all[i] = n
+	if i := p.unused[last]; p.index.put(s, uint32(i)) {
+		p.unused = p.unused[:last]
+		p.all[i] = n
+	}
 }
 
 func (p *points) drop(i int) {
-	delete(p.at, p.all[i].hash)
+	p.index.remove(p.all[i].key(), uint32(i))
 	p.all[i] = point{}
 	p.unused = append(p.unused, int32(i))
 }

@@ -240,7 +240,8 @@ func (l *Ledger) adopt(t *trail) {
 			return
 		}
 		var ok bool
-		if parent, ok = l.blocks.insert(t.parent, root, t.cached/l.size); !ok {
+		_, at, _ := seek(&l.blocks.index, l.blocks.entries, t.parent)
+		if parent, ok = l.blocks.insert(at, t.parent, root, t.cached/l.size); !ok {
 			return
 		}
 	}
@@ -264,6 +265,7 @@ func (l *Ledger) tear(t *trail) {
 // hit learns from where a request began to compute: of its prompt the engine had the blocks down to parent, and no more.
 func (l *Ledger) hit(t *trail, parent blockID) {
 	t.from = l.blocks.at(parent).depth()
+	l.fetch(t)
 	at := len(t.places) - 1
 	for at >= 0 && l.find(t.places[at].hash) == nil {
 		at--
@@ -292,10 +294,19 @@ func (l *Ledger) hit(t *trail, parent blockID) {
 		}
 	case left >= p.depth() && t.from <= l.mostBefore(t, at, p) && !l.underWay(parent):
 		// The texts part behind p, and this is where. More would be text that is not linked.
-		p.block, p.engine = parent, l.blocks.at(parent).hash
+		p.setBlock(parent)
+		p.engine = l.blocks.at(parent).hash
 		p.want = p.want&^wantMask | uint32(t.from) | isExact
 		l.cfg.Links.learn(p, l.size)
 	}
+}
+
+// fetch loads what the searches for a request's places read, see index.fetch.
+func (l *Ledger) fetch(t *trail) {
+	for i := range t.places {
+		l.points.index.fetch(uint64(t.places[i].hash))
+	}
+	l.cfg.Links.fetch(t.places)
 }
 
 const fewestBytes = 2 // of text per token, in any language
@@ -407,7 +418,8 @@ func (l *Ledger) link(t *trail) {
 	for i := len(l.fresh) - 1; i >= 0; i-- {
 		n := &l.fresh[i]
 		if at := l.blocks.above(id, n.depth()); l.blocks.at(at).depth() == n.depth() {
-			id, n.block, n.engine = at, at, l.blocks.at(at).hash
+			n.setBlock(at)
+			id, n.engine = at, l.blocks.at(at).hash
 			l.points.put(*n)
 		}
 	}
@@ -426,7 +438,8 @@ func (l *Ledger) link(t *trail) {
 // answer moves a prompt's end to the last block of the answer.
 func (l *Ledger) answer(t *trail) {
 	if p := l.points.find(t.places[len(t.places)-1].hash); p != nil && p.is(isEnd) {
-		p.block, p.engine = t.tail, l.blocks.at(t.tail).hash
+		p.setBlock(t.tail)
+		p.engine = l.blocks.at(t.tail).hash
 		p.setAnswer(l.blocks.at(t.tail).depth() - p.depth())
 	}
 }
