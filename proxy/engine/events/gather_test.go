@@ -21,9 +21,11 @@ type slowSocket struct {
 	arrived  chan struct{}
 }
 
-func (s *slowSocket) arrive() {
+func (s *slowSocket) arrive() { s.bring(1) }
+
+func (s *slowSocket) bring(n int) {
 	s.mu.Lock()
-	s.data = append(s.data, 'x')
+	s.data = append(s.data, make([]byte, n)...)
 	s.mu.Unlock()
 	select {
 	case s.arrived <- struct{}{}:
@@ -61,6 +63,13 @@ func (s *slowSocket) Read(b []byte) (int, error) {
 		n = s.taken(b)
 	}
 	return n, nil
+}
+
+func (s *slowSocket) readSoFar() int {
+	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reads
 }
 
 func TestBusyStreamIsReadOnceARest(t *testing.T) {
@@ -114,6 +123,40 @@ func TestBusyStreamIsReadOnceARest(t *testing.T) {
 		if got != 110 {
 			t.Errorf("%d of 110 messages", got)
 		}
+		close(s.arrived)
+	})
+}
+
+// A stream that brings plenty is read once in a long rest, and once in a rest again when it brings less.
+func TestPlentyIsReadOnceALongRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &slowSocket{arrived: make(chan struct{}, 1)}
+		go func() {
+			g := &gatherer{Conn: s, gather: true}
+			for b := make([]byte, readAhead); ; {
+				if _, err := g.Read(b); err != nil {
+					return
+				}
+			}
+		}()
+		reads := func(bytes int) int { // in 12 long rests, without the first two
+			before := 0
+			for i := range 12 * int(longRest/time.Millisecond) {
+				if i == 2*int(longRest/time.Millisecond) {
+					before = s.readSoFar()
+				}
+				time.Sleep(time.Millisecond)
+				s.bring(bytes)
+			}
+			return s.readSoFar() - before
+		}
+		long, short := int(10*longRest/longRest), int(10*longRest/rest)
+		for _, c := range []struct{ bytes, want int }{{plenty / 8, long}, {100, short}, {plenty / 8, long}} {
+			if n := reads(c.bytes); n < c.want-1 || n > c.want+1 {
+				t.Errorf("%d reads of a stream that brings %d bytes a millisecond, want %d", n, c.bytes, c.want)
+			}
+		}
+		time.Sleep((restless + 1) * longRest) // until it waits for a message
 		close(s.arrived)
 	})
 }

@@ -22,7 +22,7 @@ func TestLowWater(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []int{readAhead, 1} {
+	for _, want := range []int{gathered, 1} {
 		lowWater(c, want)
 		var got int
 		var failed error
