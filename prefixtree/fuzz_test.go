@@ -9,6 +9,7 @@ import (
 func FuzzTree(f *testing.F) {
 	f.Add([]byte{0, 1, 20, 5, 1, 1, 20, 5, 7, 1, 30, 0, 3, 2, 9, 9})
 	f.Add([]byte{4, 1, 40, 5, 5, 1, 2, 0, 4, 1, 40, 5, 9, 0, 60, 1, 8, 200, 0, 0})
+	f.Add([]byte{0, 1, 20, 5, 7, 6, 20, 5}) // Revert of a backend that is none
 	f.Fuzz(func(t *testing.T, ops []byte) {
 		const backends = 6
 		ops = ops[:min(len(ops), 200)]

@@ -213,7 +213,7 @@ func (t *Tree) change(p *place, key uint64, e entry, now Time) (prior entry) {
 // Revert undoes the Record that filled tr, for a request that failed before prefill, and returns
 // the number of removed blocks; those touched since stay. Safe for concurrent use.
 func (t *Tree) Revert(b Backend, chain []Hash, tr *TouchHistory) (retracted int) {
-	if tr.recorded == 0 {
+	if tr.recorded == 0 || int(b) >= len(t.limits) {
 		return 0
 	}
 	news := t.buffer()
