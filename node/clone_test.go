@@ -46,10 +46,10 @@ func TestCopiedDataIsRefused(t *testing.T) {
 		_, why := clone.ready.get()
 		return strings.Contains(why, "node four has the raft id of another node that is alive") && strings.Contains(why, "three ("+nodes[2].GossipAddr()+")")
 	})
-	eventually(t, "a node that the clone dials shows it", func() bool {
-		return slices.ContainsFunc(nodes[:2], func(n *Node) bool {
+	eventually(t, "both nodes that the clone dials show it", func() bool { // of them one leads, unless the original does
+		return !slices.ContainsFunc(nodes[:2], func(n *Node) bool {
 			st, err := n.Raft()
-			return err == nil && strings.Contains(st.Problem, "of three (") && strings.Contains(st.Problem, "its data directory was copied; stop the copy, empty its data directory")
+			return err != nil || !strings.Contains(st.Problem, "of three (") || !strings.Contains(st.Problem, "its data directory was copied; stop the copy, empty its data directory")
 		})
 	})
 	cancel()
