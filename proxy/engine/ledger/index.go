@@ -40,6 +40,17 @@ func (x *index) fits(entries int) bool { return entries <= len(x.words)*4/5 }
 // entry is of a table that an index has.
 type entry interface{ key() uint64 }
 
+// keys yields the keys of a table's entries, but 0, with their numbers.
+func keys[E entry](table []E) iter.Seq2[uint64, uint32] {
+	return func(yield func(uint64, uint32) bool) {
+		for i := range table {
+			if k := table[i].key(); k != 0 && !yield(k, uint32(i)) {
+				return
+			}
+		}
+	}
+}
+
 // seek returns the number of the entry of a hash, and where a new one belongs if there is none.
 func seek[E entry](x *index, table []E, hash uint64) (id uint32, s search, found bool) {
 	s = x.search(hash)

@@ -46,13 +46,7 @@ func (l *latest[V]) find(h prefixtree.Hash) (v V, known bool) {
 
 func (l *latest[V]) put(h prefixtree.Hash, v V) {
 	if !l.index.fits(min(len(l.ring)+1, mostLinks)) {
-		l.index.enlarge(min(max(2*len(l.ring), mostLinks/32), mostLinks), func(yield func(uint64, uint32) bool) {
-			for i, k := range l.ring {
-				if !yield(uint64(k.hash), uint32(i)) {
-					return
-				}
-			}
-		})
+		l.index.enlarge(min(max(2*len(l.ring), mostLinks/32), mostLinks), keys(l.ring))
 	}
 	i, s, known := seek(&l.index, l.ring, uint64(h))
 	switch {

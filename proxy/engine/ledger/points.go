@@ -93,13 +93,7 @@ func (p *points) find(h prefixtree.Hash) *point {
 }
 
 func (p *points) enlarge(n int) {
-	p.index.enlarge(min(n, p.most), func(yield func(uint64, uint32) bool) {
-		for i := range p.all {
-			if h := p.all[i].key(); h != 0 && !yield(h, uint32(i)) {
-				return
-			}
-		}
-	})
+	p.index.enlarge(min(n, p.most), keys(p.all))
 }
 
 func (p *points) put(n point) {
