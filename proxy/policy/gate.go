@@ -245,9 +245,9 @@ func (s *Scene) behind() float64 {
 	return float64(s.Request.Behind) / s.FleetRate
 }
 
-// crowd counts what other nodes have placed unseen at the engines that are open to all: while requests wait, all
+// weighUnseen counts what other nodes have placed unseen at the engines that are open to all: while requests wait, all
 // that nodes send goes there. A request that may go beyond the bounds of others weighs that; the rest have no choice.
-func (s *Scene) crowd() {
+func (s *Scene) weighUnseen() {
 	if !s.gated || !s.extra || s.unseen == 0 {
 		return
 	}
