@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -75,7 +76,11 @@ func newFake(t *testing.T) *fake {
 			if err != nil {
 				return
 			}
-			if err := greet(c); err != nil {
+			switch err := greet(c); {
+			case errors.Is(err, io.EOF): // the follower was closed meanwhile
+				_ = c.Close()
+				continue
+			case err != nil:
 				t.Error(err)
 			}
 			f.mu.Lock()
