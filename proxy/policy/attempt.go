@@ -37,7 +37,8 @@ type Attempt struct {
 	hashes       []prefixtree.Hash
 	bytes        int
 	charged      int64
-	ahead        int64 // peers' prefill tokens on the backend at Pick
+	ahead        int64           // peers' prefill tokens that the backend computes first, as far as they have reported them
+	settled      prefixtree.Time // when peers will have reported what they placed before Pick; 0: at Pick
 	nonStreaming bool
 	held         float64
 	followed     bool // held exceeds the common prefix

@@ -181,6 +181,10 @@ func (r *Router) charge(s *Scene, c *Candidate, att *Attempt) {
 	att.work, att.prefix = &s.pool.work, s.count(c)
 	att.remote = false
 	att.at.picked, att.at.dispatched, att.at.first = now, 0, 0
+	att.settled = 0
+	if f := r.fleet.Load(); f.nodes > 1 && f.staleness < maxStaleness {
+		att.settled = now + prefixtree.Time(f.staleness)
+	}
 	att.stage = picked
 	c.slot.charge(att, now)
 }

@@ -46,6 +46,7 @@ type slot struct {
 
 	mu           sync.Mutex
 	line         []*Attempt // own requests before their first token, in order of admission
+	late         []*Attempt // own requests that peers' reports may still overtake
 	nonStreaming int64      // charges of non-streamed requests in the line
 	lastFirst    prefixtree.Time
 	rates        rateSums
@@ -58,7 +59,7 @@ type slot struct {
 	adapters     adapters
 	growth       growth
 	resident     atomic.Int64 // prompt and output tokens of own active requests, which pin KV memory
-	_            [32]byte     // pads to a cache line
+	_            [8]byte      // pads to a cache line
 }
 
 // queued returns the own prefill tokens in front of a new request, less the progress of the running
@@ -116,6 +117,9 @@ func (s *slot) charge(a *Attempt, now prefixtree.Time) {
 	if a.ahead = s.peerTokens.Load(); a.ahead <= 0 && len(s.line) == 0 {
 		s.turn(now)
 	}
+	if s.forgetSettled(now); a.settled > now {
+		s.late = append(s.late, a)
+	}
 	a.since, a.front = now, s.nonStreaming
 	if a.nonStreaming {
 		s.nonStreaming += a.charged
@@ -124,6 +128,25 @@ func (s *slot) charge(a *Attempt, now prefixtree.Time) {
 		s.headed(a, a.ahead, now)
 	}
 	s.pending.Store(int64(len(s.line)))
+}
+
+// overtaken takes a report that a peer has so many more prefill tokens on the backend. The peer placed them before the own requests
+// that were picked within the reports' staleness: the engine computes them first.
+func (s *slot) overtaken(tokens int64, now prefixtree.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forgetSettled(now)
+	for _, a := range s.late {
+		a.ahead += tokens
+		if len(s.line) > 0 && s.line[0] == a {
+			s.headAhead.Add(tokens)
+		}
+	}
+}
+
+// forgetSettled needs mu.
+func (s *slot) forgetSettled(now prefixtree.Time) {
+	s.late = slices.DeleteFunc(s.late, func(a *Attempt) bool { return a.settled < now })
 }
 
 // headed sets the head of the line. Needs mu.
@@ -199,6 +222,11 @@ func (s *slot) settle(now prefixtree.Time, rate float64) {
 }
 
 func (s *slot) release(a *Attempt) {
+	s.mu.Lock()
+	if i := slices.Index(s.late, a); i >= 0 {
+		s.late = slices.Delete(s.late, i, i+1)
+	}
+	s.mu.Unlock()
 	s.active.Add(-1)
 	s.resident.Add(-a.resident)
 }

@@ -199,3 +199,54 @@ func TestPeersPrefillsProgress(t *testing.T) {
 	want("the last peer has gone", t0+8000, 0)
 	a.End(unknown(), t0+9000)
 }
+
+// A prefill that began behind one that a peer had placed, and reported later, does not show how fast the engine is.
+func TestOvertakenPrefillTeachesNoRate(t *testing.T) {
+	const staleness = 200
+	for _, c := range []struct {
+		name    string
+		after   prefixtree.Time // Pick, when a peer's report comes; 0: none does
+		first   prefixtree.Time // after Pick
+		learned bool
+	}{
+		{"no report", 0, 1024, true},
+		{"a report that the pick was too early for", staleness, 2048, false},
+		{"a report after the first token", 150, 100, false},
+		{"a report of what was placed later", staleness + 1, 1024, true},
+	} {
+		r, _ := newRouter(t, Config{Nodes: 2, Staleness: staleness * time.Millisecond}, fleetOf(1))
+		r.SetPeerLoad("peer", nil, t0)
+		a := pick(t, r, ask(prompt(1, 1, 0, 80)), t0)
+		a.Dispatched(t0)
+		report := func(due bool) {
+			if due && c.after > 0 {
+				r.UpdatePeerLoad("peer", []PeerLoad{{0, 10_240, 1}}, t0+c.after)
+			}
+		}
+		report(c.after < c.first)
+		a.FirstToken(t0 + c.first)
+		report(c.after > c.first)
+		a.End(Outcome{PromptTokens: 10_240, CachedTokens: 0, OutputTokens: 1}, t0+5000)
+		if rate, _ := r.OwnRate(0); (rate > 0) != c.learned {
+			t.Errorf("%s: a rate of %.0f tokens/s was learned", c.name, rate)
+		}
+		if s := r.table.Load().slots[0]; len(s.late) > 0 {
+			t.Errorf("%s: the backend keeps an attempt that has ended", c.name)
+		}
+	}
+}
+
+// The head of the line is not overdue while the engine computes what a peer had placed before it.
+func TestOvertakenHeadIsNotOverdue(t *testing.T) {
+	r, _ := newRouter(t, Config{Nodes: 2, Staleness: 200 * time.Millisecond}, fleetOf(1))
+	r.SetPeerLoad("peer", nil, t0)
+	a := pick(t, r, ask(prompt(1, 1, 0, 80)), t0)
+	a.Dispatched(t0)
+	s, rate := r.table.Load().slots[0], r.Rate(0)
+	r.UpdatePeerLoad("peer", []PeerLoad{{0, 20_000, 1}}, t0+100)
+	for at, want := range map[prefixtree.Time]float64{2000: 0, 3000: 0, 4000: 4 - (20_000+10_240)/rate} {
+		if _, overdue := s.queued(t0+at, rate); math.Abs(overdue-want) > 0.01 {
+			t.Errorf("after %d ms the prefill is overdue by %.2f s, want %.2f", at, overdue, want)
+		}
+	}
+}
