@@ -34,8 +34,7 @@ var mechanisms = []variant{
 		{stage, " + e.slot.peerTokens.Load()", ""},
 		{stage, "own+e.slot.peerActive.Load(), own", "own, own"},
 	}},
-	{"drained-reports", "what an engine has computed since other nodes' reports leaves its queue", []edit{
-		{unseen, "c.Queued-c.Rate*float64", "c.Queued-0*c.Rate*float64"},
+	{"drained-reports", "what an engine has computed of another node's running prefill leaves its queue", []edit{
 		{ledger, "computed := min(rate", "computed := 0 * min(rate"},
 	}},
 	{"pouring", "a request that no cache helps goes to one of the engines that it and others' unseen ones fill, not to the best", []edit{

@@ -38,9 +38,6 @@ func (s *Scene) await() {
 	s.ways = false
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		if !s.FromEngines && !s.blind() { // engines have computed since the other nodes reported
-			c.Queued = max(c.OwnQueued, c.Queued-c.Rate*float64(s.Staleness)/1000)
-		}
 		c.wait = max(c.Queued/c.Rate+c.Overdue, s.reportedWait(c))
 		if c.way = s.way(c); c.way > 0 {
 			s.ways = true
