@@ -154,36 +154,31 @@ func (b *band) charge(f *flow, cost float64) {
 	b.insert(f)
 }
 
-// window appends the first requests in fair order, at most so many, as if each were served in turn at its
-// expected cost: of all clients, or of those among the first Window that are granted all that waits of them.
+// window appends the first requests in fair order, at most so many, as if each were served in turn at its expected
+// cost: all, or those of clients that are granted all that waits of them. From farther ahead these would have to pay
+// back too much: a client with many short requests would get no engine for seconds once more of them wait than are granted.
 func (b *band) window(dst []*Waiter, most int, all bool) []*Waiter {
 	type turn struct {
 		tag float64
 		w   *Waiter
 	}
-	var later [2 * Window]turn // of clients of which a request is in the window, by tag
+	var later [2 * Window]turn // of clients of which a request has been looked at, by tag
 	from, to := 0, 0
-	order := b.order
-	if !all {
-		order = order[:min(len(order), Window)]
-	}
-	for at := 0; len(dst) < most; {
-		if !all && at < len(order) && !order[at].whole {
-			at++
-			continue
-		}
+	for at, n := 0, 0; n < most; n++ {
 		var t turn
 		switch {
-		case from < to && (at == len(order) || later[from].tag < order[at].tag):
+		case from < to && (at == len(b.order) || later[from].tag < b.order[at].tag):
 			t = later[from]
 			from++
-		case at < len(order):
-			t = turn{order[at].tag, order[at].first}
+		case at < len(b.order):
+			t = turn{b.order[at].tag, b.order[at].first}
 			at++
 		default:
 			return dst
 		}
-		dst = append(dst, t.w)
+		if all || t.w.flow.whole {
+			dst = append(dst, t.w)
+		}
 		if t.w.next == nil {
 			continue
 		}

@@ -254,6 +254,49 @@ func TestClientsBelowTheirShareNeedNoGrant(t *testing.T) {
 	}
 }
 
+// A client does not get so much beyond its router's grant that it must wait for all of it when it has more requests than are granted.
+func TestEnginesBeyondTheGrantAreNoDebt(t *testing.T) {
+	list := fleet(t, 2)
+	for range 50 {
+		push(t, list[0], request("more", 100))
+		push(t, list[1], request("more", 100))
+	}
+	for range 3 {
+		push(t, list[1], request("less", 100))
+	}
+	q := list[0]
+	now := time.Second
+	offered := func(own float64) (taker string) {
+		now += time.Second
+		exchange(list)
+		q.Grant(engines, policy.Room{May: 1000, Own: own}, true, now)
+		if w := next(q, 0, now); w != nil {
+			taker = w.Client
+		}
+		return taker
+	}
+	beyond := 0
+	for range 20 {
+		push(t, q, request("less", 100))
+		for offered(2000) == "less" {
+			beyond++
+		}
+	}
+	if most, _ := q.lanes[engines].grant.window(); beyond == 0 || beyond > most {
+		t.Errorf("%d requests took an engine beyond the grant although no other got one meanwhile, want 1 to %d", beyond, most)
+	}
+	for range 40 {
+		push(t, q, request("less", 100))
+	}
+	within := make(map[string]int)
+	for range 40 {
+		within[offered(0)]++
+	}
+	if within["less"] < 10 || within["more"] < 10 {
+		t.Errorf("of 40 requests within the grant %v took an engine", within)
+	}
+}
+
 // What a client has waiting is counted at all routers.
 func TestBehindCountsAllRouters(t *testing.T) {
 	list := fleet(t, 3)
