@@ -23,7 +23,7 @@ type Scenario struct {
 	HAProxy    bool
 	Events     bool     // engines publish cache events
 	Clients    []Client // of the clients file; none: there is no such file
-	Queued     bool     // requests wait at the routers; see queued
+	Queue      queueOf  // in which requests wait at the routers; zero: they do not wait there
 	Needs      []string // beyond the needs of its schedule; see fleet.Supports
 
 	events   string // see dice.script
@@ -33,6 +33,12 @@ type Scenario struct {
 const half = 36 * time.Second
 
 var answered = []string{oneOutcome.Name, noForeignBytes.Name, streamsSurvive.Name, requestsAnswered.Name}
+
+// What a run of hours must exercise, and its load of short answers, of which two processors make half a thousand per second.
+var (
+	lasts = []string{membershipKept.Name, departuresEnd.Name, countsReturn.Name, resourcesReturn.Name}
+	brief = Load{Output: [2]int{8, 24}, Long: 0.01, LongOutput: 200, HeadBytes: 1024, Opening: [2]int{300, 2000}, KeepAlive: 0.7}
+)
 
 // withDefaults completes the entries.
 var scenarios = []Scenario{
@@ -152,17 +158,21 @@ var scenarios = []Scenario{
 		Proves: "half of the fleet runs the next version: both versions understand each other, and the older skips what it does not know",
 	},
 	{
-		Name: "crowded-queue", Duration: 50 * time.Second, Clients: crowded, Queued: true, Load: beside, Needs: []string{fleet.FaultLinks},
+		Name: "crowded-queue", Duration: 50 * time.Second, Clients: crowded(24), Queue: queueOf{4, 96}, Load: beside, Needs: []string{fleet.FaultLinks},
 		Must:   []string{shareKept.Name, limitKept.Name, waitsEnd.Name, countsReturn.Name},
 		events: "0-45 kill $node for 8s; 55-100 partition $left | $right for all",
 		Proves: "clients crowd a queue, one with ten times the requests of another, while a router is killed and the routers are partitioned: each gets its share and keeps its limit, and no request is lost in the queue",
 	},
 	{
-		// Short answers, so that two processors make half a thousand per second.
-		Name: "endurance", Duration: 75 * time.Second, Must: []string{membershipKept.Name, departuresEnd.Name, countsReturn.Name, resourcesReturn.Name},
-		Load:     Load{Output: [2]int{8, 24}, Long: 0.01, LongOutput: 200, HeadBytes: 1024, Opening: [2]int{300, 2000}, KeepAlive: 0.7},
+		Name: "endurance", Duration: 75 * time.Second, Must: lasts, Load: brief,
 		Proves:   "for --soak: routers and engines come and go around one router that never restarts: every failure is explained, and no resource grows",
 		generate: endurance,
+	},
+	{
+		// 80 places at engines for the 580 requests that clients always have under way.
+		Name: "queue-endurance", Duration: 75 * time.Second, Clients: crowded(48), Queue: queueOf{20, 240}, Load: brief, generate: endurance,
+		Must:   slices.Concat(lasts, []string{shareKept.Name, limitKept.Name, waitsEnd.Name}),
+		Proves: "for --soak: endurance with clients that crowd a queue: the promises of crowded-queue hold, too, while routers and engines come and go",
 	},
 	{
 		Name: "everything-at-once", Nodes: 4, Engines: 5, Duration: 75 * time.Second, Needs: []string{fleet.FaultLinks, fleet.FaultInstrumented},

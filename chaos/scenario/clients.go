@@ -24,20 +24,24 @@ type Client struct {
 	Refused bool
 }
 
-// With queued, routers let requests wait: an engine takes four at a time, and a router lets so few wait that the
-// aggressor of crowded gets no place for some of its requests when a router is lost.
-func queued() map[string]any {
-	return map[string]any{"queue_requests": 96, "queue_timeout": queueWait.String(), "queue_in_flight": 4}
+// queueOf is how many requests an engine takes at a time, and how many a router lets wait: so few that the aggressor
+// of crowded gets no place for some of its requests when a router is lost.
+type queueOf struct{ engine, router int }
+
+func (q queueOf) settings() map[string]any {
+	return map[string]any{"queue_requests": q.router, "queue_timeout": queueWait.String(), "queue_in_flight": q.engine}
 }
 
 const queueWait = 10 * time.Second
 
-// crowded has a client with ten times as many requests as another, and one that asks for five times its limit.
-var crowded = []Client{
-	{Name: "talkers"},
-	{Name: "victim", Workers: 24},
-	{Name: "aggressor", Workers: 240, Refused: true},
-	{Name: "limited", InFlight: 8, Workers: 40, Output: 600, Refused: true},
+// crowded has a victim with that many requests, a client with ten times as many, and one that asks for five times its limit.
+func crowded(victim int) []Client {
+	return []Client{
+		{Name: "talkers"},
+		{Name: "victim", Workers: victim},
+		{Name: "aggressor", Workers: 10 * victim, Refused: true},
+		{Name: "limited", InFlight: 8, Workers: 40, Output: 600, Refused: true},
+	}
 }
 
 // beside is what crowded has of conversations: so little that they never use up their share.

@@ -44,7 +44,7 @@ func evident() *evidence {
 		s.backends["engine-1"].note(span{0, sec}, "active")
 		s.backends["engine-1"].note(span{24 * sec, 24 * sec}, absent)
 		s.backends["engine-1"].note(span{25 * sec, 25 * sec}, absent)
-		s.usage = []resources{{at: 8 * sec, used: [len(measures)]float64{goroutines: 80, files: 50, heap: 20 << 20, resident: 50 << 20}}}
+		s.usage = []resources{{at: 8 * sec, used: [len(measures)]float64{goroutines: 80, files: 50, heap: 20 << 20, resident: 50 << 20}, waited: 3}}
 		e.quiet.after[n] = resources{used: [len(measures)]float64{goroutines: 70, files: 50, heap: 30 << 20, resident: 60 << 20}}
 		e.seen[n] = s
 	}
@@ -321,6 +321,47 @@ func TestExcuses(t *testing.T) {
 		if got != c.excused {
 			t.Errorf("%s: excused is %v: %+v %+v", c.what, got, v[streamsSurvive.Name].Violations, v[requestsAnswered.Name].Violations)
 		}
+	}
+}
+
+func TestSharesWhileARouterIsHarmed(t *testing.T) {
+	for what, want := range map[string]State{"pause node-0": Held, "kill node-0": Violated} {
+		e := evident()
+		e.marks = append(e.marks, Mark{Event: event(17*sec, 11*sec, "%s", what), Members: [][]string{{"node-0"}}, Began: 17 * sec, Struck: 17 * sec, Ending: 28 * sec, Over: 28 * sec})
+		for i := range e.past.stays {
+			if s := &e.past.stays[i]; s.client == 1 && s.began >= 20*sec && s.began < 26*sec {
+				s.tokens = 50
+			}
+		}
+		if v := verdicts(e)[shareKept.Name]; v.State != want || v.Checked == 0 {
+			t.Errorf("a quarter of a share during %s: %+v", what, v)
+		}
+	}
+}
+
+func TestWorkAtAnEngineThatLies(t *testing.T) {
+	e := evident()
+	a := e.attempts[200]
+	a.Client = "a"
+	for _, want := range []float32{20, 10} {
+		if s, ok := e.stayOf(a); !ok || s.tokens != want {
+			t.Errorf("%v tokens, want %v", s.tokens, want)
+		}
+		e.marks = append(e.marks, Mark{Event: event(19*sec, 2*sec, "lie engine-0"), Members: [][]string{{"engine-0"}}, Began: 19 * sec, Over: 21 * sec})
+	}
+}
+
+func TestQueued(t *testing.T) {
+	e := evident()
+	e.seen["node-0"].usage = []resources{{pid: 1, waited: 4}, {pid: 1, waited: 40}, {pid: 2}, {pid: 2, waited: 200}}
+	if n := e.queued(); n != 246 {
+		t.Errorf("%v requests waited at two processes of a node and at two other nodes, want 246", n)
+	}
+	for _, s := range e.seen {
+		s.usage = nil
+	}
+	if v := verdicts(e)[waitsEnd.Name]; v.State != NotExercised {
+		t.Errorf("nothing waited in a queue: %+v", v)
 	}
 }
 

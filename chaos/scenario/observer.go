@@ -48,9 +48,10 @@ type leadership struct {
 }
 
 type resources struct {
-	at   time.Duration
-	pid  int
-	used [len(measures)]float64
+	at     time.Duration
+	pid    int
+	used   [len(measures)]float64
+	waited float64 // requests that have waited in the process's queue
 }
 
 type seen struct {
@@ -199,6 +200,7 @@ func usageOf(ctx context.Context, n *fleet.Node, l *ledger) (r resources, err er
 	if err != nil {
 		return r, err
 	}
+	r.waited = m["grapevine_queue_wait_seconds_count"] // there is none before the first
 	for i, use := range measures {
 		if r.used[i], err = m.Get(use.metric); err != nil {
 			return r, err

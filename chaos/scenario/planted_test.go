@@ -93,7 +93,7 @@ func (s *sown) run(t *testing.T, program string) *run {
 	}
 	r := &run{cfg: cfg, s: &Scenario{Name: cfg.Scenario, Nodes: cfg.Nodes, Engines: 4, Load: s.load, Events: s.events}, pace: p}
 	if s.crowd {
-		r.s.Clients, r.s.Queued = crowded, true
+		r.s.Clients, r.s.Queue = crowded(24), queueOf{4, 96}
 	}
 	return r
 }

@@ -64,7 +64,7 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	}
 	w := &world{f: f, t: t, op: op, log: &marks{now: l.now}, newer: r.cfg.Newer, ready: readyWithin}
 	e = &evidence{cfg: engineConfig(), nodes: fleet.Names("node", r.cfg.Nodes), engines: f.EngineNames(), calm: r.pace.calm, limit: drainLimit, width: sliceOf(r.cfg.Duration), struck: r.cfg.Duration, clients: r.s.Clients}
-	if r.s.Queued {
+	if r.s.Queue.engine > 0 {
 		e.wait = queueWait
 	}
 	for _, ev := range r.cfg.Schedule {
@@ -114,8 +114,8 @@ func (r *run) start(ctx context.Context, l *ledger, dir string) (*fleet.Fleet, e
 		Binary: r.cfg.Binary, Nodes: r.cfg.Nodes, Engines: r.s.Engines, Engine: engineConfig(), Seed: r.cfg.Seed, Log: r.cfg.Log,
 		Settings: settings(), Dir: r.cfg.Keep, HAProxy: r.s.HAProxy,
 	}
-	if r.s.Queued {
-		maps.Copy(cfg.Settings, queued())
+	if r.s.Queue.engine > 0 {
+		maps.Copy(cfg.Settings, r.s.Queue.settings())
 	}
 	if len(r.s.Clients) > 0 {
 		file, err := writeClients(dir, r.s.Clients)

@@ -39,9 +39,9 @@ func (e *evidence) stayOf(a *Attempt) (s stay, ok bool) {
 		s.left = max(v[len(v)-1].Ended, 0)
 	}
 	if a.Outcome == Complete {
-		// Without the engine's counts: about a token in four bytes.
+		// Without the engine's counts, or with false ones: about a token in four bytes.
 		s.tokens = float32(a.Want) / 4
-		if a.Prompt >= 0 {
+		if a.Prompt >= 0 && !e.harmed(a.Backend, []string{"lie"}, a.Sent, a.End) {
 			s.tokens = float32(a.Prompt - max(a.Cached, 0) + a.Output)
 		}
 	}
@@ -64,7 +64,7 @@ const (
 var shareKept = Invariant{
 	Name: "share-kept",
 	Promise: "while requests of two clients wait, none gets much more work per weight than the other, however many it sends and wherever " +
-		"they enter, unless the routers are partitioned",
+		"they enter, unless the routers are partitioned or one is paused",
 	Bound: "in each 4 s: at least half of the other's, but for a request of each at each node",
 	Seen:  "clients know when they sent, engines when they began and what they computed",
 	judge: func(e *evidence, f *finding) {
@@ -74,8 +74,8 @@ var shareKept = Invariant{
 		all, largest := e.doings()
 		least := 1.0
 		for at := e.calm; at+shareOver <= e.stopped; at += shareOver / 2 {
-			if e.harmed(fleet.Everybody, []string{"partition"}, at, at+shareOver) {
-				continue // a router cannot know what waits behind it
+			if e.harmed(fleet.Everybody, []string{"partition", "pause"}, at, at+shareOver) {
+				continue // a router cannot know what waits beyond it, and what waits at a paused one gets no turn
 			}
 			from, to := int(at/shareStep), int((at+shareOver)/shareStep)
 			for i := range all {
@@ -203,7 +203,7 @@ var waitsEnd = Invariant{
 	Name:       "waits-end",
 	Promise:    "a request that waits at a router leaves the queue: to an engine, with 429, or with its client; none is lost there, none stays too long",
 	Bound:      "queue_timeout (10 s) and 5 s",
-	Seen:       "when clients sent, engines began and answers ended",
+	Seen:       "when clients sent, engines began and answers ended; that requests waited, by each node's metrics every two seconds",
 	ofAttempts: true,
 	judge: func(e *evidence, f *finding) {
 		if e.wait == 0 {
@@ -218,6 +218,9 @@ var waitsEnd = Invariant{
 			if waited <= shareStep && a.Status != http.StatusTooManyRequests || e.nodeLost(a.Node, a.Sent, a.End) || e.overstayed(a) {
 				continue
 			}
+			if a.Outcome == Unanswered && a.Reused && len(visits) == 0 && e.harmed(fleet.Everybody, []string{"stop", "roll"}, a.Sent, a.End) {
+				continue // a node that stops may close a kept connection on which a request is under way
+			}
 			f.checked++
 			switch {
 			case waited > e.wait+waitSlack:
@@ -226,5 +229,25 @@ var waitsEnd = Invariant{
 				f.violate(a.End, a.place(), "%s waited for %v, came to no engine, and ended as %s: %s", a.ID, waited, a.Outcome, a.Detail)
 			}
 		}
+		if e.partial {
+			return
+		}
+		waited := e.queued()
+		f.note = fmt.Sprintf("%.0f or more waited in a queue", waited)
+		if waited == 0 {
+			f.checked = 0 // what came to an engine late was late elsewhere
+		}
 	},
+}
+
+// queued is how many requests waited in queues, without those in a process's last two seconds.
+func (e *evidence) queued() (sum float64) {
+	for _, s := range e.seen {
+		for i, r := range s.usage {
+			if i+1 == len(s.usage) || s.usage[i+1].pid != r.pid {
+				sum += r.waited
+			}
+		}
+	}
+	return sum
 }
