@@ -20,7 +20,7 @@ type Gate struct {
 	// TTFT is the time that the prefill work outstanding at an engine may take.
 	TTFT time.Duration
 	// Waiting is how many requests may wait at an engine for their first token; by the engine's own
-	// report, which is not older than waitingLasts, how many wait for their prefill.
+	// report, if it is not older than waitingLasts, how many wait for their prefill.
 	Waiting int
 	// InFlight is how many requests of the whole fleet an engine may hold.
 	InFlight int
@@ -30,8 +30,9 @@ type Gate struct {
 // engines by the others, who refill what they have freed before it knows.
 const belowShare = 0.75
 
-// waitingLasts is twice the default interval in which nodes read vLLM's counts.
-const waitingLasts = 10_000 // ms
+// waitingLasts is how long an engine's report of waiting requests counts. Nodes read vLLM's every 5 s, in which what waited is long
+// computed: from then on own counts lead, as a report that closes engines for seconds leaves them without work.
+const waitingLasts = 1000 // ms
 
 func (g *Gate) check() error {
 	if g.TTFT < 0 || g.Waiting < 0 || g.InFlight < 0 {
@@ -104,7 +105,7 @@ func (r *Router) full(s *slot, l load, f *fleetState, extra bool, now prefixtree
 			pending += s.peerTokens.Load() * pending / max(s.charged.Load(), 1)
 		}
 		if t := s.telemetry.Load(); t != nil && int64(now-t.At) <= waitingLasts {
-			pending = max(pending, int64(t.Waiting)+active-t.all)
+			pending = max(pending, int64(t.Waiting)-max(t.all-active, 0)) // some may have left; what came since is pending
 		}
 		beyond = pending >= int64(g.Waiting)
 	}

@@ -73,6 +73,16 @@ func TestGateHearsEngines(t *testing.T) {
 			t.Error("a request went to a full engine")
 		}
 	}
+	// What came since the report and is answered does not wait.
+	r.SetTelemetry(1-busy, Telemetry{At: t0, KVUsage: -1, Queued: -1})
+	for i := range 20 {
+		q := waits(unique(20 + i))
+		q.Exclude = except(2, 1-busy)
+		b := pick(t, r, q, t0+5)
+		b.Dispatched(t0 + 5)
+		b.FirstToken(t0 + 6)
+		defer b.End(unknown(), t0+6)
+	}
 	if !r.Open(busy, t0+waitingLasts+1) {
 		t.Error("an old report keeps the engine closed")
 	}
