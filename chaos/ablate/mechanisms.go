@@ -34,7 +34,7 @@ var mechanisms = []variant{
 		{stage, " + e.slot.peerTokens.Load()", ""},
 		{stage, "own+e.slot.peerActive.Load(), own", "own, own"},
 	}},
-	{"drained-reports", "what an engine has computed of another node's running prefill leaves its queue", []edit{
+	{"peers-progress", "what an engine has computed of another node's running prefill leaves its queue", []edit{
 		{ledger, "computed := min(rate", "computed := 0 * min(rate"},
 	}},
 	{"pouring", "a request that no cache helps goes to one of the engines that it and others' unseen ones fill, not to the best", []edit{
@@ -48,6 +48,10 @@ var mechanisms = []variant{
 		{match, "common := s.pool.work.common(", "common := 0 * s.pool.work.common("},
 	}},
 	{"hot-prefixes", "the fleet agrees which engines hold a hot prefix", []edit{{"chaos/fleetsim/hot.go", "if cfg.NoHot ||", "if true || cfg.NoHot ||"}}},
+	{"overtaken", "a prefill behind one that another node reports later teaches no rate", []edit{
+		{ledger, "a.ahead += tokens", "a.ahead += 0 * tokens"},
+		{ledger, "s.headAhead.Add(tokens)", "s.headAhead.Add(0 * tokens)"},
+	}},
 	{"learned-rates", "an engine's own prefill rate replaces the fleet's", []edit{{ledger, ") rateOr(prior float64) float64 {", ") rateOr(prior float64) float64 {\n\treturn prior"}}},
 	{"pace", "how long an answer that is not streamed takes shows its engine's rate", []edit{
 		{attempt, "case a.nonStreaming && !a.remote && a.at.first == 0", "case false && a.nonStreaming && a.at.first == 0"},

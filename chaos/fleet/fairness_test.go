@@ -123,7 +123,7 @@ func (l *fairLoad) compare(t *testing.T, routers int) {
 	shown(t, "the same without a queue, interactive", chatOff.p99("chat"), "s")
 	atLeast(t, "interactive, better by the queue", chatOff.p99("chat")/chatOn.p99("chat"), 2.5, "times")
 	atLeast(t, "batch per second with a queue, of that without", 100*chatOn.rate("bulk")/chatOff.rate("bulk"), 50, "%")
-	// Whose answers come sooner asks its next questions sooner: what interactive gets more of the engines, batch gets less.
+	// Interactive clients get answers sooner and so ask more; batch loses the work that they gain.
 	shown(t, "interactive, the same", 100*chatOn.rate("chat")/chatOff.rate("chat"), "%")
 	shown(t, "both", 100*chatOn.served()/chatOff.served(), "%")
 }

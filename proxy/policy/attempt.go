@@ -38,7 +38,7 @@ type Attempt struct {
 	bytes        int
 	charged      int64
 	ahead        int64           // peers' prefill tokens that the backend computes first, as far as they have reported them
-	settled      prefixtree.Time // when peers will have reported what they placed before Pick; 0: at Pick
+	settled      prefixtree.Time // until when peers' reports may show more that they placed before Pick; 0: none are awaited
 	nonStreaming bool
 	held         float64
 	followed     bool // held exceeds the common prefix

@@ -182,7 +182,7 @@ func (r *Router) charge(s *Scene, c *Candidate, att *Attempt) {
 	att.remote = false
 	att.at.picked, att.at.dispatched, att.at.first = now, 0, 0
 	att.settled = 0
-	if f := r.fleet.Load(); f.nodes > 1 && f.staleness < maxStaleness {
+	if f := r.fleet.Load(); f.nodes > 1 && f.staleness < maxStaleness { // older reports count as missing
 		att.settled = now + prefixtree.Time(f.staleness)
 	}
 	att.stage = picked

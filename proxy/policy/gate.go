@@ -30,8 +30,8 @@ type Gate struct {
 // engines by the others, who refill what they have freed before it knows.
 const belowShare = 0.75
 
-// waitingLasts is how long an engine's report of waiting requests counts. Nodes read vLLM's every 5 s, in which what waited is long
-// computed: from then on own counts lead, as a report that closes engines for seconds leaves them without work.
+// waitingLasts is how long an engine's report of waiting requests counts. Nodes read vLLM's every 5 s or less often, and most of what
+// waited is computed before the next report: one that kept engines closed until then would leave them without work.
 const waitingLasts = 1000 // ms
 
 func (g *Gate) check() error {
@@ -105,7 +105,7 @@ func (r *Router) full(s *slot, l load, f *fleetState, extra bool, now prefixtree
 			pending += s.peerTokens.Load() * pending / max(s.charged.Load(), 1)
 		}
 		if t := s.telemetry.Load(); t != nil && int64(now-t.At) <= waitingLasts {
-			pending = max(pending, int64(t.Waiting)-max(t.all-active, 0)) // some may have left; what came since is pending
+			pending = max(pending, int64(t.Waiting)-max(t.all-active, 0)) // some may have left; requests that came since count in pending
 		}
 		beyond = pending >= int64(g.Waiting)
 	}

@@ -13,7 +13,7 @@ import (
 // the first cache line of every candidate, so its fields come first and the size is a multiple of
 // 64 bytes. mu guards the non-atomic fields; the atomics may differ by moments.
 //
-// Lock order: viewMu or peerLoads.mu, then ledger.mu; ejecting, then slot.mu, then fleetRate.mu. All
+// Lock order: viewMu or peerLoads.mu, then ledger.mu or slot.mu; ejecting, then slot.mu, then fleetRate.mu. All
 // other locks are leaves.
 type slot struct {
 	charged    atomic.Int64 // prefill tokens of own requests before their first token

@@ -99,11 +99,12 @@ func (p *peerLoads) replace(held map[*slot]peerLoad, s *slot, is peerLoad, now p
 	} else {
 		held[s] = is
 	}
-	if is.tokens > was.tokens {
-		s.overtaken(is.tokens-was.tokens, now)
-	}
 	idle := s.peerTokens.Load() <= 0 && s.pending.Load() == 0
 	p.count(s, was, is)
+	if is.tokens > was.tokens {
+		// After count: a Pick between the two counts them twice rather than not at all.
+		s.overtaken(is.tokens-was.tokens, now)
+	}
 	if is.tokens < was.tokens || is.tokens > 0 && idle {
 		s.mu.Lock()
 		s.turn(now)
