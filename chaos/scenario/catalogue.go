@@ -169,7 +169,7 @@ var scenarios = []Scenario{
 		generate: endurance,
 	},
 	{
-		// 80 places at engines for the 580 requests that clients always have under way.
+		// 80 places at engines for up to 580 requests that clients have under way.
 		Name: "queue-endurance", Duration: 75 * time.Second, Clients: crowded(48), Queue: queueOf{20, 240}, Load: brief, generate: endurance,
 		Must:   slices.Concat(lasts, []string{shareKept.Name, limitKept.Name, waitsEnd.Name}),
 		Proves: "for --soak: endurance with clients that crowd a queue: the promises of crowded-queue hold, too, while routers and engines come and go",

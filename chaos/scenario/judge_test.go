@@ -351,6 +351,28 @@ func TestWorkAtAnEngineThatLies(t *testing.T) {
 	}
 }
 
+// A node that stops may close a kept connection on which a request has just come, but drops nothing from its queue.
+func TestCutWhileANodeStops(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		after  time.Duration
+		reused bool
+		want   State
+	}{
+		{"a kept connection", 200 * time.Millisecond, true, Held},
+		{"a kept connection after 3 s", 3 * sec, true, Violated},
+		{"a new connection", 200 * time.Millisecond, false, Violated},
+	} {
+		e := evident()
+		a := e.attempts[205] // node-2 is asked to stop at 20 s
+		delete(e.visits, a.ID)
+		a.Outcome, a.Status, a.Head, a.Node, a.Backend, a.Last, a.Reused, a.End = Unanswered, 0, -1, "", "", false, c.reused, a.Sent+c.after
+		if v := verdicts(e)[waitsEnd.Name]; v.State != c.want {
+			t.Errorf("%s: %+v", c.what, v)
+		}
+	}
+}
+
 func TestQueued(t *testing.T) {
 	e := evident()
 	e.seen["node-0"].usage = []resources{{pid: 1, waited: 4}, {pid: 1, waited: 40}, {pid: 2}, {pid: 2, waited: 200}}

@@ -218,7 +218,7 @@ var waitsEnd = Invariant{
 			if waited <= shareStep && a.Status != http.StatusTooManyRequests || e.nodeLost(a.Node, a.Sent, a.End) || e.overstayed(a) {
 				continue
 			}
-			if a.Outcome == Unanswered && a.Reused && len(visits) == 0 && e.harmed(fleet.Everybody, []string{"stop", "roll"}, a.Sent, a.End) {
+			if a.Outcome == Unanswered && a.Reused && waited <= staleAfter && len(visits) == 0 && e.harmed(fleet.Everybody, []string{"stop", "roll"}, a.Sent, a.End) {
 				continue // a node that stops may close a kept connection on which a request is under way
 			}
 			f.checked++
