@@ -155,8 +155,8 @@ func (b *band) charge(f *flow, cost float64) {
 }
 
 // window appends the first requests in fair order, at most so many, as if each were served in turn at its expected
-// cost: all, or those of clients that are granted all that waits of them. From farther ahead these would have to pay
-// back too much: a client with many short requests would get no engine for seconds once more of them wait than are granted.
+// cost: all, or those of clients that are granted all that waits of them. A client that took engines for requests
+// farther back would get none for seconds once more of them wait than are granted.
 func (b *band) window(dst []*Waiter, most int, all bool) []*Waiter {
 	type turn struct {
 		tag float64
