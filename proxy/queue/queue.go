@@ -390,9 +390,9 @@ func (q *Queue) Due() (at time.Duration, ok bool) {
 
 // Offer gives an open engine to a request of the lane, and reports whether one took it. If requests wait at
 // other routers, too, it does so within the lane's last Grant, or if the engine is dry, or to a client that is
-// granted all that waits of it, with a request among the first in fair order. take decides where the request goes, and returns the tokens that it costs
-// there; if it returns false, the request prefers to wait, and take has set Wants. A request that took an
-// engine has left the queue. take must not change the queue.
+// granted all that waits of it, with a request among the first in fair order. take decides where the request
+// goes, and returns the tokens that it costs there; if it returns false, the request prefers to wait, and take
+// has set Wants. A request that took an engine has left the queue. take must not change the queue.
 func (q *Queue) Offer(lane uint64, engine int32, dry bool, now time.Duration, take func(*Waiter) (cost float64, ok bool)) bool {
 	l := q.lanes[lane]
 	if l == nil {
