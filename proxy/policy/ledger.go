@@ -222,11 +222,13 @@ func (s *slot) settle(now prefixtree.Time, rate float64) {
 }
 
 func (s *slot) release(a *Attempt) {
-	s.mu.Lock()
-	if i := slices.Index(s.late, a); i >= 0 {
-		s.late = slices.Delete(s.late, i, i+1)
+	if a.settled > 0 { // not of a router that is alone
+		s.mu.Lock()
+		if i := slices.Index(s.late, a); i >= 0 {
+			s.late = slices.Delete(s.late, i, i+1)
+		}
+		s.mu.Unlock()
 	}
-	s.mu.Unlock()
 	s.active.Add(-1)
 	s.resident.Add(-a.resident)
 }
