@@ -44,7 +44,8 @@ var sowing = []sown{
 	{defect: "reads-what-it-has"},
 	{defect: "founds-alone"},
 	{defect: "batch-lost"},
-	{defect: "resume-skips-a-batch", schedule: "4s pause node-2 for 5s", load: Load{Rate: 15}},
+	// What one skipped batch held may be evicted, or told again, before trees are compared: 1 pause of 18 showed nothing.
+	{defect: "resume-skips-a-batch", schedule: "4s pause node-2 for 4s\n10s pause node-1 for 4s\n16s pause node-0 for 4s", load: Load{Rate: 15}},
 	{defect: "snapshot-ends-early", schedule: "6s stop node-2 for 1s", load: Load{Rate: 15}},
 	{
 		defect: "turns-without-a-peer", schedule: "10s kill node-2 for 11s", load: Load{Rate: 15},
