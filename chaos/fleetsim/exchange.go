@@ -43,6 +43,7 @@ type exchange struct {
 	flush     time.Duration // interval; 0: nodes send at once
 	due       time.Duration // next flush; never: no node has news
 	nextState time.Duration
+	hidden    bool // some requests are not streamed, so that nodes cannot see their prefills end
 	noticed   bool // the partition began
 	healed    bool
 
@@ -62,6 +63,7 @@ type sender struct {
 	name    string
 	pending bool
 	since   time.Duration // of the oldest change that is pending
+	watched bool          // prefills may leave its load without an event
 	loads   []wire.Load   // by backend, last sent
 	next    []wire.Load
 	fullAt  time.Duration
@@ -101,10 +103,12 @@ func (x *exchange) acted(node int, now time.Duration) {
 	s.pending, s.since = true, now
 	if x.flush == 0 {
 		x.send(node, now)
-	} else if x.due == never {
-		x.due = now/x.flush*x.flush + x.flush
+	} else {
+		x.flushNext(x.flush, now)
 	}
 }
+
+func (x *exchange) flushNext(every, now time.Duration) { x.due = min(x.due, now/every*every+every) }
 
 func (x *exchange) pass(now time.Duration) {
 	if x == nil {
@@ -133,21 +137,20 @@ func (x *exchange) pass(now time.Duration) {
 }
 
 func (x *exchange) flushBy(now time.Duration) {
-	if x.due > now {
-		return
-	}
-	at := x.due
-	x.due = never
-	for i := range x.senders {
-		if x.senders[i].pending {
-			x.send(i, at)
+	for x.due <= now {
+		at := x.due
+		x.due = never
+		for i := range x.senders {
+			if x.senders[i].pending || x.senders[i].watched {
+				x.send(i, at)
+			}
 		}
 	}
 }
 
 func (x *exchange) send(node int, at time.Duration) {
 	s, shared := &x.senders[node], x.nodes[node].shared
-	s.pending = false
+	s.pending, s.watched = false, false
 	m := message{sent: at, origin: node}
 	if x.point.share.loads() && !x.point.oracle.load {
 		var busy []wire.Load
@@ -181,6 +184,11 @@ func (x *exchange) send(node int, at time.Duration) {
 	}
 	if m.loads != nil || m.queued {
 		x.post(m)
+	}
+	// Live nodes look at their load at every flush, and take out the prefills that must be done by then.
+	if x.hidden && slices.ContainsFunc(s.loads, func(l wire.Load) bool { return l.PrefillTokens > 0 }) {
+		s.watched = true
+		x.flushNext(flushEvery, at)
 	}
 }
 

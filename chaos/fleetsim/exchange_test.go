@@ -179,6 +179,39 @@ func TestDelay(t *testing.T) {
 	}
 }
 
+// Nodes look at what they have outstanding every 50 ms, as live ones do: a prefill that its node cannot see end leaves the node's reports
+// then, although nothing else happens there.
+func TestUnseenPrefillsLeaveTheReports(t *testing.T) {
+	checked := 0
+	look := func(f *fleet, fl *flight) {
+		for b := range prefixtree.Backend(f.cfg.Backends) {
+			heard, _ := f.nodes[fl.node].router.PeerLoad(b)
+			most := int64(0)
+			for n := range f.nodes {
+				if n == fl.node {
+					continue
+				}
+				for _, l := range f.nodes[n].router.OwnLoads(nil, clock(f.now-flushEvery)) {
+					if l.Backend == b {
+						most += l.PrefillTokens
+					}
+				}
+			}
+			if heard > most {
+				t.Fatalf("at %v: by the reports %d tokens are outstanding at backend %d, 50 ms ago %d were", f.now, heard, b, most)
+			}
+			if most > 0 {
+				checked++
+			}
+		}
+	}
+	f, _ := rehearse(t, point{nodes: 4, share: ShareBoth}, func(c *Config) { c.Unstreamed, c.sent = 1, look })
+	play(t, f)
+	if checked < 50 {
+		t.Errorf("only %d reports with prefills were checked", checked)
+	}
+}
+
 // TestLateTakingIsExact: taking messages when a node acts equals taking each on its arrival.
 func TestLateTakingIsExact(t *testing.T) {
 	for _, delay := range []time.Duration{0, 700 * time.Millisecond} {

@@ -282,6 +282,9 @@ func (f *fleet) arrive() {
 	fl.request = r
 	fl.query = policy.Request{Hashes: fl.hashes, PromptBytes: r.PromptTokens * workload.BytesPerToken,
 		Model: []byte(r.Model), NonStreaming: r.NonStreaming || f.whole(r)}
+	if f.exchange != nil && fl.query.NonStreaming {
+		f.exchange.hidden = true
+	}
 	if r.Session >= 0 {
 		fl.session = strconv.AppendInt(fl.session[:0], int64(r.Session), 10)
 		fl.query.Session = fl.session
