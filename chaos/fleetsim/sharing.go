@@ -30,6 +30,11 @@ func (s Share) withhold(state *share.State) {
 	if !s.loads() {
 		state.Popularity.Traffic = nil
 	}
+	if !s.prefixes() {
+		for i := range state.Popularity.Traffic {
+			state.Popularity.Traffic[i].Prefixes = nil
+		}
+	}
 	for i := range state.Claims {
 		if c := &state.Claims[i]; !s.prefixes() {
 			c.LRUDistance = share.Measure{}

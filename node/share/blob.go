@@ -34,9 +34,12 @@ type layout struct {
 
 var layouts = [...]layout{
 	sectionClaims:  {0, 12, 16_384},
-	sectionTraffic: {16, 3, 0}, // once a histogram followed
+	sectionTraffic: {16, 3, 256}, // entries of 3 bytes, of a histogram, are of older nodes; see prefixEntry
 	sectionWork:    {0, 26, 1024},
 }
+
+// prefixEntry is how many bytes of sectionTraffic count a prefix. Shorter entries are ignored.
+const prefixEntry = 11
 
 // Limits on one node's claims, so that a faulty node cannot outweigh the rest.
 const (
@@ -138,7 +141,7 @@ func (s *State) read(kind byte, section []byte) error {
 			})
 		}
 	case sectionTraffic:
-		s.readTraffic(head)
+		s.readTraffic(head, entries, size)
 	case sectionWork:
 		s.readWork(entries, size)
 	}
@@ -149,11 +152,18 @@ func measure(b []byte, most float64) Measure {
 	return Measure{Mean: value(b, 0, most), Weight: value(b, 1, maxWeight)}
 }
 
-func (s *State) readTraffic(head []byte) {
+func (s *State) readTraffic(head, entries []byte, size int) {
 	p := policy.PoolTraffic{
 		Pool: binary.LittleEndian.Uint64(head), Rate: value(head[8:], 0, maxTraffic), Prefill: value(head[8:], 1, maxTraffic), Requests: value(head[8:], 2, maxTrafficSeen),
 	}
 	p.Work = value(head[8:], 3, p.Requests*maxTrafficWhole)
+	if size >= prefixEntry {
+		for e := range slices.Chunk(entries, size) {
+			p.Prefixes = append(p.Prefixes, policy.PrefixCount{
+				Anchor: prefixtree.Hash(binary.LittleEndian.Uint64(e)), Requests: value(e[8:], 0, maxTrafficSeen), Left: int(e[10]),
+			})
+		}
+	}
 	s.Popularity.Traffic = append(s.Popularity.Traffic, p)
 }
 
@@ -193,8 +203,13 @@ func appendClaims(blob []byte, claims []Claim) []byte {
 func appendPopularity(blob []byte, h *Popularity) []byte {
 	for i := range h.Traffic {
 		p := &h.Traffic[i]
-		section := binary.LittleEndian.AppendUint64([]byte{byte(layouts[sectionTraffic].entry)}, p.Pool)
-		blob = AppendSection(blob, sectionTraffic, appendValues(section, p.Rate, p.Prefill, p.Requests, p.Work))
+		section := binary.LittleEndian.AppendUint64([]byte{prefixEntry}, p.Pool)
+		section = appendValues(section, p.Rate, p.Prefill, p.Requests, p.Work)
+		for _, c := range p.Prefixes {
+			section = binary.LittleEndian.AppendUint64(section, uint64(c.Anchor))
+			section = append(appendValues(section, c.Requests), byte(min(c.Left, math.MaxUint8)))
+		}
+		blob = AppendSection(blob, sectionTraffic, section)
 	}
 	if len(h.Works) == 0 {
 		return blob

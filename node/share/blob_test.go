@@ -2,6 +2,7 @@ package share
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"math"
 	"math/rand/v2"
@@ -92,6 +93,17 @@ func TestBlobOfANewerNode(t *testing.T) {
 	}
 }
 
+// TestBlobOfAnOlderNode: its traffic was followed by entries of three bytes, or none.
+func TestBlobOfAnOlderNode(t *testing.T) {
+	head := appendValues(binary.LittleEndian.AppendUint64([]byte{3}, 7), 2, 1, 4, 8)
+	for _, section := range [][]byte{head, append(slices.Clone(head), 1, 2, 3, 4, 5, 6)} {
+		s, err := Parse(AppendSection([]byte{version}, sectionTraffic, section))
+		if err != nil || len(s.Popularity.Traffic) != 1 || s.Popularity.Traffic[0].Rate != 2 || len(s.Popularity.Traffic[0].Prefixes) != 0 {
+			t.Errorf("%+v, %v", s, err)
+		}
+	}
+}
+
 func TestMalformedBlobs(t *testing.T) {
 	traffic := func(size byte, rest ...byte) []byte {
 		return AppendSection([]byte{version}, sectionTraffic, slices.Concat([]byte{size}, make([]byte, 16), rest))
@@ -133,6 +145,9 @@ func FuzzBlob(f *testing.F) {
 		h := &s.Popularity
 		for i := range h.Traffic {
 			p := &h.Traffic[i]
+			if len(p.Prefixes) > layouts[sectionTraffic].most || slices.ContainsFunc(p.Prefixes, func(c policy.PrefixCount) bool { return !(c.Requests <= maxTrafficSeen) }) {
+				t.Fatalf("%d counts of prefixes: %+v", len(p.Prefixes), p.Prefixes)
+			}
 			if !(p.Rate <= maxTraffic && p.Prefill <= maxTraffic && p.Requests <= maxTrafficSeen && p.Work <= p.Requests*maxTrafficWhole) {
 				t.Fatalf("%+v", p)
 			}
@@ -149,6 +164,10 @@ func somePopularity(rnd *rand.Rand) *Popularity {
 	h := new(Popularity)
 	for range maxSentPools {
 		p := policy.PoolTraffic{Pool: rnd.Uint64(), Rate: 100 * rnd.Float64(), Prefill: 10 * rnd.Float64(), Requests: 1 + 1000*rnd.Float64(), Work: 500 * rnd.Float64()}
+		p.Prefixes = []policy.PrefixCount{{Requests: 2000 * rnd.Float64()}}
+		for range rnd.IntN(65) {
+			p.Prefixes = append(p.Prefixes, policy.PrefixCount{Anchor: prefixtree.Hash(rnd.Uint64()), Requests: 500 * rnd.Float64(), Left: 1 + rnd.IntN(500)})
+		}
 		h.Traffic = append(h.Traffic, p)
 		h.Works = append(h.Works, policy.Work{Pool: p.Pool, Requests: 50 * rnd.Float64(), Prefill: 3 * rnd.Float64(), Active: 1 + 30*rnd.Float64()})
 		for range 8 {
@@ -186,7 +205,10 @@ func TestPopularityRoundTrip(t *testing.T) {
 		}
 		for i, p := range h.Traffic {
 			g := got.Traffic[i]
-			if g.Pool != p.Pool || !near(g.Rate, p.Rate) || !near(g.Prefill, p.Prefill) || !near(g.Requests, p.Requests) || !near(g.Work, p.Work) {
+			if g.Pool != p.Pool || !near(g.Rate, p.Rate) || !near(g.Prefill, p.Prefill) || !near(g.Requests, p.Requests) || !near(g.Work, p.Work) ||
+				!slices.EqualFunc(g.Prefixes, p.Prefixes, func(a, b policy.PrefixCount) bool {
+					return a.Anchor == b.Anchor && near(a.Requests, b.Requests) && a.Left == min(b.Left, math.MaxUint8)
+				}) {
 				t.Fatalf("%+v came as %+v", p, g)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 
+	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/policy"
 )
 
@@ -128,6 +129,11 @@ func (p *peers) traffic() (sum map[uint64]policy.PoolTraffic, changed bool) {
 		return nil, false
 	}
 	p.changed = false
+	type prefix struct {
+		pool   uint64
+		anchor prefixtree.Hash
+	}
+	at := make(map[prefix]int) // in the pool's sum
 	for _, s := range p.states {
 		if sum == nil {
 			sum = make(map[uint64]policy.PoolTraffic)
@@ -136,7 +142,21 @@ func (p *peers) traffic() (sum map[uint64]policy.PoolTraffic, changed bool) {
 			all := sum[one.Pool]
 			sum[one.Pool] = policy.PoolTraffic{
 				Pool: one.Pool, Rate: all.Rate + one.Rate, Prefill: all.Prefill + one.Prefill, Requests: all.Requests + one.Requests, Work: all.Work + one.Work,
+				Prefixes: all.Prefixes,
 			}
+			all = sum[one.Pool]
+			for _, c := range one.Prefixes {
+				k := prefix{one.Pool, c.Anchor}
+				i, known := at[k]
+				if !known {
+					i = len(all.Prefixes)
+					at[k] = i
+					all.Prefixes = append(all.Prefixes, policy.PrefixCount{Anchor: c.Anchor})
+				}
+				all.Prefixes[i].Requests += c.Requests
+				all.Prefixes[i].Left += c.Left
+			}
+			sum[one.Pool] = all
 		}
 	}
 	return sum, true

@@ -3,6 +3,7 @@ package share
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"grapevine.example/prefixtree"
@@ -95,13 +96,39 @@ func TestSumsDoNotOverflow(t *testing.T) {
 	}
 }
 
-// TestPopularityIsSmall: the popularity of one node takes less than 1 kB.
+// TestPopularityIsSmall: the popularity of one node takes less than 1 kB, and 11 bytes for each prefix that prompts left.
 func TestPopularityIsSmall(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 0))
 	h := somePopularity(rnd)
 	h.Works = h.Works[:9] // of one pool
-	if n := len(appendPopularity(nil, h)); n > 1000 {
-		t.Errorf("%d bytes", n)
+	prefixes := 0
+	for _, p := range h.Traffic {
+		prefixes += len(p.Prefixes)
+	}
+	if n := len(appendPopularity(nil, h)) - 11*prefixes; n > 1000 {
+		t.Errorf("%d bytes and %d prefixes", n, prefixes)
+	}
+}
+
+func TestCountsOfPrefixesAreSummed(t *testing.T) {
+	p := peers{learn: func(uint32, Measure, Measure) {}}
+	of := func(pool uint64, counts ...policy.PrefixCount) *State {
+		return &State{Popularity: Popularity{Traffic: []policy.PoolTraffic{{Pool: pool, Prefixes: counts}}}}
+	}
+	a := of(1, policy.PrefixCount{Requests: 10}, policy.PrefixCount{Anchor: 5, Requests: 2, Left: 1}, policy.PrefixCount{Anchor: 6, Requests: 3, Left: 2})
+	p.set("a", a)
+	p.set("b", of(1, policy.PrefixCount{Requests: 20}, policy.PrefixCount{Anchor: 6, Requests: 4, Left: 3}))
+	p.set("c", of(2, policy.PrefixCount{Anchor: 6, Requests: 100, Left: 100}))
+	for range 2 { // the states stay what they are
+		sum, _ := p.traffic()
+		want := []policy.PrefixCount{{Requests: 30}, {Anchor: 5, Requests: 2, Left: 1}, {Anchor: 6, Requests: 7, Left: 5}}
+		if got := sum[1].Prefixes; !slices.Equal(got, want) {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+		p.set("c", nil)
+	}
+	if got := a.Popularity.Traffic[0].Prefixes[2]; got.Left != 2 {
+		t.Errorf("a's state has changed to %+v", got)
 	}
 }
 

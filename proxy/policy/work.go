@@ -28,7 +28,7 @@ const (
 	workStart  = 1.0  // the least time averaged over, in seconds
 	workSets   = 128  // per pool; an anchor belongs to one of them
 	workPlaces = 8    // per set, as a word has bytes
-	workTold   = 64
+	workTold   = 64   // prefixes per pool, in a report
 	// Prefixes below both, in prefill seconds per second and active requests, are not reported.
 	leastWork, leastWorkActive = 0.005, 1
 )
@@ -51,6 +51,7 @@ type workMeter struct {
 	places  [][workPlaces]prefixWork
 	all     decayedWork
 	total   float64 // requests; halved with all counts at popularWindow
+	peers   float64 // other nodes' total
 	number  uint64  // of the latest request
 }
 
@@ -58,9 +59,10 @@ type workMeter struct {
 // runs.
 type prefixWork struct {
 	tokens float64
-	seen   float64 // requests, decayed with the meter's total
-	left   int     // prompts of which engines held just this prefix, since it took its place
-	latest uint64  // number of the latest request that left here, or passed after several had left
+	seen   float64     // requests, decayed with the meter's total
+	left   int         // prompts of which engines held just this prefix, since it took its place
+	latest uint64      // number of the latest request that left here, or passed after several had left
+	peers  PrefixCount // the other nodes' sum
 	blocks int32
 	above  prefixtree.Hash // the longest shorter prefix with a place in the latest prompt; 0: none
 	held   prefixtree.Hash // its last block that nodes tell each other of; see sharedDepth
@@ -211,7 +213,67 @@ func (m *workMeter) add(hashes []prefixtree.Hash, known int, fair float64) (deep
 }
 
 func (m *workMeter) popular(p *prefixWork, fair float64) bool {
-	return p.left >= popularLeast && p.seen >= popularShare*fair*m.total
+	return p.left+p.peers.Left >= popularLeast && p.seen+p.peers.Requests >= popularShare*fair*(m.total+m.peers)
+}
+
+// PrefixCount counts requests by how their prompts begin.
+type PrefixCount struct {
+	Anchor   prefixtree.Hash // where the prefix ends; 0: all requests of the pool
+	Requests float64         // that begin with it; recent ones, since the prefix has a place, so a lower bound
+	Left     int             // of which engines held just this prefix, since it has a place
+}
+
+// prefixes returns this node's counts of the whole pool, and of prefixes that prompts left: those that are popular by these counts, then the latest.
+func (m *workMeter) prefixes() (list []PrefixCount) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	type counted struct {
+		prefixtree.Hash
+		*prefixWork
+	}
+	var left []counted
+	for i := range m.places {
+		for j := range m.places[i] {
+			if p := &m.places[i][j]; p.left > 0 {
+				left = append(left, counted{m.anchors[i][j], p})
+			}
+		}
+	}
+	slices.SortFunc(left, func(p, q counted) int {
+		return cmp.Or(cmp.Compare(min(q.left, popularLeast), min(p.left, popularLeast)), cmp.Compare(q.latest, p.latest))
+	})
+	list = append(list, PrefixCount{Requests: m.total})
+	for _, p := range left[:min(len(left), workTold)] {
+		list = append(list, PrefixCount{p.Hash, p.seen, p.left})
+	}
+	return list
+}
+
+// setPeers takes the sum of the other nodes' counts. A prefix that they make popular gets a place here, too.
+func (m *workMeter) setPeers(counts []PrefixCount) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.peers = 0
+	for i := range m.places {
+		for j := range m.places[i] {
+			m.places[i][j].peers = PrefixCount{}
+		}
+	}
+	for _, c := range counts {
+		if c.Anchor == 0 {
+			m.peers = c.Requests
+			continue
+		}
+		p := m.find(c.Anchor)
+		if p == nil && c.Left >= popularLeast {
+			if p = m.place(c.Anchor); p != nil {
+				p.latest = m.number
+			}
+		}
+		if p != nil {
+			p.peers = c
+		}
+	}
 }
 
 // find compares a byte of all anchors of the set at once: most blocks of a prompt have no place.

@@ -200,3 +200,77 @@ func TestConversationIsNotFresh(t *testing.T) {
 		}
 	}
 }
+
+// What four prompts left, each at another node, is common at all nodes, also at one that has seen none of them. A conversation whose turns
+// come by different nodes is not.
+func TestNodesCountPrefixesTogether(t *testing.T) {
+	const system, nodes, few = 22, 6, 8
+	for _, c := range []struct {
+		what string
+		ask  func(i int) []prefixtree.Hash
+		want int
+	}{
+		{"a system prompt", func(i int) []prefixtree.Hash { return prompt(1, uint64(i), system, 30) }, system},
+		{"a conversation", func(i int) []prefixtree.Hash { return prompt(1, 1, system, 30+3*i) }, 0},
+	} {
+		var routers []*Router
+		_, tree := newRouter(t, Config{}, fleetOf(8))
+		for range nodes {
+			r, err := NewRouter(Config{Nodes: nodes, BlockBytes: testBlock}, tree) // placements travel at once
+			if err != nil {
+				t.Fatal(err)
+			}
+			setView(t, r, fleetOf(8))
+			routers = append(routers, r)
+		}
+		now := t0
+		for i := range few {
+			now += 100
+			serve(t, routers[i%(nodes-1)], ask(c.ask(i)), now)
+		}
+		exchange := func() {
+			for i, r := range routers {
+				sum := PoolTraffic{}
+				for j, other := range routers {
+					for _, one := range other.OwnTraffic(4, now) {
+						if j != i && one.Pool == r.table.Load().all.key {
+							sum.Pool, sum.Prefixes = one.Pool, append(sum.Prefixes, one.Prefixes...)
+						}
+					}
+				}
+				r.SetPeerTraffic(map[uint64]PoolTraffic{sum.Pool: summed(sum)})
+			}
+		}
+		if got := diverges(t, routers[nodes-1], c.ask(few), now); got != 0 {
+			t.Errorf("%s: %d blocks are common before the nodes exchange counts", c.what, got)
+		}
+		for range 3 { // counts stay what they are
+			exchange()
+		}
+		for i, r := range routers {
+			if got := diverges(t, r, c.ask(few+i), now); got != c.want {
+				t.Errorf("%s: %d blocks are common at node %d, want %d", c.what, got, i, c.want)
+			}
+		}
+		for _, r := range routers {
+			r.SetPeerTraffic(nil)
+		}
+		if got := diverges(t, routers[nodes-1], c.ask(few), now); got != 0 {
+			t.Errorf("%s: %d blocks are common when the other nodes are gone", c.what, got)
+		}
+	}
+}
+
+func summed(t PoolTraffic) PoolTraffic {
+	var sum []PrefixCount
+	for _, c := range t.Prefixes {
+		i := slices.IndexFunc(sum, func(s PrefixCount) bool { return s.Anchor == c.Anchor })
+		if i < 0 {
+			i, sum = len(sum), append(sum, PrefixCount{Anchor: c.Anchor})
+		}
+		sum[i].Requests += c.Requests
+		sum[i].Left += c.Left
+	}
+	t.Prefixes = sum
+	return t
+}

@@ -99,11 +99,12 @@ func seconds(from, to prefixtree.Time) float64 { return float64(max(to-from, 0))
 
 // PoolTraffic describes the recent requests for one pool, at one node or summed over nodes.
 type PoolTraffic struct {
-	Pool     uint64  // the same on all nodes
-	Rate     float64 // requests/s
-	Prefill  float64 // seconds of prefill per second that caches do not save
-	Requests float64 // number of requests in Work
-	Work     float64 // seconds of whole prefills
+	Pool     uint64        // the same on all nodes
+	Rate     float64       // requests/s
+	Prefill  float64       // seconds of prefill per second that caches do not save
+	Requests float64       // number of requests in Work
+	Work     float64       // seconds of whole prefills
+	Prefixes []PrefixCount // of one node at most workTold, and one of all requests
 }
 
 const leastRate = 0.1 / demandWindow // requests/s: one in ten windows
@@ -112,6 +113,7 @@ const leastRate = 0.1 / demandWindow // requests/s: one in ten windows
 func (r *Router) OwnTraffic(pools int, now prefixtree.Time) (list []PoolTraffic) {
 	for _, p := range r.table.Load().pools {
 		if traffic := p.load.own(p.key, now); traffic.Rate >= leastRate {
+			traffic.Prefixes = p.work.prefixes()
 			list = append(list, traffic)
 		}
 	}
@@ -132,7 +134,9 @@ func (r *Router) SetPeerTraffic(sum map[uint64]PoolTraffic) {
 	defer r.viewMu.Unlock()
 	r.peerTraffic = sum
 	for _, p := range r.table.Load().pools {
-		p.load.setPeers(sum[p.key])
+		peers := sum[p.key]
+		p.load.setPeers(peers)
+		p.work.setPeers(peers.Prefixes)
 	}
 }
 

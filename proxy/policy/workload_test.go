@@ -39,7 +39,7 @@ func TestTrafficOfAFleet(t *testing.T) {
 		}
 		for j := range others {
 			if o := &others[j]; j != i {
-				*o = PoolTraffic{own[0].Pool, o.Rate + own[0].Rate, o.Prefill + own[0].Prefill, o.Requests + own[0].Requests, o.Work + own[0].Work}
+				*o = PoolTraffic{Pool: own[0].Pool, Rate: o.Rate + own[0].Rate, Prefill: o.Prefill + own[0].Prefill, Requests: o.Requests + own[0].Requests, Work: o.Work + own[0].Work}
 			}
 		}
 	}
