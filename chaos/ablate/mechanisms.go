@@ -48,7 +48,7 @@ var mechanisms = []variant{
 		{match, "common := s.pool.work.common(", "common := 0 * s.pool.work.common("},
 	}},
 	{"peers-prefixes", "nodes add up how often prompts left prefixes, so that all soon know what many begin with", []edit{
-		{"proxy/policy/workload.go", "p.work.setPeers(peers.Prefixes)", "p.work.setPeers(nil)"},
+		{"proxy/policy/workload.go", "p.work.setPeers(sum.Prefixes, p.fairShare())", ""},
 	}},
 	{"hot-prefixes", "the fleet agrees which engines hold a hot prefix", []edit{{"chaos/fleetsim/hot.go", "if cfg.NoHot ||", "if true || cfg.NoHot ||"}}},
 	{"overtaken", "a prefill behind one that another node reports later teaches no rate", []edit{

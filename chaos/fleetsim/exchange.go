@@ -358,7 +358,9 @@ func (x *exchange) report() (g report.Gossip) {
 	if x == nil {
 		return g
 	}
-	x.flushBy(never - 1)
+	if x.due != never {
+		x.flushBy(x.due)
+	}
 	if seconds := (x.to - x.from).Seconds(); seconds > 0 {
 		g.BytesPerSPerNode = float64(x.bytes) * float64(x.size-1) / float64(x.size) / seconds
 	}

@@ -34,7 +34,7 @@ type layout struct {
 
 var layouts = [...]layout{
 	sectionClaims:  {0, 12, 16_384},
-	sectionTraffic: {16, 3, 256}, // entries of 3 bytes, of a histogram, are of older nodes; see prefixEntry
+	sectionTraffic: {16, 3, 64}, // entries of 3 bytes, of a histogram, are of older nodes; see prefixEntry
 	sectionWork:    {0, 26, 1024},
 }
 
@@ -47,6 +47,7 @@ const (
 	maxLRUDistance  = 1e9                    // blocks
 	maxRate         = 1e7                    // tokens/s
 	maxTrafficSeen  = 1e4                    // requests of one pool
+	maxPrefixSeen   = 2048                   // a node's requests that count for popular prefixes
 	maxTraffic      = 1e6                    // requests or prefill seconds, per second
 	maxTrafficWhole = 3600.                  // seconds of a mean prefill
 	maxWork         = 1e6                    // prefill seconds or requests per second, or concurrent requests
@@ -157,14 +158,34 @@ func (s *State) readTraffic(head, entries []byte, size int) {
 		Pool: binary.LittleEndian.Uint64(head), Rate: value(head[8:], 0, maxTraffic), Prefill: value(head[8:], 1, maxTraffic), Requests: value(head[8:], 2, maxTrafficSeen),
 	}
 	p.Work = value(head[8:], 3, p.Requests*maxTrafficWhole)
+	if slices.ContainsFunc(s.Popularity.Traffic, func(q policy.PoolTraffic) bool { return q.Pool == p.Pool }) {
+		return // counted already
+	}
 	if size >= prefixEntry {
-		for e := range slices.Chunk(entries, size) {
-			p.Prefixes = append(p.Prefixes, policy.PrefixCount{
-				Anchor: prefixtree.Hash(binary.LittleEndian.Uint64(e)), Requests: value(e[8:], 0, maxTrafficSeen), Left: int(e[10]),
-			})
-		}
+		p.Prefixes = readPrefixes(entries, size)
 	}
 	s.Popularity.Traffic = append(s.Popularity.Traffic, p)
+}
+
+// readPrefixes returns the counts, each prefix once, none above the first, which is of all requests and of one node.
+func readPrefixes(entries []byte, size int) (list []policy.PrefixCount) {
+	seen := make(map[prefixtree.Hash]bool, len(entries)/size)
+	for e := range slices.Chunk(entries, size) {
+		c := policy.PrefixCount{Anchor: prefixtree.Hash(binary.LittleEndian.Uint64(e)), Requests: value(e[8:], 0, maxPrefixSeen), Left: int(e[10])}
+		switch {
+		case len(list) == 0 && c.Anchor != 0:
+			return nil
+		case len(list) == 0:
+			c.Left = 1
+		case seen[c.Anchor]:
+			continue
+		default:
+			c.Requests = min(c.Requests, list[0].Requests)
+		}
+		seen[c.Anchor] = true
+		list = append(list, c)
+	}
+	return list
 }
 
 func (s *State) readWork(entries []byte, size int) {

@@ -104,6 +104,29 @@ func TestBlobOfAnOlderNode(t *testing.T) {
 	}
 }
 
+// TestPrefixesCountOnce: duplicates are ignored, no prefix has more requests than there are, and without their number none counts.
+func TestPrefixesCountOnce(t *testing.T) {
+	parse := func(traffic ...policy.PoolTraffic) []policy.PoolTraffic {
+		t.Helper()
+		s, err := Parse(appendPopularity([]byte{version}, &Popularity{Traffic: traffic}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Popularity.Traffic
+	}
+	all := policy.PrefixCount{Requests: 64, Left: 200}
+	got := parse(
+		policy.PoolTraffic{Pool: 1, Prefixes: []policy.PrefixCount{all, {Anchor: 5, Requests: 128, Left: 9}, {Anchor: 5, Requests: 1, Left: 9}, all, {Anchor: 6, Requests: 32, Left: 1}}},
+		policy.PoolTraffic{Pool: 1, Prefixes: []policy.PrefixCount{all, {Anchor: 7, Requests: 1, Left: 1}}},
+		policy.PoolTraffic{Pool: 2, Prefixes: []policy.PrefixCount{{Anchor: 5, Requests: 1, Left: 9}}},
+		policy.PoolTraffic{Pool: 3, Prefixes: []policy.PrefixCount{{Requests: 1e9}}},
+	)
+	want := []policy.PrefixCount{{Requests: 64, Left: 1}, {Anchor: 5, Requests: 64, Left: 9}, {Anchor: 6, Requests: 32, Left: 1}}
+	if len(got) != 3 || !slices.Equal(got[0].Prefixes, want) || len(got[1].Prefixes) != 0 || got[2].Prefixes[0].Requests != maxPrefixSeen {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestMalformedBlobs(t *testing.T) {
 	traffic := func(size byte, rest ...byte) []byte {
 		return AppendSection([]byte{version}, sectionTraffic, slices.Concat([]byte{size}, make([]byte, 16), rest))
@@ -145,7 +168,7 @@ func FuzzBlob(f *testing.F) {
 		h := &s.Popularity
 		for i := range h.Traffic {
 			p := &h.Traffic[i]
-			if len(p.Prefixes) > layouts[sectionTraffic].most || slices.ContainsFunc(p.Prefixes, func(c policy.PrefixCount) bool { return !(c.Requests <= maxTrafficSeen) }) {
+			if len(p.Prefixes) > layouts[sectionTraffic].most || slices.ContainsFunc(p.Prefixes, func(c policy.PrefixCount) bool { return !(c.Requests <= maxPrefixSeen) }) {
 				t.Fatalf("%d counts of prefixes: %+v", len(p.Prefixes), p.Prefixes)
 			}
 			if !(p.Rate <= maxTraffic && p.Prefill <= maxTraffic && p.Requests <= maxTrafficSeen && p.Work <= p.Requests*maxTrafficWhole) {
@@ -164,8 +187,8 @@ func somePopularity(rnd *rand.Rand) *Popularity {
 	h := new(Popularity)
 	for range maxSentPools {
 		p := policy.PoolTraffic{Pool: rnd.Uint64(), Rate: 100 * rnd.Float64(), Prefill: 10 * rnd.Float64(), Requests: 1 + 1000*rnd.Float64(), Work: 500 * rnd.Float64()}
-		p.Prefixes = []policy.PrefixCount{{Requests: 2000 * rnd.Float64()}}
-		for range rnd.IntN(65) {
+		p.Prefixes = []policy.PrefixCount{{Requests: 500 + 1000*rnd.Float64(), Left: 1}}
+		for range rnd.IntN(33) {
 			p.Prefixes = append(p.Prefixes, policy.PrefixCount{Anchor: prefixtree.Hash(rnd.Uint64()), Requests: 500 * rnd.Float64(), Left: 1 + rnd.IntN(500)})
 		}
 		h.Traffic = append(h.Traffic, p)

@@ -110,6 +110,9 @@ func (k *Knowledge) PeerLoad(peer string, changed []wire.Load, full bool, now pr
 // traffic. A claim stays as sent until it moves enough, because gossip does not repeat an equal
 // blob.
 func (k *Knowledge) State(dst []byte, now prefixtree.Time) []byte {
+	if sum, changed := k.peers.traffic(); changed { // without the lock: Loads must not wait for it
+		k.router.SetPeerTraffic(sum)
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.claims = k.claims[:0]
@@ -127,9 +130,6 @@ func (k *Knowledge) State(dst []byte, now prefixtree.Time) []byte {
 	clear(k.sent)
 	for _, c := range k.claims {
 		k.sent[c.Key] = c
-	}
-	if sum, changed := k.peers.traffic(); changed {
-		k.router.SetPeerTraffic(sum)
 	}
 	return k.popularity.append(appendClaims(append(dst, version), k.claims), k.router, now)
 }

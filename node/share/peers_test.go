@@ -115,13 +115,13 @@ func TestCountsOfPrefixesAreSummed(t *testing.T) {
 	of := func(pool uint64, counts ...policy.PrefixCount) *State {
 		return &State{Popularity: Popularity{Traffic: []policy.PoolTraffic{{Pool: pool, Prefixes: counts}}}}
 	}
-	a := of(1, policy.PrefixCount{Requests: 10}, policy.PrefixCount{Anchor: 5, Requests: 2, Left: 1}, policy.PrefixCount{Anchor: 6, Requests: 3, Left: 2})
+	a := of(1, policy.PrefixCount{Requests: 10, Left: 1}, policy.PrefixCount{Anchor: 5, Requests: 2, Left: 1}, policy.PrefixCount{Anchor: 6, Requests: 3, Left: 2})
 	p.set("a", a)
-	p.set("b", of(1, policy.PrefixCount{Requests: 20}, policy.PrefixCount{Anchor: 6, Requests: 4, Left: 3}))
+	p.set("b", of(1, policy.PrefixCount{Requests: 20, Left: 1}, policy.PrefixCount{Anchor: 6, Requests: 4, Left: 3}))
 	p.set("c", of(2, policy.PrefixCount{Anchor: 6, Requests: 100, Left: 100}))
 	for range 2 { // the states stay what they are
 		sum, _ := p.traffic()
-		want := []policy.PrefixCount{{Requests: 30}, {Anchor: 5, Requests: 2, Left: 1}, {Anchor: 6, Requests: 7, Left: 5}}
+		want := []policy.PrefixCount{{Requests: 30, Left: 2}, {Anchor: 5, Requests: 2, Left: 1}, {Anchor: 6, Requests: 7, Left: 5}}
 		if got := sum[1].Prefixes; !slices.Equal(got, want) {
 			t.Errorf("%+v, want %+v", got, want)
 		}

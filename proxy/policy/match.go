@@ -16,7 +16,7 @@ func (r *Router) match(s *Scene) {
 	for _, h := range s.matches.Holders() {
 		s.known = max(s.known, int(h.Blocks))
 	}
-	common := s.pool.work.common(hashes, s.known, s.fairShare())
+	common := s.pool.work.common(hashes, s.known, s.pool.fairShare())
 	if hot := r.hot.Load(); hot != nil {
 		if p, blocks, ok := hot.deepest(hashes); ok {
 			s.hot, common = p, max(common, blocks)
@@ -29,7 +29,7 @@ func (r *Router) match(s *Scene) {
 }
 
 // fairShare is the share of requests that each engine would have of equal ones.
-func (s *Scene) fairShare() float64 { return 1 / float64(max(len(s.pool.entries), 1)) }
+func (p *pool) fairShare() float64 { return 1 / float64(max(len(p.entries), 1)) }
 
 func (h *hotPrefixes) deepest(hashes []prefixtree.Hash) (p HotPrefix, blocks int, ok bool) {
 	for i, a := range hashes[:min(len(hashes), anchorDepth)] {

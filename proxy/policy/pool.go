@@ -152,7 +152,9 @@ func (r *Router) setViewLocked(v *View) {
 	t.shared = nil
 	slices.SortFunc(t.pools, func(a, b *pool) int { return cmp.Compare(a.key, b.key) })
 	for _, p := range t.pools {
-		p.load.setPeers(r.peerTraffic[p.key]) // pools of new models have none yet
+		if known[p.key] == nil {
+			p.hear(r.peerTraffic[p.key])
+		}
 	}
 	r.table.Store(t)
 }

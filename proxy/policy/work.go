@@ -34,11 +34,13 @@ const (
 )
 
 // A prefix is popular if popularLeast prompts left others at its end, as the follow-ups of one
-// conversation do not, and it has popularShare of an engine's fair share of requests. Counts of
-// requests decay to a half at popularWindow requests.
+// conversation do not, and it has popularShare of an engine's fair share of requests. Both are sums over
+// nodes. Counts of requests decay to a half at popularWindow requests of all nodes; a node's, at its part of
+// these, but at leastWindow at the soonest.
 const (
 	popularLeast, popularShare = 4, 0.5
-	popularWindow              = 2048
+	popularWindow, leastWindow = 2048, 32
+	prefixesTold               = 32
 	anchorDepth                = 1024 // blocks of a prompt that are looked at: 128k tokens
 )
 
@@ -50,9 +52,9 @@ type workMeter struct {
 	anchors [][workPlaces]prefixtree.Hash // by set; 0: free
 	places  [][workPlaces]prefixWork
 	all     decayedWork
-	total   float64 // requests; halved with all counts at popularWindow
-	peers   float64 // other nodes' total
-	number  uint64  // of the latest request
+	total   float64     // requests; halved with all counts at the window
+	peers   PrefixCount // the other nodes' total, and their number
+	number  uint64      // of the latest request
 }
 
 // prefixWork is guarded by the meter's lock. Another prefix takes its place only when no request
@@ -144,7 +146,7 @@ func (s *Scene) count(c *Candidate) *prefixWork {
 	if len(s.Request.Hashes) == 0 {
 		return nil
 	}
-	p, blocks := m.add(s.Request.Hashes, s.known, s.fairShare())
+	p, blocks := m.add(s.Request.Hashes, s.known, s.pool.fairShare())
 	if p == nil {
 		return nil
 	}
@@ -178,7 +180,7 @@ func (m *workMeter) common(hashes []prefixtree.Hash, known int, fair float64) (b
 // add counts a request for every prefix of its prompt that has a place, gives one to the longest that
 // engines hold, since there the prompt leaves an earlier one, and returns the deepest popular one.
 func (m *workMeter) add(hashes []prefixtree.Hash, known int, fair float64) (deepest *prefixWork, blocks int) {
-	if m.total++; m.total > popularWindow {
+	if m.total++; m.total > max(popularWindow/float64(1+m.peers.Left), leastWindow) {
 		m.total /= 2
 		for i := range m.places {
 			for j := range m.places[i] {
@@ -191,7 +193,7 @@ func (m *workMeter) add(hashes []prefixtree.Hash, known int, fair float64) (deep
 	for i, h := range hashes[:min(known, anchorDepth)] {
 		p, leaves := m.find(h), i == known-1
 		if leaves && p == nil {
-			p = m.place(h)
+			p = m.place(h, fair)
 		}
 		if p == nil {
 			continue
@@ -202,7 +204,7 @@ func (m *workMeter) add(hashes []prefixtree.Hash, known int, fair float64) (deep
 		if leaves {
 			p.left++
 		}
-		if leaves || p.left > 1 {
+		if leaves || p.left+p.peers.Left > 1 {
 			p.latest = m.number
 		}
 		if m.popular(p, fair) {
@@ -213,47 +215,47 @@ func (m *workMeter) add(hashes []prefixtree.Hash, known int, fair float64) (deep
 }
 
 func (m *workMeter) popular(p *prefixWork, fair float64) bool {
-	return p.left+p.peers.Left >= popularLeast && p.seen+p.peers.Requests >= popularShare*fair*(m.total+m.peers)
+	return p.left+p.peers.Left >= popularLeast && p.seen+p.peers.Requests >= popularShare*fair*(m.total+m.peers.Requests)
 }
 
-// PrefixCount counts requests by how their prompts begin.
+// PrefixCount counts the requests of a pool whose prompts begin with a prefix.
 type PrefixCount struct {
-	Anchor   prefixtree.Hash // where the prefix ends; 0: all requests of the pool
-	Requests float64         // that begin with it; recent ones, since the prefix has a place, so a lower bound
-	Left     int             // of which engines held just this prefix, since it has a place
+	Anchor   prefixtree.Hash // where the prefix ends; 0: all requests
+	Requests float64         // recent ones; a lower bound, because a node counts for the prefixes that have a place in its meter
+	Left     int             // prompts that went on from the prefix's end as no engine knew; of all requests, how many nodes count them
 }
 
-// prefixes returns this node's counts of the whole pool, and of prefixes that prompts left: those that are popular by these counts, then the latest.
-func (m *workMeter) prefixes() (list []PrefixCount) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+// prefixes returns this node's counts: of all requests, and of prefixesTold prefixes, those that four prompts left first, then the latest.
+func (m *workMeter) prefixes() []PrefixCount {
 	type counted struct {
-		prefixtree.Hash
-		*prefixWork
+		PrefixCount
+		latest uint64
 	}
 	var left []counted
+	m.mu.Lock()
+	list := []PrefixCount{{Requests: m.total, Left: 1}}
 	for i := range m.places {
 		for j := range m.places[i] {
 			if p := &m.places[i][j]; p.left > 0 {
-				left = append(left, counted{m.anchors[i][j], p})
+				left = append(left, counted{PrefixCount{m.anchors[i][j], p.seen, p.left}, p.latest})
 			}
 		}
 	}
+	m.mu.Unlock()
 	slices.SortFunc(left, func(p, q counted) int {
-		return cmp.Or(cmp.Compare(min(q.left, popularLeast), min(p.left, popularLeast)), cmp.Compare(q.latest, p.latest))
+		return cmp.Or(cmp.Compare(min(q.Left, popularLeast), min(p.Left, popularLeast)), cmp.Compare(q.latest, p.latest))
 	})
-	list = append(list, PrefixCount{Requests: m.total})
-	for _, p := range left[:min(len(left), workTold)] {
-		list = append(list, PrefixCount{p.Hash, p.seen, p.left})
+	for _, p := range left[:min(len(left), prefixesTold)] {
+		list = append(list, p.PrefixCount)
 	}
 	return list
 }
 
-// setPeers takes the sum of the other nodes' counts. A prefix that they make popular gets a place here, too.
-func (m *workMeter) setPeers(counts []PrefixCount) {
+// setPeers takes the sum of the other nodes' counts. A prefix that is popular by their counts gets a place here, too.
+func (m *workMeter) setPeers(counts []PrefixCount, fair float64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.peers = 0
+	m.peers = PrefixCount{}
 	for i := range m.places {
 		for j := range m.places[i] {
 			m.places[i][j].peers = PrefixCount{}
@@ -261,17 +263,17 @@ func (m *workMeter) setPeers(counts []PrefixCount) {
 	}
 	for _, c := range counts {
 		if c.Anchor == 0 {
-			m.peers = c.Requests
+			m.peers = c
+		} else if p := m.find(c.Anchor); p != nil {
+			p.peers = c
+		}
+	}
+	for _, c := range counts {
+		if c.Anchor == 0 || !m.popular(&prefixWork{peers: c}, fair) || m.find(c.Anchor) != nil {
 			continue
 		}
-		p := m.find(c.Anchor)
-		if p == nil && c.Left >= popularLeast {
-			if p = m.place(c.Anchor); p != nil {
-				p.latest = m.number
-			}
-		}
-		if p != nil {
-			p.peers = c
+		if p := m.place(c.Anchor, fair); p != nil {
+			p.peers, p.latest = c, m.number
 		}
 	}
 }
@@ -295,15 +297,16 @@ func (m *workMeter) find(anchor prefixtree.Hash) *prefixWork {
 
 func tag(anchor prefixtree.Hash) uint64 { return uint64(anchor) >> 56 }
 
-// place gives a new anchor a place of its set: of those on which no request runs, the one that has
-// been of no use for longest; nil if there is none.
-func (m *workMeter) place(anchor prefixtree.Hash) *prefixWork {
+// place gives a new anchor a place of its set: of those on which no request runs and that other nodes do not make popular, the one
+// that has been of no use for longest; nil if there is none.
+func (m *workMeter) place(anchor prefixtree.Hash, fair float64) *prefixWork {
 	if m.anchors == nil {
 		m.tags, m.anchors, m.places = make([]uint64, workSets), make([][workPlaces]prefixtree.Hash, workSets), make([][workPlaces]prefixWork, workSets)
 	}
 	set, at := anchor%workSets, -1
 	for i := range m.places[set] {
-		if p := &m.places[set][i]; p.active == 0 && (at < 0 || p.latest < m.places[set][at].latest) {
+		p := &m.places[set][i]
+		if p.active == 0 && (p.peers.Left == 0 || !m.popular(p, fair)) && (at < 0 || p.latest < m.places[set][at].latest) {
 			at = i
 		}
 	}

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -125,10 +126,10 @@ func TestPopularAmongConversations(t *testing.T) {
 
 func TestWorkHasRoomForWhatIsPopular(t *testing.T) {
 	var m workMeter
-	held := m.place(1)
+	held := m.place(1, 1)
 	held.begin(1, true, t0)
 	for i := range prefixtree.Hash(5000) {
-		p := m.place(i + 2)
+		p := m.place(i + 2, 1)
 		if p == nil || m.find(i+2) != p {
 			t.Fatalf("no place for the prefix %d", i+2)
 		}
@@ -150,7 +151,7 @@ func TestWorkHasRoomForWhatIsPopular(t *testing.T) {
 			m.places[i][j].begin(1, true, t0)
 		}
 	}
-	if m.place(9999) != nil {
+	if m.place(9999, 1) != nil {
 		t.Error("a place on which a request ran was taken over")
 	}
 }
@@ -273,4 +274,93 @@ func summed(t PoolTraffic) PoolTraffic {
 	}
 	t.Prefixes = sum
 	return t
+}
+
+// Other nodes' popular prefixes take the place neither of each other nor of what this node finds popular by itself, however many peers count.
+func TestPopularPrefixesOfPeersEvictNothingPopular(t *testing.T) {
+	const engines, popular, private = 16, 8, 3000
+	fair := 1. / engines
+	var m workMeter
+	rnd := rand.New(rand.NewPCG(1, 0))
+	counts := []PrefixCount{{Requests: 300, Left: 3}}
+	var known []prefixtree.Hash
+	for range popular {
+		h := prefixtree.Hash(rnd.Uint64())
+		known = append(known, h)
+		counts = append(counts, PrefixCount{h, 60, 60})
+	}
+	own := prefixtree.Hash(rnd.Uint64())
+	known = append(known, own)
+	for range 24 {
+		m.add([]prefixtree.Hash{own}, 1, fair)
+	}
+	for range private { // prefixes that four prompts left, but few requests have
+		counts = append(counts, PrefixCount{prefixtree.Hash(rnd.Uint64()), 1, popularLeast})
+	}
+	for i := range 20 {
+		m.setPeers(counts, fair)
+		for range 40 { // the ends of other prompts want places, too
+			m.add([]prefixtree.Hash{prefixtree.Hash(rnd.Uint64())}, 1, fair)
+		}
+		for range 24 {
+			m.add([]prefixtree.Hash{own}, 1, fair)
+		}
+		for _, h := range known {
+			if m.common([]prefixtree.Hash{h}, 1, fair) != 1 {
+				t.Fatalf("exchange %d: %x is not popular any more", i, h)
+			}
+		}
+	}
+	used := 0
+	for i := range m.places {
+		for j := range m.places[i] {
+			if m.places[i][j].peers.Left == popularLeast {
+				used++
+			}
+		}
+	}
+	if used > 0 {
+		t.Errorf("%d places are taken by prefixes that are not popular", used)
+	}
+}
+
+// In a fleet that has run for long, what becomes popular is found after as many requests in all as at one node.
+func TestNodesLookBackTogether(t *testing.T) {
+	const engines, fresh = 8, 7
+	fair := 1. / engines
+	after := func(nodes int) (n int) {
+		meters := make([]workMeter, nodes)
+		rnd := rand.New(rand.NewPCG(1, 0))
+		exchange := func() {
+			var sum PoolTraffic
+			for i := range meters {
+				sum.Prefixes = append(sum.Prefixes, meters[i].prefixes()...)
+			}
+			for i := range meters {
+				others := PoolTraffic{Prefixes: slices.Clone(sum.Prefixes)}
+				for _, c := range meters[i].prefixes() {
+					others.Prefixes = append(others.Prefixes, PrefixCount{c.Anchor, -c.Requests, -c.Left})
+				}
+				meters[i].setPeers(summed(others).Prefixes, fair)
+			}
+		}
+		for n = range 20_000 {
+			h := prefixtree.Hash(rnd.Uint64() | 1)
+			if n > 10_000 && n%2 == 0 {
+				h = fresh << 8
+			}
+			m := &meters[rnd.IntN(nodes)]
+			if n > 10_000 && m.common([]prefixtree.Hash{h}, 1, fair) == 1 {
+				return n - 10_000
+			}
+			if m.add([]prefixtree.Hash{h}, 1, fair); n%50 == 0 {
+				exchange()
+			}
+		}
+		return n
+	}
+	one, many := after(1), after(20)
+	if one > 500 || many > 2*one+100 {
+		t.Errorf("popular after %d requests at one node, after %d at 20", one, many)
+	}
 }

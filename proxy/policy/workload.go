@@ -104,21 +104,25 @@ type PoolTraffic struct {
 	Prefill  float64       // seconds of prefill per second that caches do not save
 	Requests float64       // number of requests in Work
 	Work     float64       // seconds of whole prefills
-	Prefixes []PrefixCount // of one node at most workTold, and one of all requests
+	Prefixes []PrefixCount // the first counts all requests; of one node at most prefixesTold others
 }
 
 const leastRate = 0.1 / demandWindow // requests/s: one in ten windows
 
 // OwnTraffic returns this node's traffic in the busiest pools.
 func (r *Router) OwnTraffic(pools int, now prefixtree.Time) (list []PoolTraffic) {
+	meters := make(map[uint64]*workMeter)
 	for _, p := range r.table.Load().pools {
 		if traffic := p.load.own(p.key, now); traffic.Rate >= leastRate {
-			traffic.Prefixes = p.work.prefixes()
-			list = append(list, traffic)
+			list, meters[p.key] = append(list, traffic), &p.work
 		}
 	}
 	slices.SortFunc(list, func(a, b PoolTraffic) int { return cmp.Or(cmp.Compare(b.Rate, a.Rate), cmp.Compare(a.Pool, b.Pool)) })
-	return list[:min(len(list), pools)]
+	list = list[:min(len(list), pools)]
+	for i := range list {
+		list[i].Prefixes = meters[list[i].Pool].prefixes()
+	}
+	return list
 }
 
 func (p *workload) own(pool uint64, now prefixtree.Time) PoolTraffic {
@@ -134,10 +138,15 @@ func (r *Router) SetPeerTraffic(sum map[uint64]PoolTraffic) {
 	defer r.viewMu.Unlock()
 	r.peerTraffic = sum
 	for _, p := range r.table.Load().pools {
-		peers := sum[p.key]
-		p.load.setPeers(peers)
-		p.work.setPeers(peers.Prefixes)
+		p.hear(sum[p.key])
 	}
+}
+
+// hear takes the other nodes' sum; zero: unknown.
+func (p *pool) hear(sum PoolTraffic) {
+	p.work.setPeers(sum.Prefixes, p.fairShare())
+	sum.Prefixes = nil
+	p.load.setPeers(sum)
 }
 
 // setPeers sets the other nodes' sum; zero: unknown.
