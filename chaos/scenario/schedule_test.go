@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"grapevine.example/chaos/fleet"
@@ -239,4 +240,47 @@ func TestLinksHealBeforeTheNextFault(t *testing.T) {
 		t.Errorf("not healed: %v", err)
 	}
 	<-next
+}
+
+func TestFaultsOfANodeTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var w world
+		begin := func(line string) (over func(), waits func() bool) {
+			t.Helper()
+			s, err := Parse("1s " + line)
+			if err != nil {
+				t.Fatal(err)
+			}
+			turn := make(chan func(), 1)
+			go func() { turn <- w.alone(&s[0], s[0].Groups) }()
+			return func() { (<-turn)() }, func() bool { synctest.Wait(); return len(turn) == 0 }
+		}
+		stopped, waits := begin("stop node-2,node-1 for 1s")
+		if waits() {
+			t.Error("the first fault waits")
+		}
+		killed, killWaits := begin("kill node-1,node-2 for 1s")
+		paused, pauseWaits := begin("pause node-1 for 1s")
+		if !killWaits() || !pauseWaits() {
+			t.Error("a fault begins at nodes that another one has stopped, and that are not ready again")
+		}
+		for _, line := range []string{"kill node-3", "crash engine-1", "start node-1", "partition node-1 | node-2"} {
+			if over, waits := begin(line); waits() {
+				t.Errorf("%s waits for other nodes", line)
+			} else {
+				over()
+			}
+		}
+		stopped()
+		if killWaits() && pauseWaits() {
+			t.Error("all wait")
+		}
+		killed()
+		paused()
+		if over, waits := begin("roll node-1"); waits() {
+			t.Error("a fault waits for one that has begun and ends no node")
+		} else {
+			over()
+		}
+	})
 }

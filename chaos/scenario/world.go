@@ -28,14 +28,18 @@ type world struct {
 	newer string        // program of the next release, or ""
 	ready time.Duration // how long a node may take to be ready
 
-	mu    sync.Mutex // also held while links heal
-	links int        // link faults in effect
+	mu    sync.Mutex               // also held while links heal
+	links int                      // link faults in effect
+	gone  map[string]chan struct{} // by node, capacity 1: full while a fault ends it, until it is ready again
 }
 
 // carryOut does one event, waits for its end and undoes it.
 func (w *world) carryOut(ctx context.Context, e Event, end <-chan struct{}) {
-	m := w.log.begin(e)
 	members, err := w.resolve(ctx, e)
+	if err == nil {
+		defer w.alone(&e, members)()
+	}
+	m := w.log.begin(e)
 	w.log.set(m, func(m *Mark) { m.Members = members })
 	var back undo
 	if err == nil {
@@ -61,6 +65,39 @@ func (w *world) carryOut(ctx context.Context, e Event, end <-chan struct{}) {
 			m.Failed = err.Error()
 		}
 	})
+}
+
+// alone waits until no other fault has ended, or ends, the nodes of a fault. If this one ends nodes, later ones wait until over is called. A
+// router that drains a queue may be gone, and one that starts be ready, only after the next fault of the schedule is due.
+func (w *world) alone(e *Event, members [][]string) (over func()) {
+	var taken []chan struct{}
+	over = func() {
+		for _, t := range taken {
+			<-t
+		}
+	}
+	if specOf(e.Kind).to != toNodes || e.Kind == "start" {
+		return over
+	}
+	w.mu.Lock()
+	if w.gone == nil {
+		w.gone = make(map[string]chan struct{})
+	}
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(members[0]))) { // one order for all faults
+		if w.gone[name] == nil {
+			w.gone[name] = make(chan struct{}, 1)
+		}
+		taken = append(taken, w.gone[name])
+	}
+	w.mu.Unlock()
+	for _, t := range taken {
+		t <- struct{}{}
+	}
+	if !slices.Contains(startsNode, e.Kind) {
+		over()
+		taken = nil
+	}
+	return over
 }
 
 func (w *world) resolve(ctx context.Context, e Event) (out [][]string, err error) {
