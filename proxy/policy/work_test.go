@@ -129,7 +129,7 @@ func TestWorkHasRoomForWhatIsPopular(t *testing.T) {
 	held := m.place(1, 1)
 	held.begin(1, true, t0)
 	for i := range prefixtree.Hash(5000) {
-		p := m.place(i + 2, 1)
+		p := m.place(i+2, 1)
 		if p == nil || m.find(i+2) != p {
 			t.Fatalf("no place for the prefix %d", i+2)
 		}
