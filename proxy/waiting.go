@@ -429,24 +429,13 @@ func (w *waitingRoom) offer(lane uint64, b prefixtree.Backend) {
 		}
 		t, err := picker.Pick(&e.query, &e.guard.attempt)
 		d := e.guard.attempt.Decision()
-		if errors.Is(err, policy.ErrFull) {
-			v.Hold(d)
-			w.router.Park(&e.seat.parked, d)
-			if room, bounded := w.router.Room(lane); bounded && room.Requests {
-				e.query.Exclude = v.Yields(e.query.Exclude, d, b, w.clock())
-			}
-			if len(e.query.Exclude) > 0 {
-				if other, full := picker.Pick(&e.query, &e.guard.attempt); full == nil {
-					t, err = other, nil
-				}
-				e.query.Exclude = e.query.Exclude[:0]
-			}
-		}
 		switch {
 		case err == nil:
 			taker, e.seat.target = e, t
 			return float64(d.UncachedTokens) + v.Output, true
 		case errors.Is(err, policy.ErrFull):
+			v.Hold(d)
+			w.router.Park(&e.seat.parked, d)
 		default:
 			e.seat.err = err
 			w.lost = append(w.lost, e)

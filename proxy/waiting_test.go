@@ -50,13 +50,8 @@ func newGated(t testing.TB) *gated {
 // start sends a request on a connection of its own. The channel gets its answer, or nothing if the client leaves.
 func (r *rig) start(id string, headers ...string) (net.Conn, <-chan reply) {
 	r.t.Helper()
-	return r.say("hello", id, headers...)
-}
-
-func (r *rig) say(text, id string, headers ...string) (net.Conn, <-chan reply) {
-	r.t.Helper()
 	c, got := r.dial(), make(chan reply, 1)
-	body := `{"model":"m","stream":true,"messages":[{"role":"user","content":"` + text + `"}]}`
+	body := `{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}`
 	_, err := io.WriteString(c, request("POST", "/v1/chat/completions", body, append(headers, "X-Request-Id: "+id)...))
 	must(r.t, err)
 	go func() {
@@ -153,55 +148,6 @@ func TestQueueAmongRouters(t *testing.T) {
 	if rec := r.record(4); rec.Waited != 0 || len(r.proxy.Claims(nil)) != 0 {
 		t.Errorf("the other router is gone, and a request waited %v; claims %+v", rec.Waited, r.proxy.Claims(nil))
 	}
-}
-
-// A request waits for the engine with its prompt only for as long as that saves, although this one has no place: it computes nothing, so that
-// it costs little, and answers slowly.
-func TestQueueYields(t *testing.T) {
-	var engines [2]*gated
-	for i := range engines {
-		g := &gated{answer: make(chan bool, 10), begun: make(chan string, 10)}
-		g.backend = newBackend(t, false, func(c *upstreamSide, req seenRequest) bool {
-			g.begun <- req.Header.Get("X-Request-Id")
-			sent := c.send(sseHead + chunk(event("a")))
-			select {
-			case <-g.answer:
-			case <-t.Context().Done():
-			}
-			return sent && c.send(chunk("data: [DONE]\n\n")+chunkEnd)
-		})
-		engines[i] = g
-	}
-	r := newRig(t, []string{engines[0].addr, engines[1].addr}, withQueue(1, roomy), withStrategy("prefix"))
-	text := strings.Repeat("All that the engine has in its cache. ", 1000)
-	_, first := r.say(text, "first")
-	held, free := engines[0], engines[1]
-	select {
-	case <-held.begun:
-	case <-free.begun:
-		held, free = free, held
-	}
-	held.answer <- true
-	(<-first).want(t, 200)
-	_, second := r.say(text, "second")
-	if id := <-held.begun; id != "second" {
-		t.Fatalf("%q came to the engine with the prompt, want second", id)
-	}
-	_, third := r.say(text, "third")
-	r.waiting(1)
-	if len(free.requests()) != 0 {
-		t.Fatal("the request did not wait for the engine with its prompt, so the test shows nothing")
-	}
-	select {
-	case <-free.begun:
-	case <-time.After(10 * time.Second):
-		t.Error("the request waits on for an engine that has no place, while another one is open")
-	}
-	held.answer <- true
-	free.answer <- true
-	held.answer <- true
-	(<-second).want(t, 200)
-	(<-third).want(t, 200)
 }
 
 // Inference that goes on from a stored response waits for the engine that stores it, unless that one drains: then the

@@ -234,24 +234,13 @@ func (f *fleet) offer(node int, lane uint64, b prefixtree.Backend) {
 		fl.query.Behind, fl.query.First = int64(behind), first
 		err := n.router.Pick(&fl.query, clock(f.now), &fl.attempt)
 		d := fl.attempt.Decision()
-		if errors.Is(err, policy.ErrFull) {
-			w.Hold(d)
-			n.router.Park(&fl.held, d)
-			if room, bounded := n.router.Room(lane); bounded && room.Requests {
-				fl.query.Exclude = w.Yields(fl.query.Exclude, d, b, f.now)
-			}
-			if len(fl.query.Exclude) > 0 {
-				if n.router.Pick(&fl.query, clock(f.now), &fl.attempt) == nil {
-					err = nil
-				}
-				fl.query.Exclude = fl.query.Exclude[:0]
-			}
-		}
 		switch {
 		case err == nil:
 			taker = fl
 			return float64(d.UncachedTokens) + w.Output, true
 		case errors.Is(err, policy.ErrFull):
+			w.Hold(d)
+			n.router.Park(&fl.held, d)
 		default:
 			f.err = fmt.Errorf("fleetsim: request %d: %w", fl.request.Index, err)
 		}

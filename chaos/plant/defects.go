@@ -267,11 +267,11 @@ func (e *exchange) askAgain() bool {
 		Wrong: "the queue takes all requests for those of one client, so they come to engines in the order of arrival",
 		Edits: []Edit{{
 			File: "proxy/queue/queue.go",
-			Old:  `	w.since, w.quiet, w.passed, w.declines, w.worth, w.prev, w.next = now, 0, 0, -1, 0, nil, nil`,
+			Old:  `	w.since, w.quiet, w.passed, w.prev, w.next = now, 0, 0, nil, nil`,
 			New: `	if planted("first-come") {
 		w.Client, w.Weight = "", 1
 	}
-	w.since, w.quiet, w.passed, w.declines, w.worth, w.prev, w.next = now, 0, 0, -1, 0, nil, nil`,
+	w.since, w.quiet, w.passed, w.prev, w.next = now, 0, 0, nil, nil`,
 		}},
 	},
 	{

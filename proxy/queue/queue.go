@@ -8,11 +8,9 @@ import (
 	"container/heap"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"time"
 
-	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/clients"
 	"grapevine.example/proxy/policy"
 )
@@ -77,8 +75,6 @@ type Waiter struct {
 	since      time.Duration
 	until      time.Duration
 	quiet      time.Duration // until then, only Wants is offered
-	declines   time.Duration // since when it declines open engines; negative: not yet
-	worth      time.Duration // until when that is worth what it saves
 	passed     int
 	place      int // in the heap of deadlines
 }
@@ -91,32 +87,6 @@ func (w *Waiter) Hold(d *policy.Decision) {
 		c := &d.Candidates[i]
 		w.Holders[i] = Holder{int32(c.Backend), c.HeldTokens}
 	}
-}
-
-// Yields notes that w declines an open engine for the one that d chose, which costs less but is full, and returns the engines to leave out of
-// the next choice, for w has waited as long as they save; dst[:0] if it may wait on. It is for lanes whose engines are bounded by requests in
-// flight: costs count an engine's prefill, not when it has a place, and one that became slow may have none for seconds.
-func (w *Waiter) Yields(dst []prefixtree.Backend, d *policy.Decision, open prefixtree.Backend, now time.Duration) []prefixtree.Backend {
-	dst = dst[:0]
-	if w.declines < 0 {
-		w.declines = now
-	}
-	w.worth = math.MaxInt64
-	if d.Candidates[0].Compute <= 0 { // the strategy does not price time
-		return dst
-	}
-	for i := range d.Candidates {
-		c := &d.Candidates[i]
-		if c.Backend == open {
-			w.worth = w.declines + seconds(c.Cost-d.Candidates[0].Cost)
-			break
-		}
-		dst = append(dst, c.Backend)
-	}
-	if w.worth > now {
-		return dst[:0]
-	}
-	return dst
 }
 
 func (w *Waiter) cost() float64 { return w.Prefill + w.Output }
@@ -257,7 +227,7 @@ func (q *Queue) Usage(p clients.Priority) (requests int, bytes int64) {
 // left the queue; the slice is valid until the next Push. Errors: ErrFull and ErrLate, after which
 // requests may have given way as well.
 func (q *Queue) Push(w *Waiter, now time.Duration) (evicted []*Waiter, err error) {
-	w.since, w.quiet, w.passed, w.declines, w.worth, w.prev, w.next = now, 0, 0, -1, 0, nil, nil
+	w.since, w.quiet, w.passed, w.prev, w.next = now, 0, 0, nil, nil
 	if w.until = now + q.limits.Wait; w.Deadline > 0 {
 		w.until = min(w.until, w.Deadline)
 		if now+q.Expect(w, now) > w.Deadline {
@@ -454,9 +424,7 @@ func (q *Queue) Offer(lane uint64, engine int32, dry bool, now time.Duration, ta
 			w := q.window[i]
 			cost, ok := take(w)
 			if !ok {
-				if w.quiet = now + again; w.worth > now {
-					w.quiet = min(w.quiet, w.worth)
-				}
+				w.quiet = now + again
 				q.window[i] = nil
 				continue
 			}

@@ -4,13 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
-	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/clients"
-	"grapevine.example/proxy/policy"
 )
 
 const engines = 7 // the lane of most tests
@@ -540,51 +537,5 @@ func TestLimitsAreReplaced(t *testing.T) {
 	w.Bytes = 10
 	if gone, err := q.Push(w, 0); err != nil || len(gone) != 1 || gone[0].Client != "bytes" {
 		t.Errorf("%v, gave way: %v", err, gone)
-	}
-}
-
-// A request waits for the engine with its prompt while that saves time, and then takes the one that is open, or what is cheaper.
-func TestWaitsForAnEngineAsLongAsItSaves(t *testing.T) {
-	q := small(t, 100)
-	w := request("a", 100)
-	if _, err := q.Push(w, time.Second); err != nil {
-		t.Fatal(err)
-	}
-	d := &policy.Decision{Candidates: []policy.Considered{
-		{Backend: 5, Cost: 0.01, Compute: 0.001}, {Backend: 4, Cost: 0.02, Compute: 0.01}, {Backend: 1, Cost: 0.04, Compute: 0.01}, {Backend: 2, Cost: 0.5, Compute: 0.01},
-	}}
-	var instead []prefixtree.Backend
-	asked := 0
-	decline := func(engine int32, now time.Duration) {
-		t.Helper()
-		asked = 0
-		q.Offer(engines, engine, false, now, func(w *Waiter) (float64, bool) {
-			asked++
-			w.Wants = 5
-			instead = w.Yields(instead, d, prefixtree.Backend(engine), now)
-			return 0, false
-		})
-	}
-	first := time.Second + 5*time.Millisecond
-	if decline(1, first); asked != 1 || len(instead) != 0 {
-		t.Fatalf("asked %d times, yields %v at once", asked, instead)
-	}
-	if decline(1, first+29*time.Millisecond); asked != 0 {
-		t.Error("asked before it would yield")
-	}
-	if decline(1, first+30*time.Millisecond); !slices.Equal(instead, []prefixtree.Backend{5, 4}) {
-		t.Errorf("leaves out %v after it waited 30 ms to save 30 ms, want all that are cheaper than the open one", instead)
-	}
-	if decline(2, first+30*time.Millisecond+again); len(instead) != 0 {
-		t.Errorf("leaves out %v after it waited 130 ms to save 490 ms", instead)
-	}
-	if decline(3, first+time.Minute); len(instead) != 0 {
-		t.Errorf("leaves out %v for an engine with no known price", instead)
-	}
-	for i := range d.Candidates {
-		d.Candidates[i].Compute = 0
-	}
-	if decline(1, first+2*time.Minute-time.Second); len(instead) != 0 {
-		t.Errorf("leaves out %v although costs are not seconds", instead)
 	}
 }
