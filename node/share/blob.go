@@ -167,7 +167,7 @@ func (s *State) readTraffic(head, entries []byte, size int) {
 	s.Popularity.Traffic = append(s.Popularity.Traffic, p)
 }
 
-// readPrefixes returns the counts, each prefix once, none above the first, which is of all requests and of one node.
+// readPrefixes returns the counts: the first of all requests, then each prefix once, with no more requests than that.
 func readPrefixes(entries []byte, size int) (list []policy.PrefixCount) {
 	seen := make(map[prefixtree.Hash]bool, len(entries)/size)
 	for e := range slices.Chunk(entries, size) {

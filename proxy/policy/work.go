@@ -35,8 +35,8 @@ const (
 
 // A prefix is popular if popularLeast prompts left others at its end, as the follow-ups of one
 // conversation do not, and it has popularShare of an engine's fair share of requests. Both are sums over
-// nodes. Counts of requests decay to a half at popularWindow requests of all nodes; a node's, at its part of
-// these, but at leastWindow at the soonest.
+// nodes. A node halves its counts of requests at its part of popularWindow, but not before leastWindow
+// requests.
 const (
 	popularLeast, popularShare = 4, 0.5
 	popularWindow, leastWindow = 2048, 32
@@ -221,11 +221,12 @@ func (m *workMeter) popular(p *prefixWork, fair float64) bool {
 // PrefixCount counts the requests of a pool whose prompts begin with a prefix.
 type PrefixCount struct {
 	Anchor   prefixtree.Hash // where the prefix ends; 0: all requests
-	Requests float64         // recent ones; a lower bound, because a node counts for the prefixes that have a place in its meter
-	Left     int             // prompts that went on from the prefix's end as no engine knew; of all requests, how many nodes count them
+	Requests float64         // recent ones; a lower bound, because a node misses those before it gave the prefix a place
+	Left     int             // prompts of which engines held just this prefix; with anchor 0, how many nodes count
 }
 
-// prefixes returns this node's counts: of all requests, and of prefixesTold prefixes, those that four prompts left first, then the latest.
+// prefixes returns this node's counts of all requests and of at most prefixesTold prefixes: those that popularLeast prompts left, then the
+// latest.
 func (m *workMeter) prefixes() []PrefixCount {
 	type counted struct {
 		PrefixCount
