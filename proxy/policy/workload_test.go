@@ -137,3 +137,31 @@ func BenchmarkPickAmongNodes(b *testing.B) {
 		})
 	}
 }
+
+// A model's pool that comes with a view has what the other nodes have counted before.
+func TestNewPoolHasThePeersCounts(t *testing.T) {
+	const anchor = 77
+	r, _ := newRouter(t, Config{Nodes: 2}, fleetOf(2))
+	named := fleetOf(2)
+	for i := range named {
+		named[i].Models = []string{"m"}
+	}
+	ofModel := func(do func(p *pool)) {
+		for _, p := range r.table.Load().pools {
+			if p.model == "m" {
+				do(p)
+			}
+		}
+	}
+	setView(t, r, named)
+	var key uint64
+	ofModel(func(p *pool) { key = p.key })
+	setView(t, r, fleetOf(2))
+	r.SetPeerTraffic(map[uint64]PoolTraffic{key: {Pool: key, Prefixes: []PrefixCount{{Requests: 100, Left: 1}, {anchor, 100, 9}}}})
+	setView(t, r, named)
+	found := false
+	ofModel(func(p *pool) { found = p.work.find(anchor) != nil })
+	if key == 0 || !found {
+		t.Errorf("pool %x has no counts", key)
+	}
+}
