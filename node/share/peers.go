@@ -140,11 +140,8 @@ func (p *peers) traffic() (sum map[uint64]policy.PoolTraffic, changed bool) {
 		}
 		for _, one := range s.Popularity.Traffic {
 			all := sum[one.Pool]
-			sum[one.Pool] = policy.PoolTraffic{
-				Pool: one.Pool, Rate: all.Rate + one.Rate, Prefill: all.Prefill + one.Prefill, Requests: all.Requests + one.Requests, Work: all.Work + one.Work,
-				Prefixes: all.Prefixes,
-			}
-			all = sum[one.Pool]
+			all.Pool, all.Rate, all.Prefill = one.Pool, all.Rate+one.Rate, all.Prefill+one.Prefill
+			all.Requests, all.Work = all.Requests+one.Requests, all.Work+one.Work
 			for _, c := range one.Prefixes {
 				k := prefix{one.Pool, c.Anchor}
 				i, known := at[k]
