@@ -66,7 +66,10 @@ func (s *Stream) Feed(p []byte) (out []byte, seen Seen) {
 		if !blank {
 			continue
 		}
-		held := strip && !s.passing && len(s.event) > 0
+		var held []byte
+		if strip && !s.passing {
+			held = s.event // what came of this event before p
+		}
 		drop := s.ended(p[start:at], &seen)
 		switch {
 		case drop:
@@ -75,9 +78,9 @@ func (s *Stream) Feed(p []byte) (out []byte, seen Seen) {
 				copied = true
 			}
 			from = at
-		case held:
-			s.out = append(s.out, s.event...)
-			copied, from = true, at // event includes p[start:at]
+		case len(held) > 0:
+			s.out = append(s.out, held...)
+			copied = true
 		}
 		s.event, s.passing, s.long = s.event[:0], false, false
 		start, to = at, at

@@ -103,6 +103,23 @@ func feed(t failer, in string, strip bool, size int, rnd *rand.Rand) (out string
 	return b.String(), u, first, isDone
 }
 
+// The stream holds the beginning of an event that then proves too long to look into.
+func TestStreamHoldsABeginningAndPassesIt(t *testing.T) {
+	in := longEvent(maxLook) + done
+	for _, cut := range []int{1, 100, maxHold - 1, maxHold, maxHold + 1} {
+		var s Stream
+		s.Reset(true)
+		out := ""
+		for _, p := range []string{in[:cut], in[cut:]} {
+			b, _ := s.Feed([]byte(p))
+			out += string(b)
+		}
+		if out += string(s.Flush()); out != in {
+			t.Errorf("cut after %d bytes: %d bytes come out of %d", cut, len(out), len(in))
+		}
+	}
+}
+
 type failer interface {
 	Helper()
 	Fatalf(format string, args ...any)
