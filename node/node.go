@@ -492,6 +492,7 @@ func (n *Node) loadReported(e *backends.Engine, l *backends.Load, leads bool) {
 	}
 	if l.ComputeTime > 0 {
 		t.Prefilled, t.PrefillTime, t.Prefills = l.Computed, l.ComputeTime, max(l.Prefills, 0)
+		t.FirstTokens, t.FirstComputed = max(l.FirstTokens, 0), max(l.FirstComputed, 0)
 	}
 	n.router.SetTelemetry(e.ID, t)
 }

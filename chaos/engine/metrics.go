@@ -122,7 +122,7 @@ func (c collector) vllm(m Stats) {
 	c.counter("prefix_cache_hits_total", "Prefix cache hits, in cached tokens.", m.CachedTokens)
 	c.counter("num_preemptions_total", "Preemptions.", m.Preempted)
 	c.counter("prompt_tokens_total", "Prefill tokens processed.", m.PromptTokens)
-	c.counter("prompt_tokens_by_source_total", "Prompt tokens by source.", m.PromptTokens-m.CachedTokens-m.LoadedTokens, "source", "local_compute")
+	c.counter("prompt_tokens_by_source_total", "Prompt tokens by source.", m.FirstComputed, "source", "local_compute")
 	c.counter("prompt_tokens_by_source_total", "Prompt tokens by source.", m.CachedTokens, "source", "local_cache_hit")
 	c.counter("prompt_tokens_by_source_total", "Prompt tokens by source.", m.LoadedTokens, "source", "external_kv_transfer")
 	c.counter("prompt_tokens_cached_total", "Cached prompt tokens, transferred ones included.", m.CachedTokens+m.LoadedTokens)

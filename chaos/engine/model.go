@@ -178,6 +178,10 @@ type Stats struct {
 	Busy        time.Duration `json:"busy_ns"`         // total length of all steps
 	PrefillBusy time.Duration `json:"prefill_busy_ns"` // of it for prefill: without other work in the same steps
 
+	// Of jobs with a first token: how many, and their prompt tokens that were computed.
+	FirstTokens   int64 `json:"first_tokens"`
+	FirstComputed int64 `json:"first_computed"`
+
 	// Of finished jobs, as vLLM sums them: prompt tokens that were not cached, and times from admission to first token.
 	ComputedTokens int64         `json:"computed_tokens"`
 	PrefillTime    time.Duration `json:"prefill_time_ns"`

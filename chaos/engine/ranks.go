@@ -68,6 +68,8 @@ func (s *Stats) add(o *Stats) {
 	s.Steps += o.Steps
 	s.Busy += o.Busy
 	s.PrefillBusy += o.PrefillBusy
+	s.FirstTokens += o.FirstTokens
+	s.FirstComputed += o.FirstComputed
 	s.ComputedTokens += o.ComputedTokens
 	s.PrefillTime += o.PrefillTime
 }

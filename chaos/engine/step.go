@@ -257,6 +257,10 @@ func (m *Model) finish(j *Job, at time.Duration, emit func(Event)) {
 
 func (m *Model) prefilled(j *Job, at time.Duration, emit func(Event)) {
 	s := &j.seq
+	if s.generated == 0 { // not again after a preemption
+		m.stats.FirstTokens++
+		m.stats.FirstComputed += int64(j.PromptTokens - j.Cached)
+	}
 	switch {
 	case j.OutputTokens == 0:
 		j.FirstToken = at

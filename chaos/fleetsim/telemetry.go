@@ -82,8 +82,10 @@ func (e *engines) telemetry(kind Telemetry, id int, at prefixtree.Time) policy.T
 	t := policy.Telemetry{
 		At: at, Running: s.Running, Waiting: s.Waiting, KVUsage: float64(s.KVUsed-s.KVEvictable) / float64(s.KVTokens),
 		Queued: -1, Prefilled: s.ComputedTokens, PrefillTime: s.PrefillTime, Prefills: s.Finished,
+		FirstTokens: s.FirstTokens, FirstComputed: s.FirstComputed,
 	}
 	if kind == SGLang {
+		t.FirstTokens, t.FirstComputed = 0, 0
 		t.Prefills, t.Queued, t.Prefilled, t.PrefillTime = 0, int64(e.waiting[id]+m.Prefilling()), s.PrefillTokens, s.PrefillBusy
 	}
 	return t

@@ -15,7 +15,7 @@ const loadsAnswer = `{"timestamp":"2026-11-23T10:00:00.250000+00:00","version":"
 "token_usage":0.0,"decode_moments":null,"total_prefill_uncached_tokens":20000,"total_prefill_busy_us":1000000}]}`
 
 func TestParseLoads(t *testing.T) {
-	both := Metrics{5, 3, 0.25, 20_000, -1, -1, -1, 12_345, 60_000, 2 * time.Second, -1, 250 * time.Millisecond, noFetches}
+	both := Metrics{5, 3, 0.25, 20_000, -1, -1, -1, 12_345, 60_000, 2 * time.Second, -1, -1, -1, 250 * time.Millisecond, noFetches}
 	with := func(change func(*Metrics)) Metrics {
 		m := both
 		change(&m)
@@ -39,7 +39,7 @@ func TestParseLoads(t *testing.T) {
 			t.Errorf("%s: %+v, %v, want %+v", c.name, got, err, c.want)
 		}
 	}
-	first := Metrics{5, 3, 0.5, 10_000, -1, -1, -1, 12_345, 40_000, 3 * time.Second, -1, 250 * time.Millisecond, noFetches}
+	first := Metrics{5, 3, 0.5, 10_000, -1, -1, -1, 12_345, 40_000, 3 * time.Second, -1, -1, -1, 250 * time.Millisecond, noFetches}
 	if got, err := ParseLoads([]byte(loadsAnswer), 0); err != nil || got != first {
 		t.Errorf("the first rank: %+v, %v, want %+v", got, err, first)
 	}

@@ -30,8 +30,10 @@ type Metrics struct {
 	// requests only.
 	Computed    int64
 	ComputeTime time.Duration
-	Prefills    int64         // the finished requests, of vLLM
-	Age         time.Duration // of the counts when the engine answered; 0 or more
+	Prefills    int64 // the finished requests, of vLLM
+	// Of vLLM's requests with a first token: how many, and their prompt tokens that it computed.
+	FirstTokens, FirstComputed int64
+	Age                        time.Duration // of the counts when the engine answered; 0 or more
 	Fetches
 }
 
@@ -48,7 +50,7 @@ type Fetches struct {
 var noFetches = Fetches{-1, -1, -1, -1}
 
 // unknownMetrics has the fields that are not reported.
-var unknownMetrics = Metrics{-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}
+var unknownMetrics = Metrics{-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}
 
 // maxLine is in bytes; labels take a few hundred.
 const maxLine = 64 << 10
@@ -67,9 +69,12 @@ const (
 	computed
 	computeTime // seconds
 	prefills
+	firstTokens
 	loaded
-	fromHost // by the label source
+	bySource // by the label source
+	fromHost
 	fromDisk
+	firstComputed
 	loadTime // seconds
 	readTime // seconds
 
@@ -110,7 +115,9 @@ var metricNames = map[string]struct {
 	"vllm:request_prefill_time_seconds_sum":       {computeTime, 0},
 	"vllm:request_prefill_time_seconds_count":     {prefills, 0},
 
-	"vllm:prompt_tokens_cached_by_source_total": {fromHost, 0},
+	"vllm:time_to_first_token_seconds_count":    {firstTokens, 0},
+	"vllm:prompt_tokens_by_source_total":        {bySource, 0},
+	"vllm:prompt_tokens_cached_by_source_total": {bySource, 0},
 	"vllm:kv_offload_load_time_total":           {loadTime, 0},
 	"vllm:kv_offload_tiering_read_time_total":   {readTime, 0},
 	"sglang:load_back_tokens_total":             {loaded, 0},
@@ -184,9 +191,9 @@ func parseMetrics(r io.Reader, rank []byte) (Metrics, error) {
 		switch m.what {
 		case geometry:
 			v, ok = tokensOf(labels)
-		case fromHost:
+		case bySource:
 			if v, ok = number(rest); ok {
-				m.what, ok = tierOf(labels)
+				m.what, ok = sourceOf(labels)
 			}
 		default:
 			v, ok = number(rest)
@@ -228,6 +235,7 @@ func parseMetrics(r io.Reader, rank []byte) (Metrics, error) {
 		out.Computed, out.Prefills = c, p
 		out.ComputeTime = time.Duration(min(seconds/float64(n), maxCount/1e6) * float64(time.Second))
 	}
+	out.FirstTokens, out.FirstComputed = whole(firstTokens), whole(firstComputed)
 	duration := func(what sample) time.Duration {
 		if v, _ := sum(what); v >= 0 {
 			return time.Duration(min(v, maxCount/1e6) * float64(time.Second))
@@ -241,13 +249,16 @@ func parseMetrics(r io.Reader, rank []byte) (Metrics, error) {
 	return out, nil
 }
 
-// tierOf returns the tier of a sample of vLLM's cached tokens by source; it is not ok for other sources than lower tiers.
-func tierOf(labels []byte) (what sample, ok bool) {
+// sourceOf returns what a sample of vLLM's prompt tokens counts: those that it computed, or that came from a lower tier of the cache.
+// It is not ok for other sources.
+func sourceOf(labels []byte) (what sample, ok bool) {
 	for name, value := range labelPairs(labels) {
 		if string(name) != "source" {
 			continue
 		}
 		switch string(value) {
+		case "local_compute":
+			return firstComputed, true
 		case "host":
 			return fromHost, true
 		case "disk":

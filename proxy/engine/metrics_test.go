@@ -41,6 +41,11 @@ vllm:request_prefill_time_seconds_count{engine="0",model_name="m"} 30.0
 vllm:request_prefill_time_seconds_count{engine="1",model_name="m"} 10.0
 vllm:request_prefill_time_seconds_sum{engine="0",model_name="m"} 3.0
 vllm:request_prefill_time_seconds_sum{engine="1",model_name="m"} 1.0
+vllm:time_to_first_token_seconds_count{engine="0",model_name="m"} 32.0
+vllm:time_to_first_token_seconds_count{engine="1",model_name="m"} 11.0
+vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="local_compute"} 32000.0
+vllm:prompt_tokens_by_source_total{engine="1",model_name="m",source="local_compute"} 11000.0
+vllm:prompt_tokens_by_source_total{engine="1",model_name="m",source="local_cache_hit"} 9.0
 `
 
 const sglangPage = `# HELP sglang:prompt_tokens_total Number of prefill tokens processed.
@@ -61,21 +66,21 @@ func TestParseMetrics(t *testing.T) {
 		name, page string
 		want       Metrics
 	}{
-		{"vllm", vllmPage, Metrics{7, 1, 0.5, 1_600_000, 2_000_000, 1_000_000, 1.78e9, -1, 40_000, 2 * time.Second, 40, 0, noFetches}},
-		{"vllm, older names", "vllm:num_requests_running 2\nvllm:num_requests_waiting{x=\"a } b\\\"\"} 3\nvllm:gpu_cache_usage_perc 0.5\nvllm:gpu_prefix_cache_queries 10\nvllm:gpu_prefix_cache_hits_total 4\n", Metrics{2, 3, 0.5, -1, 10, 4, -1, -1, -1, -1, -1, 0, noFetches}},
-		{"sglang", sglangPage, Metrics{161, 2, 0.28, 442000, 8128902, 4000, -1, -1, -1, -1, -1, 0, noFetches}},
-		{"sglang, geometry", "sglang:cache_config_info{page_size=\"64\",num_pages=\"100\"} 1\nsglang:max_total_num_tokens 1\n", Metrics{-1, -1, -1, 6400, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}},
-		{"idle is not unknown", "vllm:num_requests_running{engine=\"0\"} 0.0\n", Metrics{0, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}},
-		{"front ends", "process_start_time_seconds 1.5e9\nprocess_start_time_seconds{pid=\"2\"} 1.75e9\nprocess_start_time_seconds 1.6e9\n", Metrics{-1, -1, -1, -1, -1, -1, 1.75e9, -1, -1, -1, -1, 0, noFetches}},
-		{"timestamps, exemplars, spaces", "vllm:num_requests_running{a=\"b\"}  5  1700000000000\r\nvllm:num_requests_waiting\t6 # {trace_id=\"x\"} 1\n", Metrics{5, 6, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}},
-		{"no amounts", "vllm:num_requests_running NaN\nvllm:num_requests_waiting +Inf\nvllm:kv_cache_usage_perc -1\nsglang:num_queue_reqs\nsglang:token_usage{\n", Metrics{-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}},
+		{"vllm", vllmPage, Metrics{7, 1, 0.5, 1_600_000, 2_000_000, 1_000_000, 1.78e9, -1, 40_000, 2 * time.Second, 40, 43, 43_000, 0, noFetches}},
+		{"vllm, older names", "vllm:num_requests_running 2\nvllm:num_requests_waiting{x=\"a } b\\\"\"} 3\nvllm:gpu_cache_usage_perc 0.5\nvllm:gpu_prefix_cache_queries 10\nvllm:gpu_prefix_cache_hits_total 4\n", Metrics{2, 3, 0.5, -1, 10, 4, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}},
+		{"sglang", sglangPage, Metrics{161, 2, 0.28, 442000, 8128902, 4000, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}},
+		{"sglang, geometry", "sglang:cache_config_info{page_size=\"64\",num_pages=\"100\"} 1\nsglang:max_total_num_tokens 1\n", Metrics{-1, -1, -1, 6400, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}},
+		{"idle is not unknown", "vllm:num_requests_running{engine=\"0\"} 0.0\n", Metrics{0, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}},
+		{"front ends", "process_start_time_seconds 1.5e9\nprocess_start_time_seconds{pid=\"2\"} 1.75e9\nprocess_start_time_seconds 1.6e9\n", Metrics{-1, -1, -1, -1, -1, -1, 1.75e9, -1, -1, -1, -1, -1, -1, 0, noFetches}},
+		{"timestamps, exemplars, spaces", "vllm:num_requests_running{a=\"b\"}  5  1700000000000\r\nvllm:num_requests_waiting\t6 # {trace_id=\"x\"} 1\n", Metrics{5, 6, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}},
+		{"no amounts", "vllm:num_requests_running NaN\nvllm:num_requests_waiting +Inf\nvllm:kv_cache_usage_perc -1\nsglang:num_queue_reqs\nsglang:token_usage{\n", Metrics{-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}},
 		{"vllm, lower tiers", "vllm:prompt_tokens_cached_by_source_total{engine=\"0\",source=\"device\"} 9\nvllm:prompt_tokens_cached_by_source_total{engine=\"0\",source=\"host\"} 300\n" +
 			"vllm:prompt_tokens_cached_by_source_total{engine=\"0\",source=\"disk\"} 20\nvllm:prompt_tokens_cached_by_source_total{engine=\"0\",source=\"p2p\"} 7\n" +
 			"vllm:kv_offload_load_time_total{engine=\"0\"} 1.5\nvllm:kv_offload_tiering_read_time_total{engine=\"0\"} 0.25\n",
-			Metrics{-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, Fetches{320, 1500 * time.Millisecond, 20, 250 * time.Millisecond}}},
+			Metrics{-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, Fetches{320, 1500 * time.Millisecond, 20, 250 * time.Millisecond}}},
 		{"sglang, lower tiers", "sglang:load_back_tokens_total{tp_rank=\"0\"} 640\nsglang:load_back_duration_seconds_sum{tp_rank=\"0\"} 0.5\n",
-			Metrics{-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, Fetches{640, 500 * time.Millisecond, -1, -1}}},
-		{"nothing", "", Metrics{-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}},
+			Metrics{-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, Fetches{640, 500 * time.Millisecond, -1, -1}}},
+		{"nothing", "", Metrics{-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			got, err := ParseMetrics(strings.NewReader(c.page))
@@ -100,11 +105,11 @@ func TestParseRank(t *testing.T) {
 		name, page string
 		want       []Metrics
 	}{
-		{"vllm", vllmPage, []Metrics{{3, 1, 0.25, 1_500_000, 1_500_000, 1_000_000, 1.78e9, -1, 30_000, 3 * time.Second, 30, 0, noFetches}, {4, 0, 0.75, 100_000, 500_000, 0, 1.78e9, -1, 10_000, time.Second, 10, 0, noFetches}}},
+		{"vllm", vllmPage, []Metrics{{3, 1, 0.25, 1_500_000, 1_500_000, 1_000_000, 1.78e9, -1, 30_000, 3 * time.Second, 30, 32, 32_000, 0, noFetches}, {4, 0, 0.75, 100_000, 500_000, 0, 1.78e9, -1, 10_000, time.Second, 10, 11, 11_000, 0, noFetches}}},
 		{"a node of several", strings.ReplaceAll(strings.ReplaceAll(vllmPage, `engine="1"`, `engine="10"`), `engine="0"`, `engine="9"`),
-			[]Metrics{{3, 1, 0.25, 1_500_000, 1_500_000, 1_000_000, 1.78e9, -1, 30_000, 3 * time.Second, 30, 0, noFetches}, {4, 0, 0.75, 100_000, 500_000, 0, 1.78e9, -1, 10_000, time.Second, 10, 0, noFetches}}},
+			[]Metrics{{3, 1, 0.25, 1_500_000, 1_500_000, 1_000_000, 1.78e9, -1, 30_000, 3 * time.Second, 30, 32, 32_000, 0, noFetches}, {4, 0, 0.75, 100_000, 500_000, 0, 1.78e9, -1, 10_000, time.Second, 10, 11, 11_000, 0, noFetches}}},
 		{"sglang", "sglang:num_running_reqs{dp_rank=\"0\",tp_rank=\"0\"} 1\nsglang:num_running_reqs{dp_rank=\"1\",tp_rank=\"4\"} 2\n",
-			[]Metrics{{1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}, {2, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}}},
+			[]Metrics{{1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}, {2, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}}},
 		{"one rank", sglangPage, nil},
 		{"others' labels", "http_requests_total{engine=\"1\"} 2\n", nil},
 	} {

@@ -24,6 +24,9 @@ type Telemetry struct {
 	Prefilled   int64         // prompt tokens computed
 	PrefillTime time.Duration // in which it computed them
 	Prefills    int64         // requests of which each took a part of that time
+	// Of vLLM's requests with a first token, which are more than the finished ones; 0: not reported.
+	FirstTokens   int64 // requests
+	FirstComputed int64 // their prompt tokens that it computed
 }
 
 // telemetry is the latest report with this node's counts at that time.
@@ -35,6 +38,9 @@ type telemetry struct {
 
 // SetTelemetry takes an engine's report. What the engine computed since the report before shows its
 // prefill rate.
+//
+// vLLM tells only of finished requests how long their prefills took, and an engine that has become slow is slow to finish those. But if
+// all requests that it began to answer already waited at the report before, it has computed all the time since, and that time is known.
 func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 	s := r.table.Load().slot(b)
 	if s == nil {
@@ -47,13 +53,23 @@ func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 		return
 	}
 	// A restarted engine counts from zero again, and a new one may be behind the old URL.
-	tokens, seconds := float64(t.Prefilled-was.Prefilled), (t.PrefillTime - was.PrefillTime).Seconds()
-	if enough := rateMinTokens * float64(t.Prefills-was.Prefills); tokens > 0 && tokens >= enough && tokens <= mostRate*seconds {
-		r.rate.add(tokens, seconds)
+	tokens, seconds, prefills := float64(t.Prefilled-was.Prefilled), (t.PrefillTime - was.PrefillTime).Seconds(), t.Prefills-was.Prefills
+	begun := t.FirstTokens - was.FirstTokens
+	busy := begun > 0 && begun <= int64(was.Waiting)
+	if busy {
+		tokens, seconds, prefills = float64(t.FirstComputed-was.FirstComputed), float64(t.At-was.At)/1000, begun
+	}
+	if enough := rateMinTokens * float64(prefills); tokens <= 0 || tokens < enough || tokens > mostRate*seconds {
+		return
+	}
+	r.rate.add(tokens, seconds)
+	if busy && 2*tokens < seconds*s.rateOr(r.rate.load()) {
+		s.reported = rateSums{tokens / seconds * ratePrior, ratePrior} // it has become slow
+	} else {
 		s.reported.add(tokens, seconds, s.rateOr(r.rate.load()))
 		s.reported = s.reported.within(ratePrior)
-		s.combine()
 	}
+	s.combine()
 }
 
 // RateReported reports whether the backend's rate is what its engine reports of itself, not what requests

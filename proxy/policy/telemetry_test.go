@@ -147,3 +147,39 @@ func TestRequestsThatWaitAtAnEngineDelayNewOnes(t *testing.T) {
 	r.SetTelemetry(0, Telemetry{At: t0 + 60_000, Waiting: 20, Queued: 0})
 	want("the engine reports tokens", t0+60_000, 0)
 }
+
+// vLLM's sums are of finished requests. An engine that became slow finishes none of the requests that it began while slow for a long
+// time, but they are known to have waited.
+func TestAnEngineWithWaitingRequestsShowsItsRateAtOnce(t *testing.T) {
+	const tokens = 1_000 // of each prompt
+	for _, c := range []struct {
+		name           string
+		waiting, begun int64
+		want           float64
+	}{
+		{"computed all the time", 10, 10, 10 * tokens / 5},
+		{"another came and was begun", 10, 11, 40_000},
+		{"computes its first prompt", 10, 0, 40_000},
+		{"nothing waited", 0, 1, 40_000},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, _ := newRouter(t, Config{}, fleetOf(2))
+			last := computes(r, 0, 40_000, t0, t0+60_000, Telemetry{PrefillTime: time.Hour, Prefilled: 1 << 40, FirstTokens: 1 << 20, FirstComputed: 1 << 40})
+			last.At, last.Waiting = last.At+5_000, int(c.waiting)
+			r.SetTelemetry(0, last)
+			last.At, last.FirstTokens, last.FirstComputed = last.At+5_000, last.FirstTokens+c.begun, last.FirstComputed+c.begun*tokens
+			r.SetTelemetry(0, last)
+			if got := r.Rate(0); math.Abs(got-c.want) > c.want/50 {
+				t.Errorf("%v tokens/s, want %v", got, c.want)
+			}
+			if last.Waiting > 0 { // what finished meanwhile was computed before
+				last.At, last.Prefilled, last.PrefillTime, last.Prefills = last.At+5_000, last.Prefilled+40_000, last.PrefillTime+time.Second, 40
+				last.FirstTokens, last.FirstComputed = last.FirstTokens+10, last.FirstComputed+10*tokens
+				r.SetTelemetry(0, last)
+				if got, want := r.Rate(0), 10*tokens/5.0; math.Abs(got-want) > want/50 {
+					t.Errorf("five seconds later %v tokens/s, want %v", got, want)
+				}
+			}
+		})
+	}
+}
