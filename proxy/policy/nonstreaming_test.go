@@ -196,7 +196,30 @@ func TestEqualWholeAnswersKeepRatesEqual(t *testing.T) {
 	}
 }
 
-// The prefill of whole answers is not observable: alone they tell the engines' speed relative to each other.
+// Where nothing is streamed, durations of answers to prompts of different lengths show the rate.
+func TestWholeAnswersShowTheFleetsRate(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(virtual.Seed(t), 2))
+	for _, rate := range []float64{2_000, 50_000} {
+		for _, outputs := range []int{1, 400} { // the most
+			r, _ := newRouter(t, Config{}, fleetOf(2))
+			now := t0
+			for i := range uint64(600) {
+				blocks := 4 + rnd.IntN(400)
+				a := pick(t, r, whole(prompt(i+1, 0, 99, blocks)), now)
+				a.Dispatched(now)
+				n := 1 + rnd.IntN(outputs)
+				took := float64(blocks*128)/rate + 0.02*float64(n)*(0.7+0.6*rnd.Float64()) + 2*rnd.Float64() // it waits for up to 2 s
+				now += prefixtree.Time(1000 * took)
+				a.End(Outcome{PromptTokens: blocks * 128, CachedTokens: 0, OutputTokens: n}, now)
+			}
+			if got := r.rate.load(); math.Abs(got/rate-1) > 0.3 {
+				t.Errorf("up to %d output tokens: the fleet computes %.0f tokens/s, and is taken for %.0f", outputs, rate, got)
+			}
+		}
+	}
+}
+
+// Durations of answers to equal prompts tell the engines' speed relative to each other only.
 func TestWholeAnswersDoNotChangeTheFleetsRate(t *testing.T) {
 	now, next := t0, uint64(0)
 	r, _ := newRouter(t, Config{}, fleetOf(1))

@@ -14,7 +14,8 @@ const (
 	rateWindow         = 30      // a rate's memory in seconds of prefill
 	ratePrior          = 10      // seconds of prefill that make a backend's rate its own; before, the fleet's fills them up
 	fleetPrior         = 1       // the same for the fleet's rate, filled up by the configured one
-	paceWindow         = 1 << 16 // output tokens: hundreds of answers
+	paceWindow         = 1 << 10 // answers
+	leastPace          = 50      // answers before a line fits their durations
 	rateMinTokens      = 256     // smaller prefills take one engine step whatever their length
 	// rateOutlier bounds how far a sample counts below the estimate: one hang must not condemn a
 	// backend.
@@ -57,15 +58,15 @@ func (r rateSums) estimate(prior, enough float64) float64 {
 }
 
 type fleetRate struct {
-	mu      sync.Mutex
-	sums    rateSums
-	initial float64
-	whole   struct{ prefill, seconds, outputs float64 } // sums over answers that were not streamed
-	bits    atomic.Uint64
+	mu    sync.Mutex
+	sums  rateSums
+	prior float64   // configured, or what answers that were not streamed show
+	whole durations // of these
+	bits  atomic.Uint64
 }
 
 func newFleetRate(initial float64) *fleetRate {
-	f := &fleetRate{initial: initial}
+	f := &fleetRate{prior: initial}
 	f.bits.Store(math.Float64bits(initial))
 	return f
 }
@@ -76,7 +77,7 @@ func (f *fleetRate) add(tokens, seconds float64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.sums.add(tokens, seconds, f.load())
-	f.bits.Store(math.Float64bits(f.sums.estimate(f.initial, fleetPrior)))
+	f.bits.Store(math.Float64bits(f.sums.estimate(f.prior, fleetPrior)))
 }
 
 // OwnRate returns the rate measured by this node, in tokens/s, and its weight in seconds of
@@ -108,13 +109,12 @@ func (r *Router) SetPeerRate(b prefixtree.Backend, tokensPerSecond, weight float
 }
 
 // learnPace records an answer that was not streamed, the prefill of which is hidden in its duration.
-// Compared with what the fleet takes for as many output tokens, the duration shows the engine's speed.
+// Compared with what the fleet takes for as many tokens, the duration shows the engine's speed.
 func (s *slot) learnPace(f *fleetRate, tokens, seconds, outputs float64) {
 	if tokens < rateMinTokens || seconds <= 0 {
 		return
 	}
-	rate := f.load()
-	usual, prefill := f.pace(tokens/rate, seconds, outputs)
+	usual, prefill, rate := f.pace(tokens, seconds, outputs)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// Long answers count more than short ones, which are mostly prefill and seem slow.
@@ -122,17 +122,62 @@ func (s *slot) learnPace(f *fleetRate, tokens, seconds, outputs float64) {
 	s.combine()
 }
 
-// pace returns the fleet's mean duration of an answer of so many output tokens, and the part of
-// durations that is prefill, both including this answer.
-func (f *fleetRate) pace(prefill, seconds, outputs float64) (usual, share float64) {
+// pace returns what the fleet usually takes for such an answer, the part of durations that is prefill, and the rate that durations
+// show if no first token does.
+func (f *fleetRate) pace(tokens, seconds, outputs float64) (usual, share, rate float64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	w := &f.whole
-	w.prefill, w.seconds, w.outputs = w.prefill+prefill, w.seconds+seconds, w.outputs+outputs
-	if w.outputs > paceWindow {
-		w.prefill, w.seconds, w.outputs = w.prefill/2, w.seconds/2, w.outputs/2
+	f.whole.add(tokens, seconds, outputs)
+	if perToken := f.whole.perPromptToken(); perToken > 0 {
+		f.prior = 1 / perToken
+		f.bits.Store(math.Float64bits(f.sums.estimate(f.prior, fleetPrior)))
 	}
-	return w.seconds / w.outputs * outputs, w.prefill / w.seconds
+	rate = f.load()
+	usual, share = f.whole.expect(1/rate, tokens, outputs)
+	return usual, share, rate
+}
+
+// durations fits a line to the durations of answers that were not streamed: constant + prompt tokens computed / rate + output
+// tokens x time. They are sums over the answers and means.
+type durations struct {
+	n, tokens, outputs, seconds float64 // seconds, tokens and outputs are means
+	// Sums of products of deviations from the means.
+	tt, oo, to, ts, os, ss float64
+}
+
+func (d *durations) add(tokens, seconds, outputs float64) {
+	if d.n++; d.n > paceWindow {
+		d.n /= 2
+		d.tt, d.oo, d.to, d.ts, d.os, d.ss = d.tt/2, d.oo/2, d.to/2, d.ts/2, d.os/2, d.ss/2
+	}
+	t, o, s, part := tokens-d.tokens, outputs-d.outputs, seconds-d.seconds, 1/d.n
+	d.tokens, d.outputs, d.seconds = d.tokens+t*part, d.outputs+o*part, d.seconds+s*part
+	part = 1 - part
+	d.tt, d.oo, d.to = d.tt+t*t*part, d.oo+o*o*part, d.to+t*o*part
+	d.ts, d.os, d.ss = d.ts+t*s*part, d.os+o*s*part, d.ss+s*s*part
+}
+
+// perPromptToken returns the seconds of a prompt token, and 0 while they are within three standard errors of nothing.
+func (d *durations) perPromptToken() float64 {
+	det := d.tt*(d.oo+1) - d.to*d.to // 1: answers of equal length leave the prompts alone
+	if d.n < leastPace || det <= 0 {
+		return 0
+	}
+	perPrompt := (d.ts*(d.oo+1) - d.os*d.to) / det
+	perOutput := (d.os - perPrompt*d.to) / (d.oo + 1)
+	left := max(d.ss-perPrompt*d.ts-perOutput*d.os, 0)
+	if perPrompt <= 0 || perPrompt*perPrompt < 9*left/d.n*(d.oo+1)/det {
+		return 0
+	}
+	return perPrompt
+}
+
+// expect returns the mean duration of an answer with so many tokens, and the part of all durations that is prefill.
+func (d *durations) expect(perPrompt, tokens, outputs float64) (seconds, share float64) {
+	perOutput := max(d.os-perPrompt*d.to, 0) / (d.oo + 1)
+	prefill := perPrompt * d.tokens
+	seconds = max(d.seconds+perPrompt*(tokens-d.tokens)+perOutput*(outputs-d.outputs), perPrompt*tokens)
+	return seconds, min(prefill/d.seconds, 1)
 }
 
 // combine needs mu.
