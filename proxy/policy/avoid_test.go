@@ -73,6 +73,42 @@ func TestBadRequestsEjectNobody(t *testing.T) {
 	}
 }
 
+// A request that failed at an engine goes to none that failed another one and has not answered since, though it is not ejected, unless
+// there is no other. Other requests still try that one.
+func TestFailedRequestsAvoidEnginesThatFail(t *testing.T) {
+	r, _ := newRouter(t, Config{Strategy: RoundRobin}, fleetOf(4))
+	for i := range uint64(4) {
+		bad(t, r, prefixtree.Backend(i%2), 4, 1+i, t0+prefixtree.Time(i))
+	}
+	if n := ejected(r, 4, t0+4); n != 1 {
+		t.Fatalf("%d engines are ejected, want 1 of the two that fail", n)
+	}
+	now := t0 + 10
+	count := func(q *Request) (at [4]int) {
+		for range 12 {
+			a := pick(t, r, q, now)
+			at[a.Decision().Backend]++
+			a.End(failed(ClientGone), now)
+		}
+		return at
+	}
+	if at := count(&Request{}); at[0] != 0 || at[1] != 4 {
+		t.Errorf("first attempts by engine: %v", at)
+	}
+	if at := count(&Request{Exclude: []prefixtree.Backend{0}}); at != [4]int{0, 0, 6, 6} {
+		t.Errorf("second attempts by engine: %v", at)
+	}
+	if at := count(&Request{Exclude: []prefixtree.Backend{2, 3}}); at != [4]int{0, 12, 0, 0} {
+		t.Errorf("attempts without another engine: %v", at)
+	}
+	a := pick(t, r, &Request{Exclude: except(4, 1)}, now)
+	a.Dispatched(now)
+	a.End(failed(None), now)
+	if at := count(&Request{Exclude: []prefixtree.Backend{0}}); at != [4]int{0, 4, 4, 4} {
+		t.Errorf("second attempts after an answer: %v", at)
+	}
+}
+
 // Failed requests eject a fifth of a pool, one of a small pool; refused connections eject all.
 func TestFailedRequestsEjectAFifth(t *testing.T) {
 	for size, want := range map[int]int{2: 1, 5: 1, 8: 1, 10: 2, 25: 5} {

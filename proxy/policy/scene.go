@@ -40,9 +40,12 @@ type Scene struct {
 	unseen   float64 // requests that other nodes have placed since their reports
 	rand     uint64
 	peek     bool // Explain: change nothing
-	gated    bool // the request may wait
-	open     int  // if so, candidates that are not full
-	extra    bool // and it may go to one that is beyond its bounds
+	// wary: an engine failed the request, and it goes to none that failed a request since it last answered, if there is another: one that
+	// refuses all it gets, and is not ejected, is always open, and would get each request that is sent once more.
+	wary  bool
+	gated bool // the request may wait
+	open  int  // if so, candidates that are not full
+	extra bool // and it may go to one that is beyond its bounds
 }
 
 // Rand returns the next number of this decision's sequence.

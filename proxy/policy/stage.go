@@ -6,17 +6,22 @@ import (
 )
 
 // stage adds the eligible backends, of a large pool some if it may, or, if all are avoided, those with
-// the fewest failures.
+// the fewest failures. A request that failed gets those that failed others only without others; see wary.
 func (s *Scene) stage(some bool) (lastResort bool) {
-	if some && len(s.pool.entries) > weighAll {
-		if s.stageSome(); len(s.Candidates) > 0 {
-			s.size = len(s.pool.entries)
-			return false
+	for s.wary = len(s.Request.Exclude) > 0; ; s.wary = false {
+		if some && len(s.pool.entries) > weighAll {
+			if s.stageSome(); len(s.Candidates) > 0 {
+				s.size = len(s.pool.entries)
+				return false
+			}
 		}
-	}
-	for i := range s.pool.entries {
-		s.where[i] = -1
-		s.put(i)
+		for i := range s.pool.entries {
+			s.where[i] = -1
+			s.put(i)
+		}
+		if len(s.Candidates) > 0 || !s.wary {
+			break
+		}
 	}
 	if lastResort = len(s.Candidates) == 0; lastResort {
 		s.stageLeastBad()
@@ -36,7 +41,11 @@ func (s *Scene) health(e *entry) health {
 	if slices.Contains(s.Request.Exclude, e.id) {
 		return avoided
 	}
-	return e.slot.health(s.Now)
+	h := e.slot.health(s.Now)
+	if s.wary && (h == halfOpen || e.slot.struck.Load()) {
+		return avoided
+	}
+	return h
 }
 
 // stageLeastBad reads each count once, since counts may grow meanwhile.
