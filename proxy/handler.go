@@ -354,13 +354,13 @@ func (e *exchange) forward() {
 	for {
 		before := e.rec.Waited
 		t, settled, err := e.pickInTurn()
+		if errors.Is(err, policy.ErrNoRole) && e.pairAgain() {
+			t, settled, err = e.pickInTurn()
+		}
 		if settled {
 			return
 		}
 		began = began.Add(e.rec.Waited - before)
-		if errors.Is(err, policy.ErrNoRole) && e.pairAgain() {
-			t, err = e.pick()
-		}
 		if err != nil {
 			e.refusePick(err)
 			return
@@ -393,9 +393,9 @@ func (e *exchange) forward() {
 func (e *exchange) refusePick(err error) {
 	e.last.refused = true
 	switch {
+	case e.refuseWait(err):
 	case e.rec.Attempts > 0:
 		e.refuseExhausted() // every backend failed
-	case e.refuseWait(err):
 	case errors.Is(err, policy.ErrUnknownModel):
 		e.refuse(fault{fasthttp.StatusNotFound, "model_not_found", "no backend serves the model " + quoted(e.rec.Model)})
 	case errors.Is(err, policy.ErrHolderGone):

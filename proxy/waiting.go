@@ -157,10 +157,9 @@ func (p *Proxy) PeerClaims(origin string, claims []queue.Claim) {
 	w.others.Store(w.queue.Contended())
 }
 
-// mayWait: inference that an engine computes, before its first attempt. One that moves to another engine
-// after a failure has had its turn.
+// mayWait: inference that an engine computes. One whose engine failed waits again, so that no engine holds more than it may.
 func (e *exchange) mayWait() bool {
-	if !e.tuned.queues() || e.rec.Attempts > 0 || e.rec.Waited > 0 || len(e.query.Exclude) > 0 {
+	if !e.tuned.queues() {
 		return false
 	}
 	switch e.rec.Kind {
@@ -236,14 +235,14 @@ func (e *exchange) pickInTurn() (t Target, settled bool, err error) {
 	}
 	began := time.Now()
 	why := e.await()
-	e.rec.Waited = time.Since(began)
+	e.rec.Waited += time.Since(began)
 	if why != undisturbed {
 		if e.seat.err == nil && e.seat.target.Name != "" { // an engine was booked meanwhile
 			e.booked(e.seat.target)
 		}
 		e.last.refused = true // observed although no engine was tried
 		e.cutShort(why)
-		if e.rec.Failed == policy.None && why == departed {
+		if why == departed {
 			e.rec.Failed = policy.ClientGone
 		}
 		return t, true, nil
@@ -273,7 +272,10 @@ func (w *waitingRoom) enter(e *exchange) (parked bool, err error) {
 		return false, nil
 	}
 	s, now := &e.seat, w.clock()
-	s.waiter = queue.Waiter{Lane: lane, Weight: 1, Priority: e.priority, Bytes: int64(len(e.body)), User: e}
+	s.waiter = queue.Waiter{
+		Lane: lane, Weight: 1, Priority: e.priority, Bytes: int64(len(e.body)), User: e,
+		Returns: e.last.failed != policy.None, Waited: e.rec.Waited, Paid: s.waiter.Paid,
+	}
 	if e.client != nil {
 		s.waiter.Client, s.waiter.Weight = e.client.Name, e.client.Weight
 	}

@@ -293,6 +293,7 @@ type queueRequest struct {
 	leaves, ttl time.Duration // 0: it stays; no deadline
 	first, rest time.Duration // at the engine
 	failed      policy.Failure
+	failures    int    // engines that fail it
 	holder      uint32 // of the stored response that it goes on from; 0: none
 }
 
@@ -316,6 +317,7 @@ func (w *queueWorld) send(n *queueRouter) {
 	d.first, d.rest = time.Duration(r.IntN(100))*time.Millisecond, time.Duration(r.IntN(300))*time.Millisecond
 	if r.IntN(8) == 0 {
 		d.failed = []policy.Failure{policy.Connect, policy.Reset, policy.Status5xx, policy.Busy, policy.Timeout}[r.IntN(5)]
+		d.failures = 1 + r.IntN(3)
 	}
 	if r.IntN(8) == 0 {
 		d.holder = prefixtree.BackendKey(w.engines[r.IntN(len(w.engines))].Name)
@@ -357,13 +359,20 @@ func (w *queueWorld) serve(n *queueRouter, conn *clientConn, d *queueRequest) (o
 		leaving := time.AfterFunc(d.leaves, func() { conn.interrupt(departed) })
 		defer leaving.Stop()
 	}
-	began := time.Now()
-	t, settled, err := e.pickInTurn()
+	for w.turn(n, e, conn, d, &o) {
+	}
 	if e.rec.Waited > 0 {
 		o.waited = 1
 	}
-	if waited := time.Since(began); waited != e.rec.Waited || waited > w.longest+patrolEvery {
-		w.t.Errorf("%s: a request waited %v, %v by its record; queues let it wait %v", n.name, waited, e.rec.Waited, w.longest)
+	return o
+}
+
+// turn is one round of exchange.forward; again: the engine failed, and the request tries another.
+func (w *queueWorld) turn(n *queueRouter, e *exchange, conn *clientConn, d *queueRequest, o *queueOutcomes) (again bool) {
+	began, before := time.Now(), e.rec.Waited
+	t, settled, err := e.pickInTurn()
+	if waited := time.Since(began); waited != e.rec.Waited-before || e.rec.Waited > w.longest+time.Duration(e.rec.Attempts+1)*patrolEvery {
+		w.t.Errorf("%s: a request waited %v, %v by its record, %v before; queues let it wait %v", n.name, waited, e.rec.Waited, before, w.longest)
 	}
 	if len(e.seat.called) != 0 || n.waits(e) {
 		w.t.Errorf("%s: a request that has left the queue (%v, %v) is in it, or is called again", n.name, settled, err)
@@ -384,9 +393,9 @@ func (w *queueWorld) serve(n *queueRouter, conn *clientConn, d *queueRequest) (o
 	case !e.guard.open || t.Name == "":
 		w.t.Errorf("%s: a request has its turn without an engine", n.name)
 	default:
-		w.compute(e, conn, d, &o)
+		return w.compute(e, conn, d, o)
 	}
-	return o
+	return false
 }
 
 // stays reports whether a client is still there after a time, and returns at once when it leaves.
@@ -403,8 +412,8 @@ func stays(conn *clientConn, d time.Duration) bool {
 	return conn.endTurn() == undisturbed
 }
 
-// compute is what happens at the engine.
-func (w *queueWorld) compute(e *exchange, conn *clientConn, d *queueRequest, o *queueOutcomes) {
+// compute is what happens at the engine. A request that fails does so at some engines.
+func (w *queueWorld) compute(e *exchange, conn *clientConn, d *queueRequest, o *queueOutcomes) (again bool) {
 	now := e.proxy.cfg.Picker.Now
 	e.guard.attempt.Dispatched(now())
 	e.rec.Queue = time.Since(e.rec.Start)
@@ -412,12 +421,21 @@ func (w *queueWorld) compute(e *exchange, conn *clientConn, d *queueRequest, o *
 		if !stays(conn, part) {
 			e.end(policy.ClientGone)
 			o.departed = 1
-			return
+			return false
 		}
-		if d.failed != policy.None {
-			e.end(d.failed)
-			o.failed = 1
-			return
+		if d.failed != policy.None && d.failures > 0 {
+			d.failures--
+			if d.failed == policy.Busy {
+				e.busy(false)
+			} else {
+				e.failed(d.failed)
+			}
+			if !e.mayMove() {
+				o.failed = 1
+				return false
+			}
+			e.query.Exclude = append(e.query.Exclude, e.rec.Decision.Backend)
+			return true
 		}
 		e.guard.attempt.FirstToken(now())
 		e.proxy.opened(e.guard.attempt.Decision().Backend)
@@ -426,4 +444,5 @@ func (w *queueWorld) compute(e *exchange, conn *clientConn, d *queueRequest, o *
 	e.rec.Status = fasthttp.StatusOK
 	e.end(policy.None)
 	o.answered = 1
+	return false
 }

@@ -211,6 +211,92 @@ func TestQueueOfStoredResponses(t *testing.T) {
 	(<-next).want(t, 200)
 }
 
+// refusing is a backend that answers 503 for each value sent to its channel.
+func newRefusing(t testing.TB) *gated {
+	g := &gated{answer: make(chan bool, 1000), begun: make(chan string, 1000)}
+	g.backend = newBackend(t, false, func(c *upstreamSide, req seenRequest) bool {
+		g.begun <- req.Header.Get("X-Request-Id")
+		select {
+		case <-g.answer:
+			return c.send(jsonReply(503, `{}`))
+		case <-t.Context().Done():
+			return false
+		}
+	})
+	return g
+}
+
+// A request whose engine failed waits again, as the first of its client, and no other engine holds more than it may.
+func TestQueueTakesBack(t *testing.T) {
+	bad, good := newRefusing(t), newGated(t)
+	r := newRig(t, []string{bad.addr, good.addr}, withQueue(1, roomy))
+	_, one := r.start("one")
+	_, two := r.start("two")
+	moved := <-bad.begun
+	<-good.begun
+	_, later := r.start("later")
+	r.waiting(1)
+	_, last := r.start("last")
+	r.waiting(2)
+	bad.answer <- true
+	if id := <-bad.begun; id != "later" {
+		t.Fatalf("%q came to the engine that is open, want later", id)
+	}
+	r.waiting(2)
+	if n := len(good.requests()); n != 1 {
+		t.Fatalf("an engine that may hold one request got %d", n)
+	}
+	good.answer <- true
+	if id := <-good.begun; id != moved {
+		t.Errorf("%q came next, want %q, whose engine failed", id, moved)
+	}
+	bad.answer <- true
+	if id := <-bad.begun; id != "last" {
+		t.Fatalf("%q came to the engine that is open, want last", id)
+	}
+	r.waiting(1)
+	good.answer <- true
+	<-good.begun
+	bad.answer <- true
+	r.waiting(1)
+	good.answer <- true
+	<-good.begun
+	good.answer <- true
+	for _, got := range []<-chan reply{one, two, later, last} {
+		(<-got).want(t, 200)
+	}
+	eventually(t, "a record of each request", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.records) == 4
+	})
+	for i := range 4 {
+		if rec := r.record(i); string(rec.ID) == moved && (rec.Attempts != 2 || rec.Waited <= 0 || rec.Overhead >= rec.Waited) {
+			t.Errorf("%d attempts, waited %v, overhead %v", rec.Attempts, rec.Waited, rec.Overhead)
+		}
+	}
+}
+
+// One that finds no other engine in time is refused.
+func TestQueueTakesBackForAWhile(t *testing.T) {
+	bad, good := newRefusing(t), newGated(t)
+	r := newRig(t, []string{bad.addr, good.addr}, withQueue(1, queue.Limits{Requests: 8, Bytes: 1 << 20, Wait: 50 * time.Millisecond}))
+	_, one := r.start("one")
+	_, two := r.start("two")
+	moved, stayed := one, two
+	if <-bad.begun == "two" {
+		moved, stayed = two, one
+	}
+	<-good.begun
+	bad.answer <- true
+	(<-moved).want(t, 429, "overloaded")
+	if rec := r.record(0); rec.Refused != RefusedTimeout || rec.Attempts != 1 || rec.Waited < 50*time.Millisecond {
+		t.Errorf("record %+v", rec)
+	}
+	good.answer <- true
+	(<-stayed).want(t, 200)
+}
+
 func TestQueueRefuses(t *testing.T) {
 	b := newGated(t)
 	r := newRig(t, []string{b.addr}, withQueue(1, queue.Limits{Requests: 1, Bytes: 1 << 20, Wait: time.Minute}))

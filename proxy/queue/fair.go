@@ -29,6 +29,7 @@ type flow struct {
 	tag    float64 // work received, in tokens per weight, counted from the others' tags
 	usage
 	first, last *Waiter
+	returned    *Waiter // the last one that Returns; nil without any
 	lane        uint64
 	share       float64 // of the places, per weight; see Queue.share
 	rank        int     // in the heap of shares
@@ -63,17 +64,35 @@ func (b *band) push(w *Waiter) {
 		b.weight += w.Weight - f.weight
 	}
 	f.weight = w.Weight
-	w.flow, w.prev = f, f.last
-	if f.last != nil {
-		f.last.next = w
-	} else {
-		f.first, f.part, f.whole = w, 1, false
-		f.tag = max(f.tag, b.least())
+	waits := f.first != nil
+	if waits && w.Paid > 0 {
+		b.charge(f, -w.Paid)
+	} else if !waits {
+		f.part, f.whole, f.tag = 1, false, max(f.tag-w.Paid, b.least())
 		b.insert(f)
 	}
-	f.last = w
+	w.Paid = 0
+	f.link(w)
 	f.add(w, 1)
 	b.add(w, 1)
+}
+
+// link puts a request behind the client's others, or, if it returns, before those that do not.
+func (f *flow) link(w *Waiter) {
+	w.flow, w.prev = f, f.last
+	if w.Returns {
+		w.prev, f.returned = f.returned, w
+	}
+	if w.prev != nil {
+		w.next, w.prev.next = w.prev.next, w
+	} else {
+		w.next, f.first = f.first, w
+	}
+	if w.next != nil {
+		w.next.prev = w
+	} else {
+		f.last = w
+	}
 }
 
 // forget drops the clients that are not ahead, or all that do not wait if they are too many.
@@ -131,6 +150,9 @@ func (b *band) remove(w *Waiter) {
 	} else {
 		f.last = w.prev
 	}
+	if f.returned == w {
+		f.returned = w.prev
+	}
 	w.flow, w.prev, w.next = nil, nil, nil
 	f.add(w, -1)
 	b.add(w, -1)
@@ -146,11 +168,11 @@ func (b *band) remove(w *Waiter) {
 // there.
 func (f *flow) tags(cost float64) float64 { return cost / (f.weight * f.part) }
 
-// charge counts work that a client received.
-func (b *band) charge(f *flow, cost float64) {
+// charge moves a client's tag for work that it received.
+func (b *band) charge(f *flow, by float64) {
 	b.tag = max(b.tag, b.order[0].tag)
 	b.takeOut(f)
-	f.tag += f.tags(cost)
+	f.tag += by
 	b.insert(f)
 }
 

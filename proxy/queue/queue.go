@@ -69,6 +69,10 @@ type Waiter struct {
 	Holders  [MaxHolders]Holder
 	Wants    int32 // the engine that it waits for, although others may be open; -1: any
 	User     any   // the caller's
+	// Returns: it had its turn, and its engine failed.
+	Returns bool
+	Waited  time.Duration // before
+	Paid    float64       // what took charged its client for it, in tokens per weight; Push gives it back
 
 	flow       *flow
 	prev, next *Waiter // of the same flow
@@ -225,10 +229,11 @@ func (q *Queue) Usage(p clients.Priority) (requests int, bytes int64) {
 
 // Push adds a request. Those that must give way to it, since their clients hold more of the places, have
 // left the queue; the slice is valid until the next Push. Errors: ErrFull and ErrLate, after which
-// requests may have given way as well.
+// requests may have given way as well. A request that returns becomes the first of its client, which has paid
+// for no engine; what gives way may then be a later one of the same client.
 func (q *Queue) Push(w *Waiter, now time.Duration) (evicted []*Waiter, err error) {
 	w.since, w.quiet, w.passed, w.prev, w.next = now, 0, 0, nil, nil
-	if w.until = now + q.limits.Wait; w.Deadline > 0 {
+	if w.until = now + q.limits.Wait - w.Waited; w.Deadline > 0 {
 		w.until = min(w.until, w.Deadline)
 		if now+q.Expect(w, now) > w.Deadline {
 			return nil, ErrLate
@@ -329,6 +334,9 @@ func (q *Queue) givesWay(w *Waiter) *Waiter {
 		return nil
 	}
 	f := q.crowds[w.Priority][0]
+	if w.Returns {
+		return f.last
+	}
 	if f.client == w.Client || f.share <= q.share(requests, bytes, w.Weight) {
 		return nil
 	}
@@ -499,7 +507,8 @@ func (q *Queue) took(l *lane, w *Waiter, cost float64, now time.Duration) {
 		}
 	}
 	f := w.flow
-	own.charge(f, cost)
+	w.Paid = f.tags(cost)
+	own.charge(f, w.Paid)
 	l.grant.took(w)
 	q.drain.took(w.cost(), now)
 	q.Remove(w)

@@ -211,6 +211,67 @@ func TestFullQueueKeepsSmallClients(t *testing.T) {
 	}
 }
 
+// Requests whose engine failed come before their client's others, in the order in which they return, and cost it nothing
+// until an engine takes them again: clients get equal work although one of them lost three engines meanwhile.
+func TestReturningRequest(t *testing.T) {
+	q := small(t, 1000)
+	for range 100 {
+		push(t, q, request("unlucky", 100))
+		push(t, q, request("other", 100))
+	}
+	var back []*Waiter
+	for len(back) < 3 {
+		if w := next(q, 0, 0); w.Client == "unlucky" {
+			w.Returns = true
+			back = append(back, w)
+		}
+	}
+	for _, w := range back {
+		if w.Paid != 100 {
+			t.Fatalf("paid %v", w.Paid)
+		}
+		push(t, q, w)
+	}
+	work := map[string]float64{"other": 200}
+	for range 100 {
+		w := next(q, 0, 0)
+		work[w.Client] += w.cost()
+		if w.Client == "unlucky" && len(back) > 0 {
+			if w != back[0] {
+				t.Errorf("another request came before one that returned, with %d still waiting", len(back))
+			}
+			back = back[1:]
+		}
+	}
+	if d := work["unlucky"] - work["other"]; d < -100 || d > 100 {
+		t.Errorf("work %v", work)
+	}
+}
+
+// A request that returns to a full queue keeps what it has waited, and the newest one of the client with most gives way, also if
+// that is its own.
+func TestReturningToAFullQueue(t *testing.T) {
+	q := small(t, 3)
+	first, second, newest := request("", 1), request("", 1), request("", 1)
+	for _, w := range []*Waiter{first, second, newest} {
+		push(t, q, w)
+	}
+	if w := next(q, 0, 0); w != first {
+		t.Fatal("not the first one")
+	}
+	push(t, q, request("", 1))
+	first.Returns, first.Waited = true, 20*time.Second
+	if gone, err := q.Push(first, time.Second); err != nil || len(gone) != 1 || gone[0] == second || gone[0] == newest {
+		t.Errorf("%v, and %d gave way", err, len(gone))
+	}
+	if w := q.Expired(40 * time.Second); w != nil {
+		t.Errorf("a wait of 39 s after one of 20 s ended")
+	}
+	if w := q.Expired(41 * time.Second); w != first {
+		t.Error("a wait of 40 s after one of 20 s did not end after a minute")
+	}
+}
+
 func TestBytesAreBounded(t *testing.T) {
 	q := small(t, 1000)
 	large := func(client string) *Waiter {
