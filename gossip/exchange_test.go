@@ -103,11 +103,11 @@ func TestLoadFollowsAndEndsWithItsOrigin(t *testing.T) {
 			return len(l) == 1 && l[2] == load(2, 60, 1)
 		})
 		a.kill(t)
-		until(t, net.notice+time.Second, "load of a dead node is void", func() bool { return b.know.peerLoad("n0") == nil })
+		until(t, net.notice/10, "load of a dead process is void before members agree on its death", func() bool { return b.know.peerLoad("n0") == nil })
+		until(t, net.notice+2*time.Second, "the fleet is smaller", func() bool { n, _ := b.know.fleet(); return n == 2 })
 		if n := b.know.dropped["n0"]; n != 1 {
 			t.Errorf("dropped %d times", n)
 		}
-		until(t, 2*time.Second, "the fleet is smaller", func() bool { n, _ := b.know.fleet(); return n == 2 })
 	})
 }
 

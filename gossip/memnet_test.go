@@ -2,11 +2,11 @@ package gossip
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -172,7 +172,8 @@ func (m *memnode) Stop(context.Context) error {
 	return nil
 }
 
-var errUnreachable = errors.New("unreachable")
+// errUnreachable is of a node whose process has ended.
+var errUnreachable = &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}
 
 func (m *memnode) connect(ctx context.Context, peer member.Info) (net.Conn, member.Info, error) {
 	m.net.mu.Lock()

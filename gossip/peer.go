@@ -143,6 +143,18 @@ func (p *peer) endLocked(why error) {
 	}
 }
 
+// ended takes out what a process reported at whose address nothing listens any more: its requests have ended with it. Members agree on
+// its death seconds later, and one that starts meanwhile never hears of those requests.
+func (x *Exchange) ended(p *peer, info member.Info) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.Status.Incarnation == info.Incarnation && p.stream == nil {
+		x.voidLocked(p, false)
+	}
+}
+
 // voidLocked schedules DropPeer, as Knowledge may be busy; pass calls it before new load. x.mu and
 // p.mu are held.
 func (x *Exchange) voidLocked(p *peer, left bool) {

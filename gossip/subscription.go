@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"grapevine.example/gossip/member"
@@ -83,6 +84,9 @@ func (x *Exchange) subscribe(ctx context.Context, p *peer, info member.Info) {
 func (x *Exchange) follow(ctx context.Context, p *peer, info member.Info) error {
 	conn, peer, err := x.dial(ctx, info)
 	if err != nil {
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			x.ended(p, info)
+		}
 		p.failed(err)
 		return err
 	}
