@@ -122,8 +122,8 @@ func (s *slot) learnPace(f *fleetRate, tokens, seconds, outputs float64) {
 	s.combine()
 }
 
-// pace returns what the fleet usually takes for such an answer, the part of durations that is prefill, and the rate that durations
-// show if no first token does.
+// pace adds an answer, and returns what the fleet usually takes for one like it, the part of all durations that is prefill, and the
+// fleet's rate.
 func (f *fleetRate) pace(tokens, seconds, outputs float64) (usual, share, rate float64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -137,12 +137,12 @@ func (f *fleetRate) pace(tokens, seconds, outputs float64) (usual, share, rate f
 	return usual, share, rate
 }
 
-// durations fits a line to the durations of answers that were not streamed: constant + prompt tokens computed / rate + output
-// tokens x time. They are sums over the answers and means.
+// durations fits a line to the durations of answers that were not streamed: constant + computed prompt tokens / rate + output
+// tokens x time. Answers fade, by half whenever they are paceWindow.
 type durations struct {
-	n, tokens, outputs, seconds float64 // seconds, tokens and outputs are means
-	// Sums of products of deviations from the means.
-	tt, oo, to, ts, os, ss float64
+	n                        float64 // answers
+	tokens, outputs, seconds float64 // means of prompt tokens, output tokens and durations
+	tt, oo, to, ts, os, ss   float64 // sums of products of two deviations from these means
 }
 
 func (d *durations) add(tokens, seconds, outputs float64) {

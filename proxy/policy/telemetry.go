@@ -40,7 +40,7 @@ type telemetry struct {
 // prefill rate.
 //
 // vLLM tells only of finished requests how long their prefills took, and an engine that has become slow is slow to finish those. But if
-// all requests that it began to answer already waited at the report before, it has computed all the time since, and that time is known.
+// it began to answer fewer requests than had waited at the report before, it has computed all the time since, and that time is known.
 func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 	s := r.table.Load().slot(b)
 	if s == nil {
@@ -55,7 +55,7 @@ func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 	// A restarted engine counts from zero again, and a new one may be behind the old URL.
 	tokens, seconds, prefills := float64(t.Prefilled-was.Prefilled), (t.PrefillTime - was.PrefillTime).Seconds(), t.Prefills-was.Prefills
 	begun := t.FirstTokens - was.FirstTokens
-	busy := begun > 0 && begun <= int64(was.Waiting)
+	busy := begun > 0 && begun < int64(was.Waiting) && t.Waiting > 0 // else those that waited may have left
 	if busy {
 		tokens, seconds, prefills = float64(t.FirstComputed-was.FirstComputed), float64(t.At-was.At)/1000, begun
 	}

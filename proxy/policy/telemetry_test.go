@@ -155,12 +155,14 @@ func TestAnEngineWithWaitingRequestsShowsItsRateAtOnce(t *testing.T) {
 	for _, c := range []struct {
 		name           string
 		waiting, begun int64
+		left           int // that wait at the end
 		want           float64
 	}{
-		{"computed all the time", 10, 10, 10 * tokens / 5},
-		{"another came and was begun", 10, 11, 40_000},
-		{"computes its first prompt", 10, 0, 40_000},
-		{"nothing waited", 0, 1, 40_000},
+		{"computed all the time", 11, 10, 1, 10 * tokens / 5},
+		{"may have rested after the last", 10, 10, 1, 40_000},
+		{"clients left", 11, 10, 0, 40_000},
+		{"computes its first prompt", 10, 0, 10, 40_000},
+		{"nothing waited", 0, 1, 1, 40_000},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, _ := newRouter(t, Config{}, fleetOf(2))
@@ -168,11 +170,14 @@ func TestAnEngineWithWaitingRequestsShowsItsRateAtOnce(t *testing.T) {
 			last.At, last.Waiting = last.At+5_000, int(c.waiting)
 			r.SetTelemetry(0, last)
 			last.At, last.FirstTokens, last.FirstComputed = last.At+5_000, last.FirstTokens+c.begun, last.FirstComputed+c.begun*tokens
+			last.Waiting = c.left
 			r.SetTelemetry(0, last)
 			if got := r.Rate(0); math.Abs(got-c.want) > c.want/50 {
 				t.Errorf("%v tokens/s, want %v", got, c.want)
 			}
-			if last.Waiting > 0 { // what finished meanwhile was computed before
+			if c.want < 40_000 { // what finished meanwhile was computed before
+				last.Waiting = 11
+				r.SetTelemetry(0, last)
 				last.At, last.Prefilled, last.PrefillTime, last.Prefills = last.At+5_000, last.Prefilled+40_000, last.PrefillTime+time.Second, 40
 				last.FirstTokens, last.FirstComputed = last.FirstTokens+10, last.FirstComputed+10*tokens
 				r.SetTelemetry(0, last)
