@@ -31,7 +31,7 @@ type Metrics struct {
 	Computed    int64
 	ComputeTime time.Duration
 	Prefills    int64 // the finished requests, of vLLM
-	// Of vLLM's requests with a first token: how many, and their prompt tokens that it computed.
+	// Of vLLM's requests with a first token: how many, and their prompt tokens that it computed. Not of several ranks.
 	FirstTokens, FirstComputed int64
 	Age                        time.Duration // of the counts when the engine answered; 0 or more
 	Fetches
@@ -235,7 +235,9 @@ func parseMetrics(r io.Reader, rank []byte) (Metrics, error) {
 		out.Computed, out.Prefills = c, p
 		out.ComputeTime = time.Duration(min(seconds/float64(n), maxCount/1e6) * float64(time.Second))
 	}
-	out.FirstTokens, out.FirstComputed = whole(firstTokens), whole(firstComputed)
+	if _, ranks := sum(firstTokens); ranks == 1 { // the sum of several says nothing of each
+		out.FirstTokens, out.FirstComputed = whole(firstTokens), whole(firstComputed)
+	}
 	duration := func(what sample) time.Duration {
 		if v, _ := sum(what); v >= 0 {
 			return time.Duration(min(v, maxCount/1e6) * float64(time.Second))

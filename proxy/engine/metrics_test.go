@@ -66,7 +66,7 @@ func TestParseMetrics(t *testing.T) {
 		name, page string
 		want       Metrics
 	}{
-		{"vllm", vllmPage, Metrics{7, 1, 0.5, 1_600_000, 2_000_000, 1_000_000, 1.78e9, -1, 40_000, 2 * time.Second, 40, 43, 43_000, 0, noFetches}},
+		{"vllm", vllmPage, Metrics{7, 1, 0.5, 1_600_000, 2_000_000, 1_000_000, 1.78e9, -1, 40_000, 2 * time.Second, 40, -1, -1, 0, noFetches}},
 		{"vllm, older names", "vllm:num_requests_running 2\nvllm:num_requests_waiting{x=\"a } b\\\"\"} 3\nvllm:gpu_cache_usage_perc 0.5\nvllm:gpu_prefix_cache_queries 10\nvllm:gpu_prefix_cache_hits_total 4\n", Metrics{2, 3, 0.5, -1, 10, 4, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}},
 		{"sglang", sglangPage, Metrics{161, 2, 0.28, 442000, 8128902, 4000, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}},
 		{"sglang, geometry", "sglang:cache_config_info{page_size=\"64\",num_pages=\"100\"} 1\nsglang:max_total_num_tokens 1\n", Metrics{-1, -1, -1, 6400, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, noFetches}},

@@ -129,7 +129,7 @@ func (f *fleetRate) pace(tokens, seconds, outputs float64) (usual, share, rate f
 	defer f.mu.Unlock()
 	f.whole.add(tokens, seconds, outputs)
 	if perToken := f.whole.perPromptToken(); perToken > 0 {
-		f.prior = 1 / perToken
+		f.prior = min(1/perToken, mostRate)
 		f.bits.Store(math.Float64bits(f.sums.estimate(f.prior, fleetPrior)))
 	}
 	rate = f.load()

@@ -12,6 +12,7 @@ const (
 	// few seconds.
 	reportsLast = 30_000
 	mostRate    = 1e7 // tokens/s: more than any engine computes
+	fullKV      = 0.9 // KV use from which on an engine may lack memory for the next prompt
 )
 
 // Telemetry is what an engine reports of itself, at one moment. Zero means idle.
@@ -40,7 +41,8 @@ type telemetry struct {
 // prefill rate.
 //
 // vLLM tells only of finished requests how long their prefills took, and an engine that has become slow is slow to finish those. But if
-// it began to answer fewer requests than had waited at the report before, it has computed all the time since, and that time is known.
+// it began to answer fewer requests than had waited at the report before, it has computed all the time since, and that time is known. An
+// engine whose requests wait for places, not for computation, begins about as many as it ends, or its memory is full.
 func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 	s := r.table.Load().slot(b)
 	if s == nil {
@@ -55,7 +57,8 @@ func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 	// A restarted engine counts from zero again, and a new one may be behind the old URL.
 	tokens, seconds, prefills := float64(t.Prefilled-was.Prefilled), (t.PrefillTime - was.PrefillTime).Seconds(), t.Prefills-was.Prefills
 	begun := t.FirstTokens - was.FirstTokens
-	busy := begun > 0 && begun < int64(was.Waiting) && t.Waiting > 0 // else those that waited may have left
+	busy := begun > 0 && begun < int64(was.Waiting) && t.Waiting > 0 && // else those that waited may have left
+		begun-prefills >= int64(max(2, t.Running/20)) && t.KVUsage < fullKV && t.FirstComputed > was.FirstComputed
 	if busy {
 		tokens, seconds, prefills = float64(t.FirstComputed-was.FirstComputed), float64(t.At-was.At)/1000, begun
 	}

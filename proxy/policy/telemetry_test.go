@@ -156,13 +156,17 @@ func TestAnEngineWithWaitingRequestsShowsItsRateAtOnce(t *testing.T) {
 		name           string
 		waiting, begun int64
 		left           int // that wait at the end
+		ended          int64
+		kv             float64
 		want           float64
 	}{
-		{"computed all the time", 11, 10, 1, 10 * tokens / 5},
-		{"may have rested after the last", 10, 10, 1, 40_000},
-		{"clients left", 11, 10, 0, 40_000},
-		{"computes its first prompt", 10, 0, 10, 40_000},
-		{"nothing waited", 0, 1, 1, 40_000},
+		{"computed all the time", 11, 10, 1, 5, .5, 10 * tokens / 5},
+		{"may have rested after the last", 10, 10, 1, 0, .5, 40_000},
+		{"clients left", 11, 10, 0, 0, .5, 40_000},
+		{"computes its first prompt", 10, 0, 10, 0, .5, 40_000},
+		{"nothing waited", 0, 1, 1, 0, .5, 40_000},
+		{"lacks places", 11, 10, 1, 10, .5, 40_000},
+		{"lacks memory", 11, 10, 1, 0, .95, 40_000},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, _ := newRouter(t, Config{}, fleetOf(2))
@@ -170,7 +174,8 @@ func TestAnEngineWithWaitingRequestsShowsItsRateAtOnce(t *testing.T) {
 			last.At, last.Waiting = last.At+5_000, int(c.waiting)
 			r.SetTelemetry(0, last)
 			last.At, last.FirstTokens, last.FirstComputed = last.At+5_000, last.FirstTokens+c.begun, last.FirstComputed+c.begun*tokens
-			last.Waiting = c.left
+			last.Waiting, last.KVUsage = c.left, c.kv
+			last.Prefilled, last.PrefillTime, last.Prefills = last.Prefilled+c.ended*4_000, last.PrefillTime+time.Duration(c.ended)*time.Second/10, last.Prefills+c.ended
 			r.SetTelemetry(0, last)
 			if got := r.Rate(0); math.Abs(got-c.want) > c.want/50 {
 				t.Errorf("%v tokens/s, want %v", got, c.want)
@@ -178,7 +183,7 @@ func TestAnEngineWithWaitingRequestsShowsItsRateAtOnce(t *testing.T) {
 			if c.want < 40_000 { // what finished meanwhile was computed before
 				last.Waiting = 11
 				r.SetTelemetry(0, last)
-				last.At, last.Prefilled, last.PrefillTime, last.Prefills = last.At+5_000, last.Prefilled+40_000, last.PrefillTime+time.Second, 40
+				last.At, last.Prefilled, last.PrefillTime, last.Prefills = last.At+5_000, last.Prefilled+8_000, last.PrefillTime+time.Second/5, last.Prefills+5
 				last.FirstTokens, last.FirstComputed = last.FirstTokens+10, last.FirstComputed+10*tokens
 				r.SetTelemetry(0, last)
 				if got, want := r.Rate(0), 10*tokens/5.0; math.Abs(got-want) > want/50 {
