@@ -143,15 +143,17 @@ func (p *peer) endLocked(why error) {
 	}
 }
 
-// ended takes out what a process reported at whose address nothing listens any more: its requests have ended with it. Members agree on
-// its death seconds later, and one that starts meanwhile never hears of those requests.
+// ended takes out what a process reported at whose address nothing listens any more: its requests have ended with it, unless another
+// process takes its place. Members agree on its death seconds later, which drops it again; one that starts meanwhile never hears of those
+// requests.
 func (x *Exchange) ended(p *peer, info member.Info) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.Status.Incarnation == info.Incarnation && p.stream == nil {
-		x.voidLocked(p, false)
+	if p.Reported && p.Status.Incarnation == info.Incarnation && p.stream == nil {
+		x.voidLocked(p, true)
+		p.passed = true
 	}
 }
 
