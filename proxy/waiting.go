@@ -80,6 +80,7 @@ func (p *Proxy) QueueStanding(lines int) (s QueueStanding, ok bool) {
 // seat is an exchange's place in the waiting room.
 type seat struct {
 	waiter queue.Waiter
+	failed []int32 // engines; reused
 	parked policy.Parked
 	// Written before called is sent to.
 	target Target
@@ -218,7 +219,7 @@ func (e *exchange) pickInTurn() (t Target, settled bool, err error) {
 	w := e.proxy.waiting
 	e.query.MayWait, e.query.Behind, e.query.First = true, 0, true
 	defer func() { e.query.MayWait = false }()
-	if e.answerBy > 0 && w.cannotAnswer(e) {
+	if e.answerBy > 0 && e.last.failed == policy.None && w.cannotAnswer(e) { // one whose engine failed is late, not refused
 		return t, false, queue.ErrLate
 	}
 	parked := false
@@ -234,6 +235,7 @@ func (e *exchange) pickInTurn() (t Target, settled bool, err error) {
 		}
 	}
 	began := time.Now()
+	e.rec.Queue = 0 // no engine has it
 	why := e.await()
 	e.rec.Waited += time.Since(began)
 	if why != undisturbed {
@@ -272,9 +274,13 @@ func (w *waitingRoom) enter(e *exchange) (parked bool, err error) {
 		return false, nil
 	}
 	s, now := &e.seat, w.clock()
+	s.failed = s.failed[:0]
+	for _, b := range e.query.Exclude {
+		s.failed = append(s.failed, int32(b))
+	}
 	s.waiter = queue.Waiter{
 		Lane: lane, Weight: 1, Priority: e.priority, Bytes: int64(len(e.body)), User: e,
-		Returns: e.last.failed != policy.None, Waited: e.rec.Waited, Paid: s.waiter.Paid,
+		Returns: e.last.failed != policy.None, Failed: s.failed, Waited: e.rec.Waited, Paid: s.waiter.Paid,
 	}
 	if e.client != nil {
 		s.waiter.Client, s.waiter.Weight = e.client.Name, e.client.Weight
@@ -293,7 +299,7 @@ func (w *waitingRoom) enter(e *exchange) (parked bool, err error) {
 	}
 	s.waiter.Prefill, s.waiter.Output = float64(d.UncachedTokens), w.queue.Output(s.waiter.Client, e.query.OutputHint)
 	s.waiter.Hold(d)
-	if e.answerBy > 0 {
+	if e.answerBy > 0 && !s.waiter.Returns {
 		// The prompt has then still to be computed. A deadline before now is one at the beginning.
 		s.waiter.Deadline = max(1, e.answerBy-prefillTime(d))
 	}
@@ -424,7 +430,7 @@ func (w *waitingRoom) offer(lane uint64, b prefixtree.Backend) {
 		e := v.User.(*exchange)
 		behind, first := w.queue.BehindOf(v)
 		e.query.Behind, e.query.First = int64(behind), first
-		if e.answerBy > 0 && w.tooLate(e) {
+		if e.answerBy > 0 && !v.Returns && w.tooLate(e) {
 			e.seat.err = queue.ErrLate
 			w.lost = append(w.lost, e)
 			return 0, false
@@ -592,5 +598,8 @@ func (e *exchange) refuseWait(err error) bool {
 	seconds := max(1, int((backlog+time.Second-1)/time.Second))
 	e.deny(fault{fasthttp.StatusTooManyRequests, "overloaded", message + ": try again in " + strconv.Itoa(seconds) + " s"})
 	e.retryAfter(seconds)
+	if e.last.failed == policy.Timeout { // that engine is still occupied
+		e.ctx.Response.Header.Set(headerRetry, "false")
+	}
 	return true
 }

@@ -27,6 +27,7 @@ type flow struct {
 	part   float64 // of the client's work that waits in the fleet: here; 1 without other routers
 	whole  bool    // the last grant that limited this router has room for all that waits of the client
 	tag    float64 // work received, in tokens per weight, counted from the others' tags
+	start  float64 // the tag when it began to wait: what it had paid before is forgiven, or counted in it
 	usage
 	first, last *Waiter
 	returned    *Waiter // the last one that Returns; nil without any
@@ -66,9 +67,10 @@ func (b *band) push(w *Waiter) {
 	f.weight = w.Weight
 	waits := f.first != nil
 	if waits && w.Paid > 0 {
-		b.charge(f, -w.Paid)
+		b.charge(f, max(f.tag-w.Paid, f.start)-f.tag)
 	} else if !waits {
 		f.part, f.whole, f.tag = 1, false, max(f.tag-w.Paid, b.least())
+		f.start = f.tag
 		b.insert(f)
 	}
 	w.Paid = 0

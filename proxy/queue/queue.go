@@ -69,8 +69,9 @@ type Waiter struct {
 	Holders  [MaxHolders]Holder
 	Wants    int32 // the engine that it waits for, although others may be open; -1: any
 	User     any   // the caller's
-	// Returns: it had its turn, and its engine failed.
+	// Returns: it had its turn, and its engine failed. Failed are the engines that failed it, which it is not offered.
 	Returns bool
+	Failed  []int32
 	Waited  time.Duration // before
 	Paid    float64       // what took charged its client for it, in tokens per weight; Push gives it back
 
@@ -468,7 +469,7 @@ func best(window []*Waiter, engine int32, passed int, now time.Duration) int {
 
 // asks reports whether the engine may be offered to w, which is nil if it just declined.
 func (w *Waiter) asks(engine int32, now time.Duration) bool {
-	return w != nil && (w.quiet <= now || w.Wants == engine)
+	return w != nil && (w.quiet <= now || w.Wants == engine) && !slices.Contains(w.Failed, engine)
 }
 
 func (w *Waiter) holds(engine int32) float64 {

@@ -248,6 +248,49 @@ func TestReturningRequest(t *testing.T) {
 	}
 }
 
+// An engine that failed a request is offered to others only, so that the request goes to the next engine that opens, in its turn.
+func TestReturningRequestSkipsWhatFailedIt(t *testing.T) {
+	q := small(t, 10)
+	w := request("", 1)
+	w.Returns, w.Failed = true, []int32{3}
+	push(t, q, w)
+	later := request("", 1)
+	push(t, q, later)
+	asked := 0
+	q.Offer(engines, 3, false, 0, func(*Waiter) (float64, bool) { asked++; return 0, false })
+	if asked != 1 {
+		t.Errorf("%d requests were asked, want the other one", asked)
+	}
+	if got := next(q, 4, 0); got != w {
+		t.Errorf("another engine opens, and the first request does not get it")
+	}
+}
+
+// The tags of a queue that has emptied are forgotten, so what a request paid before is not given back.
+func TestReturningRequestGetsBackNoForgivenDebt(t *testing.T) {
+	q := small(t, 1000)
+	var back []*Waiter
+	for range 20 {
+		push(t, q, request("crashed", 1000))
+		w := next(q, 0, 0)
+		w.Returns = true
+		back = append(back, w)
+	}
+	for range 100 {
+		push(t, q, request("other", 1000))
+	}
+	for _, w := range back {
+		push(t, q, w)
+	}
+	work := map[string]int{}
+	for range 20 {
+		work[next(q, 0, 0).Client]++
+	}
+	if work["other"] < 9 {
+		t.Errorf("of 20 engines the others got %d, want 10", work["other"])
+	}
+}
+
 // A request that returns to a full queue keeps what it has waited, and the newest one of the client with most gives way, also if
 // that is its own.
 func TestReturningToAFullQueue(t *testing.T) {
