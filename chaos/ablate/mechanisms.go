@@ -59,7 +59,7 @@ var mechanisms = []variant{
 	{"pace", "how long an answer that is not streamed takes shows its engine's rate", []edit{
 		{attempt, "case a.nonStreaming && !a.remote && a.at.first == 0", "case false && a.nonStreaming && a.at.first == 0"},
 	}},
-	{"reported-rates", "the rate that an engine reports replaces what requests show", []edit{{"proxy/policy/telemetry.go", "tokens > 0 && tokens >= enough", "false && tokens >= enough"}}},
+	{"reported-rates", "the rate that an engine reports replaces what requests show", []edit{{"proxy/policy/telemetry.go", "tokens <= 0 || tokens < enough", "true || tokens < enough"}}},
 	{"reported-queues", "queues that engines report replace what nodes report of each other", []edit{
 		{"proxy/policy/telemetry.go", "if s.Nodes == 1 || s.blind() {", "if true || s.Nodes == 1 || s.blind() {"},
 	}},
