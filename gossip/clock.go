@@ -84,11 +84,12 @@ func (s *subscription) lagged(said, now time.Time) {
 	s.p.Lag, s.p.lagged = age, true
 }
 
-// staleness returns the 75 % quantile of sorted lags: a higher one would let one hung stream blind
-// every node, a median would hide enough work for a herd.
-func staleness(lags []time.Duration) time.Duration {
+// staleness returns how old peers' actions may be when this node learns of them: they waited up to a flush at the peer, and
+// then for the 75 % quantile of the sorted lags. A higher one would let one hung stream blind every node, a median would
+// hide enough work for a herd.
+func staleness(lags []time.Duration, flush time.Duration) time.Duration {
 	if len(lags) == 0 {
 		return 0
 	}
-	return lags[int(math.Ceil(0.75*float64(len(lags))))-1]
+	return lags[int(math.Ceil(0.75*float64(len(lags))))-1] + flush
 }

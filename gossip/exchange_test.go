@@ -400,8 +400,12 @@ func TestStalenessIsThatOfThreeQuarters(t *testing.T) {
 		{ms(1, 2, 3, 4, 5, 6, 9000), 6 * time.Millisecond},
 		{ms(1, 2, 3, 4, 5, 8000, 9000), 8 * time.Second},
 	} {
-		if got := staleness(c.lags); got != c.want {
-			t.Errorf("%v: %v, want %v", c.lags, got, c.want)
+		want := c.want
+		if len(c.lags) > 0 {
+			want += defaultFlush
+		}
+		if got := staleness(c.lags, defaultFlush); got != want {
+			t.Errorf("%v: %v, want %v", c.lags, got, want)
 		}
 	}
 }
@@ -458,7 +462,7 @@ func TestStalenessIsMeasured(t *testing.T) {
 			}
 			time.Sleep(20 * time.Millisecond)
 			count, stale := nodes[0].know.fleet()
-			return count == 4 && stale > 30*time.Millisecond && stale < 50*time.Millisecond
+			return count == 4 && stale > 80*time.Millisecond && stale < 100*time.Millisecond // and a flush
 		})
 		for _, p := range nodes[0].Peers() {
 			if p.RTT != 80*time.Millisecond || p.Offset != 0 || !p.Connected {

@@ -71,8 +71,8 @@ type Knowledge interface {
 	State(dst []byte) []byte
 	// PeerState takes a peer's latest state.
 	PeerState(origin string, state []byte)
-	// Fleet reports the living nodes, this one included, and the staleness of their knowledge, on
-	// changes, at most once a second.
+	// Fleet reports the living nodes, this one included, and how old peers' actions are at most when this node
+	// learns of them, on changes, at most once a second.
 	Fleet(nodes int, staleness time.Duration)
 }
 

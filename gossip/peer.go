@@ -308,5 +308,5 @@ func (x *Exchange) sweepPeers(now time.Time) (nodes int, stale time.Duration) {
 		p.mu.Unlock()
 	}
 	slices.Sort(lags)
-	return 1 + len(lags), staleness(lags)
+	return 1 + len(lags), staleness(lags, x.flush)
 }

@@ -103,7 +103,7 @@ func (f *fleetFigures) collect(s metrics.Scrape) {
 	s.Gauge("gossip_pending_records", "Own records waiting to be sent.")(float64(out.Pending))
 	s.Gauge("warm_ratio", "Share of the peers' knowledge at this node's start that it has received. Not additive.")(f.warm)
 	s.Gauge("gossip_incomplete_peers", "Peers whose news lacks a part here until a snapshot brings it.")(float64(incomplete(f.peers)))
-	s.Gauge("staleness_seconds", "Age of peers' actions when this node learns of them, as the policy uses it. Not additive.")(f.staleness.Seconds())
+	s.Gauge("staleness_seconds", "Age of peers' actions when this node learns of them, at most: a flush and the lag of three quarters of the peers. The policy uses it. Not additive.")(f.staleness.Seconds())
 	s.Counter("blind_decisions_total", "Decisions without recent reports although the fleet has other nodes.")(float64(f.blind))
 }
 

@@ -5,7 +5,7 @@ import "grapevine.example/gossip"
 type FleetStatus struct {
 	Nodes          int     `json:"nodes"`         // alive, including this one
 	WarmFraction   float64 `json:"warm_fraction"` // of the snapshot at the start, 0 to 1
-	StalenessMS    float64 `json:"staleness_ms"`  // age of peers' actions when known here
+	StalenessMS    float64 `json:"staleness_ms"`  // age of peers' actions when known here, at most
 	BlindDecisions uint64  `json:"blind_decisions"`
 	Incomplete     int     `json:"incomplete"` // peers with missing batches
 	Refused        uint64  `json:"refused"`    // rejected join attempts
