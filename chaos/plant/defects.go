@@ -287,6 +287,18 @@ func (e *exchange) askAgain() bool {
 		}},
 	},
 	{
+		Name: "each-for-itself", Breaks: "places-kept",
+		Wrong: "a router counts only its own requests at an engine, so each fills all places",
+		Edits: []Edit{{
+			File: "proxy/policy/gate.go",
+			Old:  `	grown, most := int64(0), active`,
+			New: `	if planted("each-for-itself") {
+		return g.InFlight > 0 && s.active.Load() >= int64(g.InFlight), true
+	}
+	grown, most := int64(0), active`,
+		}},
+	},
+	{
 		Name: "turn-not-told", Breaks: "waits-end",
 		Wrong: "some requests that get an engine are taken out of the queue, and their connections are not told",
 		Edits: []Edit{{

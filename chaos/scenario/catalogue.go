@@ -159,7 +159,7 @@ var scenarios = []Scenario{
 	},
 	{
 		Name: "crowded-queue", Duration: 50 * time.Second, Clients: crowded(24), Queue: queueOf{4, 96}, Load: beside, Needs: []string{fleet.FaultLinks},
-		Must:   []string{shareKept.Name, limitKept.Name, waitsEnd.Name, countsReturn.Name},
+		Must:   []string{shareKept.Name, limitKept.Name, placesKept.Name, waitsEnd.Name, countsReturn.Name},
 		events: "0-45 kill $node for 8s; 55-100 partition $left | $right for all",
 		Proves: "clients crowd a queue, one with ten times the requests of another, while a router is killed and the routers are partitioned: each gets its share and keeps its limit, and no request is lost in the queue",
 	},
@@ -171,7 +171,7 @@ var scenarios = []Scenario{
 	{
 		// 80 places at engines for up to 580 requests that clients have under way.
 		Name: "queue-endurance", Duration: 75 * time.Second, Clients: crowded(48), Queue: queueOf{20, 240}, Load: brief, generate: endurance,
-		Must:   slices.Concat(lasts, []string{shareKept.Name, limitKept.Name, waitsEnd.Name}),
+		Must:   slices.Concat(lasts, []string{shareKept.Name, limitKept.Name, placesKept.Name, waitsEnd.Name}),
 		Proves: "for --soak: endurance with clients that crowd a queue: the promises of crowded-queue hold, too, while routers and engines come and go",
 	},
 	{

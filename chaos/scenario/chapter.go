@@ -29,6 +29,7 @@ type past struct {
 	outcomes Outcomes
 	turns    []turn // by time of sending
 	stays    []stay // by time of sending
+	held     []held
 	slices   []Slice
 }
 
@@ -119,6 +120,9 @@ func (e *evidence) foldInto(p *past, before time.Duration) {
 		}
 		if s, ok := e.stayOf(a); ok {
 			p.stays = append(p.stays, s)
+		}
+		if e.places > 0 {
+			p.held = append(p.held, e.heldFor(a)...)
 		}
 	}
 	if before > p.until {

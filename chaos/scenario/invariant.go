@@ -89,6 +89,7 @@ type evidence struct {
 	limit    time.Duration // of a node that drains: it cuts longer answers
 	clients  []Client
 	wait     time.Duration // queue_timeout; 0: requests do not wait at routers
+	places   int           // queue_in_flight
 	quiet    quiet
 	// forecasts are of the time at rest.
 	forecasts []forecast
@@ -100,7 +101,7 @@ type evidence struct {
 func Invariants() []Invariant {
 	return []Invariant{
 		oneOutcome, noForeignBytes, streamsSurvive, requestsAnswered, removedStayQuiet, membershipKept, oneLeader, treesConverge, hitRateRecovers,
-		cachesKnown, shareKept, limitKept, waitsEnd,
+		cachesKnown, shareKept, limitKept, placesKept, waitsEnd,
 		departuresEnd, countsReturn, resourcesReturn, readyIsTrue, nodesLive,
 	}
 }

@@ -73,7 +73,7 @@ func evident() *evidence {
 	op(history.Drain, 3, history.Output{})
 	op(history.Remove, 5, history.Output{})
 	op(history.Read, 7, history.Output{})
-	e.clients, e.wait = []Client{{Name: "a"}, {Name: "b", Weight: 2}, {Name: "limited", InFlight: 2}}, 10*sec
+	e.clients, e.wait, e.places = []Client{{Name: "a"}, {Name: "b", Weight: 2}, {Name: "limited", InFlight: 2}}, 10*sec, 2
 	e.attempts[8].End += 300 * time.Millisecond
 	e.visits["a8"][0] = visit{Engine: "engine-0", Began: e.attempts[8].Sent + 200*time.Millisecond, Ended: e.attempts[8].End}
 	for i := range 300 { // each waits a second; b gets twice as much
@@ -207,6 +207,11 @@ func TestEveryPromiseCanBreak(t *testing.T) {
 				e.past.stays = append(e.past.stays, stay{sent: 20 * sec, began: 20 * sec, end: 23 * sec, client: 2, admitted: true})
 			}
 		}, []string{"limit-kept"}},
+		{"more requests at an engine than it has places", func(e *evidence) {
+			for range 6 {
+				e.past.held = append(e.past.held, held{began: 20 * sec, ended: 21 * sec, engine: 1})
+			}
+		}, []string{"places-kept"}},
 		{"a request that stays in a queue", func(e *evidence) {
 			last(e).End, last(e).Node = last(e).Sent+16*sec, "node-0"
 			set(Silent)(e)

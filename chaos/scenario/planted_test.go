@@ -54,6 +54,7 @@ var sowing = []sown{
 	{defect: "gap-unseen", events: true, schedule: "4s mute engine-0,engine-1 for 5s\n6s amnesia engine-0,engine-1", load: Load{Rate: 15}},
 	{defect: "first-come", crowd: true, load: beside, pace: filled},
 	{defect: "peers-use-nothing", crowd: true, load: beside, pace: filled},
+	{defect: "each-for-itself", crowd: true, load: beside},
 	{defect: "turn-not-told", crowd: true, load: beside},
 	{defect: "departures-unseen", load: Load{Long: 0.4, Departing: 0.4}},
 	{defect: "departed-stay-counted", load: Load{Departing: 0.2}},

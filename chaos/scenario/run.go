@@ -65,7 +65,7 @@ func (r *run) play(ctx context.Context) (e *evidence, err error) {
 	w := &world{f: f, t: t, op: op, log: &marks{now: l.now}, newer: r.cfg.Newer, ready: readyWithin}
 	e = &evidence{cfg: engineConfig(), nodes: fleet.Names("node", r.cfg.Nodes), engines: f.EngineNames(), calm: r.pace.calm, limit: drainLimit, width: sliceOf(r.cfg.Duration), struck: r.cfg.Duration, clients: r.s.Clients}
 	if r.s.Queue.engine > 0 {
-		e.wait = queueWait
+		e.wait, e.places = queueWait, r.s.Queue.engine
 	}
 	for _, ev := range r.cfg.Schedule {
 		e.struck = min(e.struck, ev.At)

@@ -195,6 +195,80 @@ var limitKept = Invariant{
 	},
 }
 
+// held is an attempt at an engine. It is small, because a run makes millions.
+type held struct {
+	began, ended time.Duration
+	engine       int16 // in evidence.engines
+}
+
+func (e *evidence) heldFor(a *Attempt) (out []held) {
+	for _, v := range e.visits[a.ID] {
+		if v.Ended < 0 { // departures-end looks for those that never end
+			v.Ended = max(a.End, v.Began)
+		}
+		if i := slices.Index(e.engines, v.Engine); i >= 0 {
+			out = append(out, held{v.Began, v.Ended, int16(i)})
+		}
+	}
+	return out
+}
+
+// placesSlack is how much later than a router an engine may see that a request has ended, on a busy machine.
+const placesSlack = 50 * time.Millisecond
+
+// reunited is how long after a partition routers may still be about to connect.
+const reunited = 2 * time.Second
+
+var placesKept = Invariant{
+	Name:    "places-kept",
+	Promise: "an engine holds no more requests than queue_in_flight and one for each router, unless the routers are partitioned, or were two seconds before",
+	Bound:   "for 50 ms, in which a busy engine counts requests that have ended for its router",
+	Seen:    "engines know when each request began and ended",
+	judge: func(e *evidence, f *finding) {
+		if e.places == 0 {
+			return
+		}
+		bound, most := e.places+len(e.nodes), 0
+		all := make([][2][]time.Duration, len(e.engines)) // of each engine, when requests began and ended
+		for _, h := range e.past.held {
+			all[h.engine][0] = append(all[h.engine][0], h.began)
+			all[h.engine][1] = append(all[h.engine][1], h.ended)
+		}
+		for i, times := range all {
+			began, ended := times[0], times[1]
+			slices.Sort(began)
+			slices.Sort(ended)
+			worst, since := 0, time.Duration(-1) // beyond the bound
+			for next, done := 0, 0; done < len(ended); {
+				at := ended[done]
+				if next < len(began) && began[next] < at {
+					at = began[next]
+					next++
+				} else {
+					done++
+				}
+				n := next - done
+				most = max(most, n)
+				if n >= e.places {
+					f.checked++
+				}
+				if n > bound {
+					worst = max(worst, n)
+					if since < 0 {
+						since = at
+					}
+					continue
+				}
+				if since >= 0 && at-since > placesSlack && !e.harmed(fleet.Everybody, []string{"partition"}, since-reunited, at) {
+					f.violate(since, e.engines[i], "held up to %d requests, more than %d, for %v", worst, bound, at-since)
+				}
+				worst, since = 0, -1
+			}
+		}
+		f.note = fmt.Sprintf("at most %d requests at an engine", most)
+	},
+}
+
 // waitSlack is for a busy machine, and for the engines that a request tries after its turn. What is lost waits for
 // as long as its client.
 const waitSlack = 5 * time.Second
