@@ -5,7 +5,7 @@ import (
 
 	"grapevine.example/node/admin"
 	"grapevine.example/node/metrics"
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/demand"
 )
 
 const (
@@ -28,7 +28,7 @@ func (n *Node) affinity() []admin.Affinity {
 	return out
 }
 
-func verdict(a policy.Affinity) string {
+func verdict(a demand.Affinity) string {
 	caches := fmt.Sprintf("caches save %.0f %% of prefill; choosing them", 100*max(1-a.Prefill/a.Whole, 0))
 	if a.Saved < byLoad*a.Whole {
 		return fmt.Sprintf("routed by load: %s adds less than %.0f %%", caches, 100*byLoad)
@@ -48,15 +48,12 @@ func span(seconds float64) string {
 }
 
 // collectAffinity adds up what has the same label.
-func (n *Node) collectAffinity(s metrics.Scrape, list []policy.Affinity) {
-	sums := make(map[string]policy.Affinity)
+func (n *Node) collectAffinity(s metrics.Scrape, list []demand.Affinity) {
+	sums := make(map[string]demand.Affinity)
 	for _, a := range list {
 		label := n.metrics.ModelLabel(a.Model)
 		sum := sums[label]
-		sum.Whole += a.Whole
-		sum.Prefill += a.Prefill
-		sum.Saved += a.Saved
-		sum.Waited += a.Waited
+		sum.Add(a)
 		sums[label] = sum
 	}
 	load := s.Gauge("affinity_load", "Seconds per second over the last minute, of requests that strategy prefix routed: prefill of the whole prompts (prompts), what caches do not save of it (prefill), what choosing a cache saves (saved), and longer waits for that cache (waited).", "model", "kind")

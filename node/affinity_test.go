@@ -17,6 +17,7 @@ import (
 	"grapevine.example/chaos/engine"
 	"grapevine.example/node/metrics"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 	"grapevine.example/proxy/policy"
 )
 
@@ -177,7 +178,7 @@ func TestAffinityTellsWhetherCachesPay(t *testing.T) {
 }
 
 func TestVerdict(t *testing.T) {
-	for want, a := range map[string]policy.Affinity{
+	for want, a := range map[string]demand.Affinity{
 		"caches save 62 % of prefill; choosing them saves 3.1 s of prefill for 0.2 s of longer waits, per second":   {Whole: 8, Prefill: 3.04, Saved: 3.1, Waited: 0.2},
 		"caches save 50 % of prefill; choosing them saves 1.0 ms of prefill for 0.0 ms of longer waits, per second": {Whole: 0.1, Prefill: 0.05, Saved: 0.001},
 		"routed by load: caches save 0 % of prefill; choosing them adds less than 1 %":                              {Whole: 8, Prefill: 8.000001},
@@ -196,7 +197,7 @@ func TestAffinityMetricAddsUp(t *testing.T) {
 	}
 	n.metrics.AddModels([]string{"m"})
 	m := metrics.New("v", func(s metrics.Scrape) {
-		n.collectAffinity(s, []policy.Affinity{{Model: "m", Whole: 4, Prefill: 3, Saved: 1, Waited: 0.5}, {Model: "*", Whole: 2, Saved: 1}, {Whole: 1, Saved: 1}})
+		n.collectAffinity(s, []demand.Affinity{{Model: "m", Whole: 4, Prefill: 3, Saved: 1, Waited: 0.5}, {Model: "*", Whole: 2, Saved: 1}, {Whole: 1, Saved: 1}})
 	})
 	families, err := m.Registry.Gather()
 	if err != nil {

@@ -27,7 +27,8 @@ var mayImport = map[string][]string{
 	"proxy/engine":     {},
 	"proxy/clients":    {},
 	"proxy/prompt":     {"prefixtree"},
-	"proxy/policy":     {"prefixtree"},
+	"proxy/demand":     {"prefixtree"},
+	"proxy/policy":     {"prefixtree", "proxy/demand"},
 	"proxy/queue":      {"proxy/clients", "proxy/policy"},
 
 	"proxy": {"prefixtree", "proxy/..."},
@@ -35,7 +36,7 @@ var mayImport = map[string][]string{
 	"proxy/engine/events": {},
 	"proxy/engine/ledger": {"prefixtree", "proxy/engine/events"},
 
-	"node/hot":       {"node/metrics", "prefixtree", "proxy", "proxy/policy", "proxy/prompt", "raftstore"},
+	"node/hot":       {"node/metrics", "prefixtree", "proxy", "proxy/demand", "proxy/policy", "proxy/prompt", "raftstore"},
 	"node/notify":    {},
 	"node/health":    {"node/backends", "node/config", "node/metrics", "prefixtree", "proxy/engine", "proxy/policy", "raftstore"},
 	"node/accesslog": {"proxy", "proxy/policy"},
@@ -57,7 +58,7 @@ var mayImport = map[string][]string{
 	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/engine/events", "proxy/policy", "raftstore"},
 	"node/streams":  {"node/backends", "node/config", "node/health", "prefixtree", "proxy", "proxy/engine", "proxy/engine/events", "proxy/engine/ledger", "proxy/policy"},
 	"node/sources":  {"gossip/discovery", "node/config", "node/metrics", "raftstore"},
-	"node/share":    {"gossip/wire", "prefixtree", "proxy/policy"},
+	"node/share":    {"gossip/wire", "prefixtree", "proxy/demand", "proxy/policy"},
 
 	"chaos/engine":   {},
 	"chaos/workload": {},
@@ -102,6 +103,7 @@ var mayImport = map[string][]string{
 // outside lists the imports of pure packages from other modules.
 var outside = map[string][]string{
 	"prefixtree":   {"github.com/zeebo/xxh3"},
+	"proxy/demand": nil,
 	"proxy/policy": {"github.com/zeebo/xxh3"},
 	"proxy/queue":  {},
 	"proxy/prompt": {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
@@ -121,6 +123,7 @@ var outside = map[string][]string{
 
 var impure = map[string][]string{
 	"prefixtree":   {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/demand": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/policy": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/prompt": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/engine": {"log", "log/slog", "os"},

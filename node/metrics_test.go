@@ -21,6 +21,7 @@ import (
 	"grapevine.example/node/share"
 	"grapevine.example/node/streams"
 	"grapevine.example/proxy"
+	"grapevine.example/proxy/demand"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/prompt"
 )
@@ -84,7 +85,7 @@ func everyMetric(t *testing.T) *prometheus.Registry {
 	})
 	m := metrics.New("v", func(s metrics.Scrape) {
 		n.collect(s)
-		n.collectAffinity(s, []policy.Affinity{{Whole: 1}})
+		n.collectAffinity(s, []demand.Affinity{{Whole: 1}})
 		collectLoads(s, map[string]backends.Load{"127.0.0.1:1": {At: time.Now(), From: backends.FromMetrics}})
 		collectFollowed(s, map[string]streams.Status{"127.0.0.1:1": {Following: true}})
 		everyFigure().collect(s)

@@ -44,7 +44,7 @@ func blockFlags(depth, total int) uint64 {
 	if depth <= denseDepth {
 		return entryAnchor
 	}
-	if beyond := uint64(depth-1) % anchorStride; beyond == anchorStride-1 || depth == total {
+	if beyond := uint64(depth-1) % AnchorStride; beyond == AnchorStride-1 || depth == total {
 		return entryAnchor | beyond<<entrySpanShift
 	}
 	return 0

@@ -59,7 +59,7 @@ func TestRottenEdits(t *testing.T) {
 }
 
 func TestConstants(t *testing.T) {
-	list, lines, err := constantsOf(root, "proxy/policy")
+	list, lines, err := constantsOf(root, decision...)
 	if err != nil || lines < 1000 {
 		t.Fatalf("%d lines: %v", lines, err)
 	}
@@ -67,7 +67,7 @@ func TestConstants(t *testing.T) {
 	for _, v := range list {
 		found[v.first()] = v.does
 	}
-	if found["crowding"] != "0.1" || found["leastRate"] != "0.1 / demandWindow" || found["Cache"] != "" {
+	if found["crowding"] != "0.1" || found["LeastRate"] != "0.1 / demandWindow" || found["Cache"] != "" {
 		t.Errorf("constants %v", found)
 	}
 	for name := range fixed {

@@ -4,30 +4,42 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"os"
-	"path/filepath"
+	"path"
 	"strings"
 )
 
-// fixed are the constants of proxy/policy that are not tried, with the reason.
+// decision are the packages that make one.
+var decision = []string{"proxy/policy", "proxy/demand"}
+
+// fixed are their constants that are not tried, with the reason.
 var fixed = map[string]string{
-	"anchorStride": "must equal the tree's", "workTold": "bounds what nodes exchange",
+	"workTold":    "bounds what nodes exchange",
 	"claimTokens": "bounds what a peer may claim", "claimRequests": "bounds what a peer may claim",
 	"poolAll": "names a pool", "poolGeneral": "names a pool", "MaxConsidered": "size of an array",
 	"maxWeight": "bounds a setting", "hashBound": "the usual value", "defaultHashBytes": "default of a setting", "defaultBlockBytes": "default of a setting",
 	"DefaultSlowStart": "default of a setting",
 }
 
-// constantsOf returns two variants of each constant of the package in dir whose declaration has a number
-// in it, doubled and halved, and the lines of the package without tests. All other constants are
-// enumerations (iota), texts or truths, or follow from other constants.
-func constantsOf(root, dir string) (list []variant, lines int, err error) {
-	files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))
+// constantsOf returns two variants of each constant of the packages whose declaration has a number in it,
+// doubled and halved, and the lines of the packages without tests. All other constants are enumerations
+// (iota), texts or truths, or follow from other constants.
+func constantsOf(root string, packages ...string) (list []variant, lines int, err error) {
+	tree := os.DirFS(root)
+	var files []string
+	for _, dir := range packages {
+		some, err := fs.Glob(tree, path.Join(dir, "*.go"))
+		if err != nil {
+			return nil, 0, err
+		}
+		files = append(files, some...)
+	}
 	for _, file := range files {
 		if strings.HasSuffix(file, "_test.go") {
 			continue
 		}
-		raw, err := os.ReadFile(file)
+		raw, err := fs.ReadFile(tree, file)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -42,12 +54,12 @@ func constantsOf(root, dir string) (list []variant, lines int, err error) {
 				inConst = d.Tok == token.CONST
 			}
 			if s, ok := n.(*ast.ValueSpec); ok && inConst {
-				list = append(list, numbers(dir+"/"+filepath.Base(file), source[s.Pos()-f.FileStart:s.End()-f.FileStart], s)...)
+				list = append(list, numbers(file, source[s.Pos()-f.FileStart:s.End()-f.FileStart], s)...)
 			}
 			return true
 		})
 	}
-	return list, lines, err
+	return list, lines, nil
 }
 
 // numbers returns the variants of a declaration, whose source is text. Halved whole numbers are rounded down.

@@ -48,7 +48,7 @@ func ablate(ctx context.Context) error {
 	if flag.NArg() > 0 || *draws < 2 {
 		return fmt.Errorf("%d draws, %q: want at least two draws, and flags only", *draws, flag.Args())
 	}
-	constants, lines, err := constantsOf(".", "proxy/policy")
+	constants, lines, err := constantsOf(".", decision...)
 	ofHot, hotLines, errHot := constantsOf(".", "node/hot")
 	if err := errors.Join(err, errHot); err != nil {
 		return err
@@ -68,7 +68,7 @@ func ablate(ctx context.Context) error {
 		return err
 	}
 	fmt.Printf("Strategy %s, %d draws of seed %d; %d mechanisms of prefix; ", *strategy, *draws, *seed, len(mechanisms))
-	fmt.Printf("proxy/policy: %d constants, of which %d are not tried, %d lines; ", len(constants)/2, len(fixed), lines)
+	fmt.Printf("%s: %d constants, of which %d are not tried, %d lines; ", strings.Join(decision, ", "), len(constants)/2, len(fixed), lines)
 	fmt.Printf("node/hot: %d constants, %d lines\n\n", len(ofHot)/2, hotLines)
 	return write(os.Stdout, results[0], variants, results[1:])
 }

@@ -26,7 +26,7 @@ const (
 // mechanisms are removed one at a time. Short edits outlive changes around them; a test applies all.
 var mechanisms = []variant{
 	{"eviction-price", "computing a token costs more than its time, because it evicts another", []edit{{price, "eviction = 2.0", "eviction = 0.0"}}},
-	{"delayed-price", "work costs also the time by which it delays later requests", []edit{{price, "eviction + (o.rate", "eviction + 0*(o.rate"}}},
+	{"delayed-price", "work costs also the time by which it delays later requests", []edit{{price, "eviction + (o.Own", "eviction + 0*(o.Own"}}},
 	{"crowding", "each active request makes an engine dearer", []edit{{price, "crowding = 0.1", "crowding = 0.0"}}},
 	{"overdue", "a prefill that takes longer than expected delays all behind it", []edit{{unseen, "+c.Overdue", ""}}},
 	{"peers-load", "other nodes' reported work counts as load", []edit{
@@ -45,10 +45,10 @@ var mechanisms = []variant{
 		{unseen, "turn = c.slot.untilTurn(c.water)", "turn = math.Log(1-unit(s.Rand())) / -c.water"},
 	}},
 	{"popular-prefixes", "what many prompts begin with makes no engine a holder", []edit{
-		{match, "common := s.pool.work.common(", "common := 0 * s.pool.work.common("},
+		{match, "common := s.pool.prefixes.Common(", "common := 0 * s.pool.prefixes.Common("},
 	}},
 	{"peers-prefixes", "nodes add up how often prompts left prefixes, so that all soon know what many begin with", []edit{
-		{"proxy/policy/workload.go", "p.work.setPeers(sum.Prefixes, p.fairShare())", ""},
+		{"proxy/policy/traffic.go", "p.prefixes.SetPeers(sum.Prefixes, len(p.entries))", ""},
 	}},
 	{"hot-prefixes", "the fleet agrees which engines hold a hot prefix", []edit{{"chaos/fleetsim/hot.go", "if cfg.NoHot ||", "if true || cfg.NoHot ||"}}},
 	{"overtaken", "a prefill behind one that another node reports later teaches no rate", []edit{

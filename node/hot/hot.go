@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 	"grapevine.example/proxy/policy"
 )
 
@@ -30,7 +31,7 @@ type Sum map[Key]Total
 
 // Total is the summed work of a prefix or pool.
 type Total struct {
-	policy.Work // Tokens is the median of the reports
+	demand.Work // Tokens is the median of the reports
 	lengths     []float64
 }
 
@@ -42,8 +43,8 @@ type Key struct {
 
 // Add adds one node's report. Its prefixes count at most its total work in the pool: rates of new
 // prefixes are too high, and this bounds a faulty node.
-func (s Sum) Add(works []policy.Work) {
-	rest := make(map[uint64]policy.Work)
+func (s Sum) Add(works []demand.Work) {
+	rest := make(map[uint64]demand.Work)
 	for _, w := range works {
 		if w.Anchor == 0 {
 			rest[w.Pool] = w
@@ -91,13 +92,13 @@ func (s Sum) owners() map[prefixtree.Hash]uint64 {
 }
 
 // ofPool returns the work of a pool's prefixes, largest first.
-func (s Sum) ofPool(pool uint64) (list []policy.Work) {
+func (s Sum) ofPool(pool uint64) (list []demand.Work) {
 	for k, w := range s {
 		if k.Pool == pool && k.Anchor != 0 {
 			list = append(list, w.Work)
 		}
 	}
-	slices.SortFunc(list, func(a, b policy.Work) int {
+	slices.SortFunc(list, func(a, b demand.Work) int {
 		return cmp.Or(cmp.Compare(b.Prefill, a.Prefill), cmp.Compare(a.Anchor, b.Anchor))
 	})
 	return list

@@ -9,18 +9,19 @@ import (
 
 	"grapevine.example/chaos/virtual"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 	"grapevine.example/proxy/policy"
 )
 
 const t0 = prefixtree.Time(1_700_000_000_000)
 
 func TestSize(t *testing.T) {
-	w := func(prefill, active float64) policy.Work {
-		return policy.Work{Anchor: 1, Tokens: 8000, Prefill: prefill, Active: active}
+	w := func(prefill, active float64) demand.Work {
+		return demand.Work{Anchor: 1, Tokens: 8000, Prefill: prefill, Active: active}
 	}
 	for _, c := range []struct {
 		name     string
-		w, all   policy.Work
+		w, all   demand.Work
 		backends int
 		want     int
 	}{
@@ -47,8 +48,8 @@ func TestMoreWorkIsNoFewerReplicas(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(virtual.Seed(t), 1))
 	for range 5000 {
 		b := 2 + rnd.IntN(300)
-		w := policy.Work{Tokens: 4000, Prefill: rnd.Float64() * 10, Active: rnd.Float64() * 100}
-		all := policy.Work{Prefill: w.Prefill + rnd.Float64()*20, Active: w.Active + rnd.Float64()*500}
+		w := demand.Work{Tokens: 4000, Prefill: rnd.Float64() * 10, Active: rnd.Float64() * 100}
+		all := demand.Work{Prefill: w.Prefill + rnd.Float64()*20, Active: w.Active + rnd.Float64()*500}
 		more, moreAll := w, all
 		extra := rnd.Float64() * 50
 		more.Active, moreAll.Active = w.Active+extra, all.Active+extra
@@ -83,7 +84,7 @@ func (f *fleet) step(active, all float64) {
 	f.now += Every
 	sum := Sum{}
 	for range 2 {
-		sum.Add([]policy.Work{{Requests: all / 4, Prefill: all / 100, Active: all / 2}, {Anchor: 5, Tokens: 8000, Requests: active / 4, Fresh: active / 4, Prefill: active / 100, Active: active / 2}})
+		sum.Add([]demand.Work{{Requests: all / 4, Prefill: all / 100, Active: all / 2}, {Anchor: 5, Tokens: 8000, Requests: active / 4, Fresh: active / 4, Prefill: active / 100, Active: active / 2}})
 	}
 	if active == 0 {
 		delete(sum, Key{0, 5})
@@ -230,8 +231,8 @@ func TestPrefixOfTwoPools(t *testing.T) {
 	for i := range 100 {
 		now := t0 + prefixtree.Time(i*Every)
 		sum := Sum{}
-		sum.Add([]policy.Work{{Pool: 1, Requests: 50, Active: 100}, {Pool: 1, Anchor: 5, Tokens: 8000, Requests: 0.01, Active: 0.1}})
-		sum.Add([]policy.Work{{Pool: 9, Requests: 50, Active: 100}, {Pool: 9, Anchor: 5, Tokens: 8000, Requests: 12, Fresh: 12, Active: 25}})
+		sum.Add([]demand.Work{{Pool: 1, Requests: 50, Active: 100}, {Pool: 1, Anchor: 5, Tokens: 8000, Requests: 0.01, Active: 0.1}})
+		sum.Add([]demand.Work{{Pool: 9, Requests: 50, Active: 100}, {Pool: 9, Anchor: 5, Tokens: 8000, Requests: 12, Fresh: 12, Active: 25}})
 		for _, c := range z.Decide(now, pools, sum, agreed) {
 			if c.Remove || c.Replicas != 4 {
 				t.Fatalf("look %d: %+v", i, c)
@@ -248,7 +249,7 @@ func TestConversationsAreNotHot(t *testing.T) {
 	for _, fresh := range []float64{0, enterFresh / 2, enterFresh} {
 		var z Sizer
 		sum := Sum{}
-		sum.Add([]policy.Work{{Requests: 20, Active: 100}, {Anchor: 5, Tokens: 32000, Requests: 10, Fresh: fresh, Prefill: 5, Active: 50}})
+		sum.Add([]demand.Work{{Requests: 20, Active: 100}, {Anchor: 5, Tokens: 32000, Requests: 10, Fresh: fresh, Prefill: 5, Active: 50}})
 		var changes int
 		for i := range 20 {
 			changes += len(z.Decide(t0+prefixtree.Time(i*Every), []policy.PoolSize{{Backends: 16}}, sum, nil))
@@ -261,11 +262,11 @@ func TestConversationsAreNotHot(t *testing.T) {
 
 func TestManyPrefixes(t *testing.T) {
 	sum := Sum{}
-	works := []policy.Work{{Pool: 3, Requests: 300, Prefill: 120, Active: 300}}
+	works := []demand.Work{{Pool: 3, Requests: 300, Prefill: 120, Active: 300}}
 	for i := range 200 {
-		works = append(works, policy.Work{Pool: 3, Anchor: prefixtree.Hash(i + 1), Tokens: 4000, Requests: 1, Fresh: 1, Prefill: 0.3 + float64(i)/1000, Active: 1})
+		works = append(works, demand.Work{Pool: 3, Anchor: prefixtree.Hash(i + 1), Tokens: 4000, Requests: 1, Fresh: 1, Prefill: 0.3 + float64(i)/1000, Active: 1})
 	}
-	works = append(works, policy.Work{Pool: 3, Anchor: 999, Tokens: leastTokens - 1, Requests: 9, Fresh: 9, Prefill: 9, Active: 9})
+	works = append(works, demand.Work{Pool: 3, Anchor: 999, Tokens: leastTokens - 1, Requests: 9, Fresh: 9, Prefill: 9, Active: 9})
 	sum.Add(works)
 	var z Sizer
 	var agreed []Prefix
@@ -290,9 +291,9 @@ func TestFullTable(t *testing.T) {
 	var z Sizer
 	var agreed []Prefix
 	works := func(from, n int) Sum {
-		list := []policy.Work{{Pool: 3, Requests: 1000, Active: 1000}}
+		list := []demand.Work{{Pool: 3, Requests: 1000, Active: 1000}}
 		for i := range n {
-			list = append(list, policy.Work{Pool: 3, Anchor: prefixtree.Hash(from + i), Tokens: 4000, Requests: 8, Fresh: 8, Active: 8})
+			list = append(list, demand.Work{Pool: 3, Anchor: prefixtree.Hash(from + i), Tokens: 4000, Requests: 8, Fresh: 8, Active: 8})
 		}
 		sum := Sum{}
 		sum.Add(list)
@@ -335,15 +336,15 @@ func TestFullTable(t *testing.T) {
 func TestOneNodesWord(t *testing.T) {
 	sum := Sum{}
 	for i := range 5 {
-		sum.Add([]policy.Work{{Requests: 4, Prefill: 2, Active: 8}, {Anchor: 5, Tokens: 4000 + float64(i), Requests: 1, Fresh: 1, Prefill: 0.5, Active: 2}})
+		sum.Add([]demand.Work{{Requests: 4, Prefill: 2, Active: 8}, {Anchor: 5, Tokens: 4000 + float64(i), Requests: 1, Fresh: 1, Prefill: 0.5, Active: 2}})
 	}
-	sum.Add([]policy.Work{
+	sum.Add([]demand.Work{
 		{Anchor: 5, Tokens: 1e8, Requests: 1e6, Fresh: 1e6, Prefill: 1e6, Active: 1}, {Anchor: 6, Requests: 1e6, Active: 1e6}, {Pool: 9, Anchor: 5, Requests: 1e6},
 		{Requests: 4, Prefill: 2, Active: 8},
 	})
-	sum.Add([]policy.Work{{Anchor: 5, Tokens: 1}})
+	sum.Add([]demand.Work{{Anchor: 5, Tokens: 1}})
 	w, all := sum[Key{0, 5}].Work, sum[Key{0, 0}].Work
-	if want := (policy.Work{Anchor: 5, Tokens: 4002, Requests: 9, Fresh: 9, Prefill: 4.5, Active: 11}); w != want {
+	if want := (demand.Work{Anchor: 5, Tokens: 4002, Requests: 9, Fresh: 9, Prefill: 4.5, Active: 11}); w != want {
 		t.Errorf("%+v, want %+v", w, want)
 	}
 	if all.Requests != 24 || sum[Key{0, 6}].Requests != 0 || sum[Key{0, 6}].Active != 7 || sum[Key{9, 5}].Requests != 0 {
@@ -363,8 +364,8 @@ func TestFixed(t *testing.T) {
 }
 
 func ExampleSize() {
-	hot := policy.Work{Tokens: 8192, Prefill: 1.5, Active: 40}
-	all := policy.Work{Prefill: 8, Active: 400}
+	hot := demand.Work{Tokens: 8192, Prefill: 1.5, Active: 40}
+	all := demand.Work{Prefill: 8, Active: 400}
 	n := Size(hot, all, 16)
 	fmt.Println(n.Replicas, "backends:", n.Why())
 	// Output: 4 backends: 10 % of the requests; keeps 1.50 backends busy, all else 0.41 of each

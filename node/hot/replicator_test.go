@@ -13,6 +13,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/raftstore"
 )
@@ -226,7 +227,7 @@ func TestOnlyTheLeaderDecides(t *testing.T) {
 func TestLeaderCountsPeersWork(t *testing.T) {
 	seer, leader := newRig(t), newRig(t)
 	seer.store.follows = true
-	var reported []policy.Work
+	var reported []demand.Work
 	leader.h.cfg.Peers = func(sum Sum) { sum.Add(reported) }
 	for range 6 {
 		seer.run(5, 2)

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math"
 
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/demand"
 )
 
 // proxy/policy/DESIGN.md, "Hot prefixes", explains these rules.
@@ -41,7 +41,7 @@ func (n *Need) Why() string {
 
 // Size returns the need of a prefix with work w in a pool with work all. Work alone underestimates, since
 // concurrency limits are unknown; the share of requests does not.
-func Size(w, all policy.Work, backends int) Need {
+func Size(w, all demand.Work, backends int) Need {
 	b := float64(backends)
 	busy := max(all.Prefill, w.Prefill) / b
 	real := min(1, 1/max(busy, 1e-9)) // utilisation above 1 means that the rates are too low

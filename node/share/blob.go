@@ -9,7 +9,7 @@ import (
 	"slices"
 
 	"grapevine.example/prefixtree"
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/demand"
 )
 
 // The state blob; node/DESIGN.md has its bytes. Newer versions may lengthen entries and add
@@ -154,11 +154,11 @@ func measure(b []byte, most float64) Measure {
 }
 
 func (s *State) readTraffic(head, entries []byte, size int) {
-	p := policy.PoolTraffic{
+	p := demand.Report{
 		Pool: binary.LittleEndian.Uint64(head), Rate: value(head[8:], 0, maxTraffic), Prefill: value(head[8:], 1, maxTraffic), Requests: value(head[8:], 2, maxTrafficSeen),
 	}
 	p.Work = value(head[8:], 3, p.Requests*maxTrafficWhole)
-	if slices.ContainsFunc(s.Popularity.Traffic, func(q policy.PoolTraffic) bool { return q.Pool == p.Pool }) {
+	if slices.ContainsFunc(s.Popularity.Traffic, func(q demand.Report) bool { return q.Pool == p.Pool }) {
 		return // counted already
 	}
 	if size >= prefixEntry {
@@ -168,10 +168,10 @@ func (s *State) readTraffic(head, entries []byte, size int) {
 }
 
 // readPrefixes returns the counts: the first of all requests, then each prefix once, with no more requests than that.
-func readPrefixes(entries []byte, size int) (list []policy.PrefixCount) {
+func readPrefixes(entries []byte, size int) (list []demand.Count) {
 	seen := make(map[prefixtree.Hash]bool, len(entries)/size)
 	for e := range slices.Chunk(entries, size) {
-		c := policy.PrefixCount{Anchor: prefixtree.Hash(binary.LittleEndian.Uint64(e)), Requests: value(e[8:], 0, maxPrefixSeen), Left: int(e[10])}
+		c := demand.Count{Anchor: prefixtree.Hash(binary.LittleEndian.Uint64(e)), Requests: value(e[8:], 0, maxPrefixSeen), Left: int(e[10])}
 		switch {
 		case len(list) == 0 && c.Anchor != 0:
 			return nil
@@ -201,7 +201,7 @@ func (s *State) readWork(entries []byte, size int) {
 			continue // counted already
 		}
 		seen[k] = true
-		w := policy.Work{
+		w := demand.Work{
 			Pool: k.pool, Anchor: k.anchor, Tokens: value(e[16:], 0, maxDepth), Requests: value(e[16:], 1, maxWork),
 			Prefill: value(e[16:], 2, maxWork), Active: value(e[16:], 3, maxWork),
 		}

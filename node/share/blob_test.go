@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"grapevine.example/prefixtree"
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/demand"
 )
 
 func TestClaimsRoundTrip(t *testing.T) {
@@ -81,7 +81,7 @@ func TestBlobOfANewerNode(t *testing.T) {
 	if got, err := Parse(nil); err != nil || len(got.Claims) != 0 {
 		t.Errorf("of a node without measurements: %v %v", got, err)
 	}
-	works := []policy.Work{{Pool: 3, Anchor: 5, Tokens: 4096, Requests: 4, Prefill: 2, Active: 8, Fresh: 1}, {Pool: 3, Anchor: 6, Tokens: 2048, Requests: 2, Fresh: 64}}
+	works := []demand.Work{{Pool: 3, Anchor: 5, Tokens: 4096, Requests: 4, Prefill: 2, Active: 8, Fresh: 1}, {Pool: 3, Anchor: 6, Tokens: 2048, Requests: 2, Fresh: 64}}
 	short := appendPopularity(nil, &Popularity{Works: works})[3:]
 	section := []byte{byte(layouts[sectionWork].entry) + 5}
 	for e := range slices.Chunk(short, layouts[sectionWork].entry) {
@@ -106,7 +106,7 @@ func TestBlobOfAnOlderNode(t *testing.T) {
 
 // TestPrefixesCountOnce: duplicates are ignored, no prefix has more requests than there are, and without their number none counts.
 func TestPrefixesCountOnce(t *testing.T) {
-	parse := func(traffic ...policy.PoolTraffic) []policy.PoolTraffic {
+	parse := func(traffic ...demand.Report) []demand.Report {
 		t.Helper()
 		s, err := Parse(appendPopularity([]byte{version}, &Popularity{Traffic: traffic}))
 		if err != nil {
@@ -114,14 +114,14 @@ func TestPrefixesCountOnce(t *testing.T) {
 		}
 		return s.Popularity.Traffic
 	}
-	all := policy.PrefixCount{Requests: 64, Left: 200}
+	all := demand.Count{Requests: 64, Left: 200}
 	got := parse(
-		policy.PoolTraffic{Pool: 1, Prefixes: []policy.PrefixCount{all, {Anchor: 5, Requests: 128, Left: 9}, {Anchor: 5, Requests: 1, Left: 9}, all, {Anchor: 6, Requests: 32, Left: 1}}},
-		policy.PoolTraffic{Pool: 1, Prefixes: []policy.PrefixCount{all, {Anchor: 7, Requests: 1, Left: 1}}},
-		policy.PoolTraffic{Pool: 2, Prefixes: []policy.PrefixCount{{Anchor: 5, Requests: 1, Left: 9}}},
-		policy.PoolTraffic{Pool: 3, Prefixes: []policy.PrefixCount{{Requests: 1e9}}},
+		demand.Report{Pool: 1, Prefixes: []demand.Count{all, {Anchor: 5, Requests: 128, Left: 9}, {Anchor: 5, Requests: 1, Left: 9}, all, {Anchor: 6, Requests: 32, Left: 1}}},
+		demand.Report{Pool: 1, Prefixes: []demand.Count{all, {Anchor: 7, Requests: 1, Left: 1}}},
+		demand.Report{Pool: 2, Prefixes: []demand.Count{{Anchor: 5, Requests: 1, Left: 9}}},
+		demand.Report{Pool: 3, Prefixes: []demand.Count{{Requests: 1e9}}},
 	)
-	want := []policy.PrefixCount{{Requests: 64, Left: 1}, {Anchor: 5, Requests: 64, Left: 9}, {Anchor: 6, Requests: 32, Left: 1}}
+	want := []demand.Count{{Requests: 64, Left: 1}, {Anchor: 5, Requests: 64, Left: 9}, {Anchor: 6, Requests: 32, Left: 1}}
 	if len(got) != 3 || !slices.Equal(got[0].Prefixes, want) || len(got[1].Prefixes) != 0 || got[2].Prefixes[0].Requests != maxPrefixSeen {
 		t.Errorf("%+v", got)
 	}
@@ -168,7 +168,7 @@ func FuzzBlob(f *testing.F) {
 		h := &s.Popularity
 		for i := range h.Traffic {
 			p := &h.Traffic[i]
-			if len(p.Prefixes) > layouts[sectionTraffic].most || slices.ContainsFunc(p.Prefixes, func(c policy.PrefixCount) bool { return !(c.Requests <= maxPrefixSeen) }) {
+			if len(p.Prefixes) > layouts[sectionTraffic].most || slices.ContainsFunc(p.Prefixes, func(c demand.Count) bool { return !(c.Requests <= maxPrefixSeen) }) {
 				t.Fatalf("%d counts of prefixes: %+v", len(p.Prefixes), p.Prefixes)
 			}
 			if !(p.Rate <= maxTraffic && p.Prefill <= maxTraffic && p.Requests <= maxTrafficSeen && p.Work <= p.Requests*maxTrafficWhole) {
@@ -186,15 +186,15 @@ func FuzzBlob(f *testing.F) {
 func somePopularity(rnd *rand.Rand) *Popularity {
 	h := new(Popularity)
 	for range maxSentPools {
-		p := policy.PoolTraffic{Pool: rnd.Uint64(), Rate: 100 * rnd.Float64(), Prefill: 10 * rnd.Float64(), Requests: 1 + 1000*rnd.Float64(), Work: 500 * rnd.Float64()}
-		p.Prefixes = []policy.PrefixCount{{Requests: 500 + 1000*rnd.Float64(), Left: 1}}
+		p := demand.Report{Pool: rnd.Uint64(), Rate: 100 * rnd.Float64(), Prefill: 10 * rnd.Float64(), Requests: 1 + 1000*rnd.Float64(), Work: 500 * rnd.Float64()}
+		p.Prefixes = []demand.Count{{Requests: 500 + 1000*rnd.Float64(), Left: 1}}
 		for range rnd.IntN(33) {
-			p.Prefixes = append(p.Prefixes, policy.PrefixCount{Anchor: prefixtree.Hash(rnd.Uint64()), Requests: 500 * rnd.Float64(), Left: 1 + rnd.IntN(500)})
+			p.Prefixes = append(p.Prefixes, demand.Count{Anchor: prefixtree.Hash(rnd.Uint64()), Requests: 500 * rnd.Float64(), Left: 1 + rnd.IntN(500)})
 		}
 		h.Traffic = append(h.Traffic, p)
-		h.Works = append(h.Works, policy.Work{Pool: p.Pool, Requests: 50 * rnd.Float64(), Prefill: 3 * rnd.Float64(), Active: 1 + 30*rnd.Float64()})
+		h.Works = append(h.Works, demand.Work{Pool: p.Pool, Requests: 50 * rnd.Float64(), Prefill: 3 * rnd.Float64(), Active: 1 + 30*rnd.Float64()})
 		for range 8 {
-			h.Works = append(h.Works, policy.Work{
+			h.Works = append(h.Works, demand.Work{
 				Fresh: 0.5 * rnd.Float64(),
 				Pool:  p.Pool, Anchor: prefixtree.Hash(rnd.Uint64()), Tokens: 1 + 9000*rnd.Float64(), Requests: 50 * rnd.Float64(), Prefill: rnd.Float64(), Active: 9 * rnd.Float64(),
 			})
@@ -229,7 +229,7 @@ func TestPopularityRoundTrip(t *testing.T) {
 		for i, p := range h.Traffic {
 			g := got.Traffic[i]
 			if g.Pool != p.Pool || !near(g.Rate, p.Rate) || !near(g.Prefill, p.Prefill) || !near(g.Requests, p.Requests) || !near(g.Work, p.Work) ||
-				!slices.EqualFunc(g.Prefixes, p.Prefixes, func(a, b policy.PrefixCount) bool {
+				!slices.EqualFunc(g.Prefixes, p.Prefixes, func(a, b demand.Count) bool {
 					return a.Anchor == b.Anchor && near(a.Requests, b.Requests) && a.Left == min(b.Left, math.MaxUint8)
 				}) {
 				t.Fatalf("%+v came as %+v", p, g)
@@ -240,13 +240,13 @@ func TestPopularityRoundTrip(t *testing.T) {
 
 // TestWorkCountsOnce: duplicates are ignored, and sections bounded.
 func TestWorkCountsOnce(t *testing.T) {
-	works := []policy.Work{{Pool: 3, Requests: 4}, {Pool: 3, Anchor: 5, Requests: 2}, {Pool: 3, Anchor: 5, Requests: 64}, {Pool: 3, Requests: 64}, {Pool: 4, Anchor: 5, Requests: 1}}
+	works := []demand.Work{{Pool: 3, Requests: 4}, {Pool: 3, Anchor: 5, Requests: 2}, {Pool: 3, Anchor: 5, Requests: 64}, {Pool: 3, Requests: 64}, {Pool: 4, Anchor: 5, Requests: 1}}
 	s, err := Parse(appendPopularity([]byte{version}, &Popularity{Works: works}))
 	if err != nil || len(s.Popularity.Works) != 3 || s.Popularity.Works[0].Requests != 4 || s.Popularity.Works[1].Requests != 2 || s.Popularity.Works[2].Pool != 4 {
 		t.Errorf("%+v, %v", s.Popularity.Works, err)
 	}
 	for i := range 2 * layouts[sectionWork].most {
-		works = append(works, policy.Work{Pool: 7, Anchor: prefixtree.Hash(i + 1), Requests: 1})
+		works = append(works, demand.Work{Pool: 7, Anchor: prefixtree.Hash(i + 1), Requests: 1})
 	}
 	if s, err := Parse(appendPopularity([]byte{version}, &Popularity{Works: works})); err != nil || len(s.Popularity.Works) > layouts[sectionWork].most {
 		t.Errorf("%d works, %v", len(s.Popularity.Works), err)

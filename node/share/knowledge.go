@@ -11,6 +11,7 @@ import (
 
 	"grapevine.example/gossip/wire"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 	"grapevine.example/proxy/policy"
 )
 
@@ -138,7 +139,7 @@ func (k *Knowledge) State(dst []byte, now prefixtree.Time) []byte {
 func (k *Knowledge) PeerState(peer string, s *State) { k.peers.set(peer, s) }
 
 // PeerWork calls add with every peer's work behind popular prefixes.
-func (k *Knowledge) PeerWork(add func([]policy.Work)) { k.peers.work(add) }
+func (k *Knowledge) PeerWork(add func([]demand.Work)) { k.peers.work(add) }
 
 // DropPeer voids a peer's load and state.
 func (k *Knowledge) DropPeer(peer string) {

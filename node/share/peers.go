@@ -8,7 +8,7 @@ import (
 	"sync"
 
 	"grapevine.example/prefixtree"
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/demand"
 )
 
 // peers holds every peer's state and the sums of their claims. Safe for concurrent use.
@@ -122,7 +122,7 @@ func (s weightedSum) mean() Measure {
 
 // traffic returns the sum over the peers by pool, nil without any, and whether it changed since the last
 // call. It sums in order of names, so that equal runs give equal sums.
-func (p *peers) traffic() (sum map[uint64]policy.PoolTraffic, changed bool) {
+func (p *peers) traffic() (sum map[uint64]demand.Report, changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.changed {
@@ -136,7 +136,7 @@ func (p *peers) traffic() (sum map[uint64]policy.PoolTraffic, changed bool) {
 	at := make(map[prefix]int) // in the pool's sum
 	for _, s := range p.states {
 		if sum == nil {
-			sum = make(map[uint64]policy.PoolTraffic)
+			sum = make(map[uint64]demand.Report)
 		}
 		for _, one := range s.Popularity.Traffic {
 			all := sum[one.Pool]
@@ -148,7 +148,7 @@ func (p *peers) traffic() (sum map[uint64]policy.PoolTraffic, changed bool) {
 				if !known {
 					i = len(all.Prefixes)
 					at[k] = i
-					all.Prefixes = append(all.Prefixes, policy.PrefixCount{Anchor: c.Anchor})
+					all.Prefixes = append(all.Prefixes, demand.Count{Anchor: c.Anchor})
 				}
 				all.Prefixes[i].Requests += c.Requests
 				all.Prefixes[i].Left += c.Left
@@ -159,7 +159,7 @@ func (p *peers) traffic() (sum map[uint64]policy.PoolTraffic, changed bool) {
 	return sum, true
 }
 
-func (p *peers) work(add func([]policy.Work)) {
+func (p *peers) work(add func([]demand.Work)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, s := range p.states {

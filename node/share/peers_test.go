@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"grapevine.example/prefixtree"
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/demand"
 )
 
 // TestNoClaimOutweighsAll: one node's claims are clamped to plausible evidence and values.
@@ -112,16 +112,16 @@ func TestPopularityIsSmall(t *testing.T) {
 
 func TestCountsOfPrefixesAreSummed(t *testing.T) {
 	p := peers{learn: func(uint32, Measure, Measure) {}}
-	of := func(pool uint64, counts ...policy.PrefixCount) *State {
-		return &State{Popularity: Popularity{Traffic: []policy.PoolTraffic{{Pool: pool, Prefixes: counts}}}}
+	of := func(pool uint64, counts ...demand.Count) *State {
+		return &State{Popularity: Popularity{Traffic: []demand.Report{{Pool: pool, Prefixes: counts}}}}
 	}
-	a := of(1, policy.PrefixCount{Requests: 10, Left: 1}, policy.PrefixCount{Anchor: 5, Requests: 2, Left: 1}, policy.PrefixCount{Anchor: 6, Requests: 3, Left: 2})
+	a := of(1, demand.Count{Requests: 10, Left: 1}, demand.Count{Anchor: 5, Requests: 2, Left: 1}, demand.Count{Anchor: 6, Requests: 3, Left: 2})
 	p.set("a", a)
-	p.set("b", of(1, policy.PrefixCount{Requests: 20, Left: 1}, policy.PrefixCount{Anchor: 6, Requests: 4, Left: 3}))
-	p.set("c", of(2, policy.PrefixCount{Anchor: 6, Requests: 100, Left: 100}))
+	p.set("b", of(1, demand.Count{Requests: 20, Left: 1}, demand.Count{Anchor: 6, Requests: 4, Left: 3}))
+	p.set("c", of(2, demand.Count{Anchor: 6, Requests: 100, Left: 100}))
 	for range 2 { // the states stay what they are
 		sum, _ := p.traffic()
-		want := []policy.PrefixCount{{Requests: 30, Left: 2}, {Anchor: 5, Requests: 2, Left: 1}, {Anchor: 6, Requests: 7, Left: 5}}
+		want := []demand.Count{{Requests: 30, Left: 2}, {Anchor: 5, Requests: 2, Left: 1}, {Anchor: 6, Requests: 7, Left: 5}}
 		if got := sum[1].Prefixes; !slices.Equal(got, want) {
 			t.Errorf("%+v, want %+v", got, want)
 		}
@@ -141,7 +141,7 @@ func TestTrafficIsSummedOnChanges(t *testing.T) {
 		}
 	}
 	check("alone", false, false)
-	p.set("a", &State{Popularity: Popularity{Traffic: []policy.PoolTraffic{{Pool: 1, Rate: 2, Requests: 3}}}})
+	p.set("a", &State{Popularity: Popularity{Traffic: []demand.Report{{Pool: 1, Rate: 2, Requests: 3}}}})
 	check("a peer", true, true)
 	check("the same peer", false, false)
 	p.set("unknown", nil)

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 	"grapevine.example/proxy/policy"
 )
 
@@ -14,8 +15,8 @@ const popularityKept = prefixtree.Time(time.Minute / time.Millisecond)
 
 // Popularity is one node's traffic in its busiest pools, and the work behind their popular prefixes.
 type Popularity struct {
-	Traffic []policy.PoolTraffic
-	Works   []policy.Work
+	Traffic []demand.Report
+	Works   []demand.Work
 }
 
 // sentPopularity stays until a sixteenth more requests came, because gossip does not repeat an

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 )
 
 // Outcome is the result of an attempt. Token counts are the engine's, -1 if not reported.
@@ -44,10 +45,9 @@ type Attempt struct {
 	followed     bool // held exceeds the common prefix
 	resident     int64
 	adapter      uint64
-	work         *workMeter
-	prefix       *prefixWork // popular prefix of the prompt; may be nil
-	interval     float64     // seconds of prefill; 0: unknown
-	remote       bool        // another backend prefills; see PickPrefill
+	run          demand.Run
+	interval     float64 // seconds of prefill; 0: unknown
+	remote       bool    // another backend prefills; see PickPrefill
 	at           struct{ picked, dispatched, first prefixtree.Time }
 	stage        stage
 	trial        bool
@@ -166,8 +166,7 @@ func (a *Attempt) release(now prefixtree.Time) {
 	a.stage = ended
 	a.slot.prefilled(a, now, false)
 	a.slot.release(a)
-	a.work.end(a.prefix, now)
-	a.work, a.prefix = nil, nil
+	a.run.End(now)
 	if a.trial {
 		a.slot.trial.Store(false)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 )
 
 // A decision: open what is known of the request and the fleet; match its prompt (match.go) and
@@ -178,7 +179,10 @@ func (r *Router) charge(s *Scene, c *Candidate, att *Attempt) {
 	att.resident = int64(s.PromptTokens + q.OutputHint)
 	att.trial, att.interval, att.nonStreaming = c.half, 0, q.NonStreaming
 	att.adapter = s.adapter()
-	att.work, att.prefix = &s.pool.work, s.count(c)
+	att.run = s.pool.prefixes.Begin(&demand.Request{
+		Hashes: q.Hashes, Known: s.known, Engines: len(s.pool.entries), TokensPerBlock: s.TokensPerBlock,
+		Tokens: float64(s.PromptTokens), Uncached: c.Uncached, Rate: s.FleetRate,
+	}, now)
 	att.remote = false
 	att.at.picked, att.at.dispatched, att.at.first = now, 0, 0
 	att.settled = 0

@@ -260,7 +260,7 @@ func (s *Scene) weighUnseen() {
 	}
 	for i := range s.Candidates {
 		if c := &s.Candidates[i]; !c.beyond {
-			more := s.unseen * s.traffic.uncached / open
+			more := s.unseen * s.traffic.Uncached / open
 			c.wait, c.start, c.place = c.wait+more, c.start+more, c.place+more
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 )
 
 func waits(hashes []prefixtree.Hash) *Request {
@@ -296,7 +297,7 @@ func TestFirstAvoidsWhatOthersFill(t *testing.T) {
 		r, _ := newRouter(t, Config{Gate: Gate{TTFT: time.Second}, Nodes: 8, Staleness: 200 * time.Millisecond}, fleetOf(2))
 		rate := r.rate.load()
 		r.SetPeerLoad("peer", []PeerLoad{{Backend: 0, Active: 1}, {Backend: 1, PrefillTokens: int64(1.5 * rate), Active: 1}}, t0)
-		r.SetPeerTraffic(map[uint64]PoolTraffic{r.table.Load().all.key: {Rate: c.rate, Prefill: c.rate / 10, Requests: 1000, Work: 100}})
+		r.SetPeerTraffic(map[uint64]demand.Report{r.table.Load().all.key: {Rate: c.rate, Prefill: c.rate / 10, Requests: 1000, Work: 100}})
 		for i := range 20 {
 			q := waits(unique(i))
 			q.First = true

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 
 	"pgregory.net/rapid"
 )
@@ -110,7 +111,7 @@ func TestMoreMatchNeverHurts(t *testing.T) {
 		scene.CommonTokens = rapid.Float64Range(0, float64(tokens)).Draw(t, "common")
 		for range rapid.IntRange(0, 100).Draw(t, "seen") {
 			whole := rapid.Float64Range(0.01, 5).Draw(t, "whole")
-			scene.pool.load.count(work{whole: whole, uncached: rapid.Float64Range(0.01, 5).Draw(t, "uncached")}, 0, scene.Now)
+			scene.pool.traffic.Count(demand.Prefill{Whole: whole, Uncached: rapid.Float64Range(0.01, 5).Draw(t, "uncached")}, 0, scene.Now)
 		}
 		for i := range n {
 			held := rapid.Float64Range(0, float64(tokens)).Draw(t, "held")

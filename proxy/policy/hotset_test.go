@@ -8,6 +8,7 @@ import (
 
 	"grapevine.example/chaos/virtual"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 )
 
 func hotPrompt(own uint64) []prefixtree.Hash { return prompt(7, own, 16, 24) }
@@ -54,7 +55,7 @@ func TestHotPromptsGoToTheSet(t *testing.T) {
 
 // A prefix that is measured is found again, wherever it ends.
 func TestHotPrefixMayEndAnywhere(t *testing.T) {
-	for _, ends := range []int{1, 9, 16, 21, 22, 23, 24, 400, anchorDepth} {
+	for _, ends := range []int{1, 9, 16, 21, 22, 23, 24, 400, demand.Depth} {
 		r, _ := newRouter(t, Config{}, fleetOf(16))
 		r.rate = newFleetRate(1000)
 		next := func(i int) []prefixtree.Hash { return prompt(7, uint64(i), ends, ends+8) }

@@ -1,6 +1,9 @@
 package policy
 
-import "grapevine.example/prefixtree"
+import (
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
+)
 
 func (r *Router) match(s *Scene) {
 	hashes := s.Request.Hashes
@@ -16,23 +19,20 @@ func (r *Router) match(s *Scene) {
 	for _, h := range s.matches.Holders() {
 		s.known = max(s.known, int(h.Blocks))
 	}
-	common := s.pool.work.common(hashes, s.known, s.pool.fairShare())
+	common := s.pool.prefixes.Common(hashes, s.known, len(s.pool.entries))
 	if hot := r.hot.Load(); hot != nil {
 		if p, blocks, ok := hot.deepest(hashes); ok {
 			s.hot, common = p, max(common, blocks)
 		}
 	}
 	s.CommonTokens = min(float64(common)*s.TokensPerBlock, float64(s.PromptTokens))
-	if common < min(len(hashes), anchorDepth) {
+	if common < min(len(hashes), demand.Depth) {
 		s.Branch = hashes[common]
 	}
 }
 
-// fairShare is the share of requests that each engine would have of equal ones.
-func (p *pool) fairShare() float64 { return 1 / float64(max(len(p.entries), 1)) }
-
 func (h *hotPrefixes) deepest(hashes []prefixtree.Hash) (p HotPrefix, blocks int, ok bool) {
-	for i, a := range hashes[:min(len(hashes), anchorDepth)] {
+	for i, a := range hashes[:min(len(hashes), demand.Depth)] {
 		if h.filter[a>>6&63]&(1<<(a&63)) != 0 {
 			if found, is := h.list[a]; is {
 				p, blocks, ok = found, i+1, true

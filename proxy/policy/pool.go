@@ -10,6 +10,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 )
 
 type table struct {
@@ -66,10 +67,10 @@ const (
 
 // history outlives a change of the view.
 type history struct {
-	turn  atomic.Uint64
-	load  workload
-	work  workMeter
-	texts *modelStat
+	turn     atomic.Uint64
+	traffic  demand.Traffic
+	prefixes demand.Prefixes
+	texts    *modelStat
 }
 
 type entry struct {

@@ -10,11 +10,12 @@ import (
 
 	"grapevine.example/chaos/virtual"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 )
 
 // places returns a scene for a request of one second, before which other nodes placed so many unseen.
 func places(unseen float64, seconds ...float64) *Scene {
-	s := &Scene{pool: new(pool), unseen: unseen, traffic: traffic{uncached: 1}, size: len(seconds)}
+	s := &Scene{pool: new(pool), unseen: unseen, traffic: demand.Rates{Uncached: 1}, size: len(seconds)}
 	for i, place := range seconds {
 		s.Candidates = append(s.Candidates, Candidate{entry: entryOf(i), place: place})
 	}
@@ -31,7 +32,7 @@ func waterLevel(s *Scene) float64 {
 				room += max(mid-c.place, 0)
 			}
 		}
-		if room < (damping*s.unseen+1)*s.traffic.uncached {
+		if room < (damping*s.unseen+1)*s.traffic.Uncached {
 			low = mid
 		} else {
 			high = mid
@@ -172,7 +173,7 @@ func TestNodesWithTheSameReportsSpread(t *testing.T) {
 		got := map[prefixtree.Backend]int{}
 		for i, r := range among(t, n, staleness, fleetOf(n)) {
 			r.SetPeerLoad("others", loads, t0)
-			r.SetPeerTraffic(map[uint64]PoolTraffic{poolAll: {Pool: poolAll, Rate: n - 1, Requests: 1000, Work: 1000}})
+			r.SetPeerTraffic(map[uint64]demand.Report{poolAll: {Pool: poolAll, Rate: n - 1, Requests: 1000, Work: 1000}})
 			b := pick(t, r, ask(prompt(uint64(i), 0, 80, 80)), t0).Decision().Backend
 			got[b]++
 			most, longest = max(most, got[b]), max(longest, loads[b].PrefillTokens)

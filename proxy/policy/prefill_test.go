@@ -155,10 +155,12 @@ func TestPrefillFollowsPrefix(t *testing.T) {
 	}
 }
 
+const popular = 4 // prompts that parted
+
 func prefillFollowsPrefix(t *testing.T, seed uint64) {
 	r, _ := newRouter(t, Config{Seed: seed}, rolesOf("pppd"))
 	at := map[prefixtree.Backend]int{}
-	for turn := range 1 + popularLeast {
+	for turn := range 1 + popular {
 		now := t0 + prefixtree.Time(turn*1000)
 		occupy(t, r, 3, 60)
 		// The suffix differs, so that the decode backend lacks most of each prompt's cache.

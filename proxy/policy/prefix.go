@@ -1,6 +1,10 @@
 package policy
 
-import "math"
+import (
+	"math"
+
+	"grapevine.example/proxy/demand"
+)
 
 // Parameters of the price; see DESIGN.md, "Cost".
 const (
@@ -40,7 +44,7 @@ func (p prefix) Choose(s *Scene) (int, Rung) {
 		if key == 0 && chosen == place {
 			s.takeTurn(place)
 		}
-		s.pool.load.count(s.work(chosen, place), s.later, s.Now)
+		s.pool.traffic.Count(s.prefill(chosen, place), s.later, s.Now)
 	}
 	if gathered && chosen == place && s.Candidates[chosen].Held <= s.CommonTokens {
 		return chosen, Hot
@@ -48,12 +52,12 @@ func (p prefix) Choose(s *Scene) (int, Rung) {
 	return chosen, s.rung(chosen, key != 0 && tied && chosen == place)
 }
 
-// work returns what the choice costs the pool, and gains over the place without a cache.
-func (s *Scene) work(chosen, place int) work {
+// prefill returns what the choice costs the pool, and gains over the place without a cache.
+func (s *Scene) prefill(chosen, place int) demand.Prefill {
 	c, p := &s.Candidates[chosen], &s.Candidates[place]
-	return work{
-		whole: float64(s.PromptTokens) / s.FleetRate, uncached: c.Uncached / s.FleetRate,
-		saved: max(p.Uncached-c.Uncached, 0) / s.FleetRate, waited: max(c.wait-p.wait, 0),
+	return demand.Prefill{
+		Whole: float64(s.PromptTokens) / s.FleetRate, Uncached: c.Uncached / s.FleetRate,
+		Saved: max(p.Uncached-c.Uncached, 0) / s.FleetRate, Waited: max(c.wait-p.wait, 0),
 	}
 }
 
@@ -79,8 +83,8 @@ func (s *Scene) price() {
 	for i := range s.Candidates {
 		least = min(least, s.Candidates[i].wait)
 	}
-	backlog := least + (s.unseen*o.uncached+s.behind())/engines
-	s.later = eviction + (o.rate+o.others)/engines*backlog/max(1-o.prefill/engines, leastIdle)
+	backlog := least + (s.unseen*o.Uncached+s.behind())/engines
+	s.later = eviction + (o.Own+o.Others)/engines*backlog/max(1-o.Prefill/engines, leastIdle)
 	uncommon := s.uncommon()
 	for i := range s.Candidates {
 		c := &s.Candidates[i]

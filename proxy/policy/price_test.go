@@ -4,12 +4,13 @@ import (
 	"testing"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 )
 
 // later returns the price of a second of prefill in a pool of 4 engines with 4 requests/s, where new
 // work waits for so many seconds and so many engines are busy with what caches do not save.
 func later(backlog, prefill float64) float64 {
-	s := &Scene{PromptTokens: 10_000, FleetRate: 10_000, pool: &pool{engines: engines{entries: make([]entry, 4)}}, traffic: traffic{mean: 1, rate: 4, prefill: prefill}}
+	s := &Scene{PromptTokens: 10_000, FleetRate: 10_000, pool: &pool{engines: engines{entries: make([]entry, 4)}}, traffic: demand.Rates{Mean: 1, Own: 4, Prefill: prefill}}
 	for i := range 4 {
 		s.Candidates = append(s.Candidates, Candidate{entry: entryOf(i), Rate: 10_000, Uncached: 10_000, wait: backlog + float64(i)})
 	}
@@ -59,7 +60,7 @@ func TestHolderIsKeptInABusyPool(t *testing.T) {
 		chain := prompt(1, 1, 0, 80)
 		tree.Record(home, chain[:78], t0-100, nil)
 		for i := range 4 * 60 {
-			r.table.Load().all.load.count(work{whole: 1, uncached: c.use}, 0, t0-60_000+prefixtree.Time(250*i))
+			r.table.Load().all.traffic.Count(demand.Prefill{Whole: 1, Uncached: c.use}, 0, t0-60_000+prefixtree.Time(250*i))
 		}
 		var loads []PeerLoad
 		for b := range prefixtree.Backend(4) {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 )
 
 var (
@@ -135,7 +136,7 @@ type Router struct {
 	tuning      atomic.Pointer[tuning]
 	coldUntil   atomic.Int64 // ms; no backend is cold after this time
 	fleet       atomic.Pointer[fleetState]
-	peerTraffic map[uint64]PoolTraffic // by pool; guarded by viewMu
+	peerTraffic map[uint64]demand.Report // by pool; guarded by viewMu
 	hot         atomic.Pointer[hotPrefixes]
 
 	rungs      [rungs]atomic.Uint64

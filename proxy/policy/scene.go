@@ -4,6 +4,7 @@ import (
 	"math"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 )
 
 // Scene is the input of one decision. A strategy may write only Candidates' Cost.
@@ -30,7 +31,7 @@ type Scene struct {
 	alone    entry     // the candidate of a stored conversation
 	hot      HotPrefix // deepest agreed hot prefix of the prompt; no replicas: none
 	size     int       // the engines that Candidates stand for: more than these in a large pool
-	traffic  traffic
+	traffic  demand.Rates
 	later    float64 // seconds of other requests that a second of prefill costs
 	zone     int32   // from where candidates are away; see zoneOf
 	zoneCost float64 // seconds; the price of another zone

@@ -451,8 +451,8 @@ func (w *bench) finish() {
 			slots[s] = true
 		}
 		for _, p := range r.table.Load().pools {
-			if p.work.all.active != 0 {
-				w.t.Fatalf("%d requests are left in the work of a pool", p.work.all.active)
+			if n := p.prefixes.Active(); n != 0 {
+				w.t.Fatalf("%d requests are left in the work of a pool", n)
 			}
 		}
 	}

@@ -79,38 +79,6 @@ func TestConversationsHaveNoShape(t *testing.T) {
 	}
 }
 
-// What a prefix lacks because its place is new, those behind it show; a lost place leaves the rest in order.
-func TestShapeOfLateAndLostPlaces(t *testing.T) {
-	m := metered{total: 100, places: []meteredPlace{
-		{anchor: 1, blocks: 10, seen: 5, left: 9},
-		{anchor: 2, above: 1, blocks: 20, seen: 40, left: 1}, // of one conversation
-		{anchor: 3, above: 2, blocks: 30, seen: 30, left: 4},
-		{anchor: 4, above: 1, blocks: 15, seen: 20, left: 4},
-		{anchor: 5, above: 99, blocks: 40, seen: 8, left: 2},
-	}}
-	got := m.shape(10, 100)
-	want := []SharedPrefix{
-		{Anchor: 1, Tokens: 1000, Requests: 60, Left: 9}, {Anchor: 3, Above: 1, Tokens: 3000, Requests: 30, Left: 4},
-		{Anchor: 4, Above: 1, Tokens: 1500, Requests: 20, Left: 4}, {Anchor: 5, Tokens: 4000, Requests: 8, Left: 2},
-	}
-	if len(got) != len(want) {
-		t.Fatalf("%+v, want %+v", got, want)
-	}
-	for i := range want {
-		if got[i] != want[i] {
-			t.Errorf("prefix %d is %+v, want %+v", i, got[i], want[i])
-		}
-	}
-}
-
-func TestSharedDepth(t *testing.T) {
-	for blocks, want := range map[int]int{1: 1, 16: 16, 17: 16, 19: 16, 20: 20, 23: 20, 1024: 1024} {
-		if got := sharedDepth(blocks); got != want {
-			t.Errorf("of %d blocks, %d, want %d", blocks, got, want)
-		}
-	}
-}
-
 func BenchmarkShapes(b *testing.B) {
 	r, _ := newRouter(b, Config{}, fleetOf(64))
 	now := t0

@@ -107,7 +107,7 @@ func (s *Scene) reportedWait(c *Candidate) float64 {
 		return 0
 	}
 	n := float64(t.Waiting)
-	least := max(n-2*math.Sqrt(n), 0) * s.traffic.uncached * s.FleetRate
+	least := max(n-2*math.Sqrt(n), 0) * s.traffic.Uncached * s.FleetRate
 	return max((least+float64(c.slot.placed.Load()-t.placed))/c.Rate-seconds(t.At, s.Now), 0)
 }
 
@@ -137,3 +137,5 @@ func (s *Scene) hear() {
 		c.Active = max(c.OwnActive, int64(t.Running+t.Waiting)+c.OwnActive-t.active)
 	}
 }
+
+func seconds(from, to prefixtree.Time) float64 { return float64(max(to-from, 0)) / 1000 }

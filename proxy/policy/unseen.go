@@ -24,8 +24,8 @@ func (r *Router) SetFleet(nodes int, staleness time.Duration) {
 // foresee sets what the pool's requests ask of it, and how many of them other nodes have placed
 // since their reports.
 func (s *Scene) foresee() {
-	s.traffic = s.pool.load.now(float64(s.PromptTokens)/s.FleetRate, s.Nodes, s.Now)
-	s.unseen = s.traffic.others * float64(s.Staleness) / 1000
+	s.traffic = s.pool.traffic.Rates(float64(s.PromptTokens)/s.FleetRate, s.Nodes, s.Now)
+	s.unseen = s.traffic.Others * float64(s.Staleness) / 1000
 }
 
 // blind means that a fleet's node has no recent reports of the others.
@@ -42,14 +42,14 @@ func (s *Scene) await() {
 		if c.way = s.way(c); c.way > 0 {
 			s.ways = true
 		}
-		c.start = c.wait + s.aheadAtRouters(c) + crowding*s.traffic.mean*float64(c.Active)/c.weight + c.way
+		c.start = c.wait + s.aheadAtRouters(c) + crowding*s.traffic.Mean*float64(c.Active)/c.weight + c.way
 		c.place = c.start + uncommon/c.Rate
 	}
 }
 
 // level returns up to which place so many requests fill the candidates, in seconds.
 func (s *Scene) level(requests float64) float64 {
-	poured := requests * s.traffic.uncached * float64(len(s.Candidates)) / float64(s.size)
+	poured := requests * s.traffic.Uncached * float64(len(s.Candidates)) / float64(s.size)
 	level, least := math.Inf(1), math.Inf(1)
 	for {
 		sum, n := poured, 0.0

@@ -2,11 +2,11 @@ package policy
 
 import (
 	"math"
-	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 )
 
 func TestWorkIsWhatRemains(t *testing.T) {
@@ -119,41 +119,6 @@ func TestPopularAmongConversations(t *testing.T) {
 	if found < requests/2/300*8/10 {
 		t.Errorf("%d of %d prompts with a popular beginning were found", found, requests/2/300)
 	}
-	if m := &r.table.Load().all.work; len(m.anchors) != workSets || len(m.places) != workSets {
-		t.Errorf("%d and %d sets", len(m.anchors), len(m.places))
-	}
-}
-
-func TestWorkHasRoomForWhatIsPopular(t *testing.T) {
-	var m workMeter
-	held := m.place(1, 1)
-	held.begin(1, true, t0)
-	for i := range prefixtree.Hash(5000) {
-		p := m.place(i+2, 1)
-		if p == nil || m.find(i+2) != p {
-			t.Fatalf("no place for the prefix %d", i+2)
-		}
-		p.begin(1, true, t0)
-		p.begin(1, true, t0)
-		p.end(t0)
-		p.end(t0)
-	}
-	if m.find(1) != held {
-		t.Error("a place on which a request ran was taken over")
-	}
-	m.all.begin(1, true, t0)
-	m.all.begin(1, true, t0)
-	if told := m.tell(nil, 5, t0); len(told) != 1+workTold {
-		t.Errorf("told %d", len(told))
-	}
-	for i := range m.places {
-		for j := range m.places[i] {
-			m.places[i][j].begin(1, true, t0)
-		}
-	}
-	if m.place(9999, 1) != nil {
-		t.Error("a place on which a request ran was taken over")
-	}
 }
 
 func TestConversationIsNotFresh(t *testing.T) {
@@ -173,7 +138,7 @@ func TestConversationIsNotFresh(t *testing.T) {
 	} {
 		r, _ := newRouter(t, Config{}, fleetOf(8))
 		now := t0
-		var last Work
+		var last demand.Work
 		for i := range 360 {
 			now += 50
 			turn, which := i/c.conversations, uint64(i%c.conversations)
@@ -231,7 +196,7 @@ func TestNodesCountPrefixesTogether(t *testing.T) {
 		}
 		exchange := func() {
 			for i, r := range routers {
-				sum := PoolTraffic{}
+				sum := demand.Report{}
 				for j, other := range routers {
 					for _, one := range other.OwnTraffic(4, now) {
 						if j != i && one.Pool == r.table.Load().all.key {
@@ -239,7 +204,7 @@ func TestNodesCountPrefixesTogether(t *testing.T) {
 						}
 					}
 				}
-				r.SetPeerTraffic(map[uint64]PoolTraffic{sum.Pool: summed(sum)})
+				r.SetPeerTraffic(map[uint64]demand.Report{sum.Pool: summed(sum)})
 			}
 		}
 		if got := diverges(t, routers[nodes-1], c.ask(few), now); got != 0 {
@@ -262,105 +227,16 @@ func TestNodesCountPrefixesTogether(t *testing.T) {
 	}
 }
 
-func summed(t PoolTraffic) PoolTraffic {
-	var sum []PrefixCount
+func summed(t demand.Report) demand.Report {
+	var sum []demand.Count
 	for _, c := range t.Prefixes {
-		i := slices.IndexFunc(sum, func(s PrefixCount) bool { return s.Anchor == c.Anchor })
+		i := slices.IndexFunc(sum, func(s demand.Count) bool { return s.Anchor == c.Anchor })
 		if i < 0 {
-			i, sum = len(sum), append(sum, PrefixCount{Anchor: c.Anchor})
+			i, sum = len(sum), append(sum, demand.Count{Anchor: c.Anchor})
 		}
 		sum[i].Requests += c.Requests
 		sum[i].Left += c.Left
 	}
 	t.Prefixes = sum
 	return t
-}
-
-// Other nodes' popular prefixes take the place neither of each other nor of what this node finds popular by itself, however many peers count.
-func TestPopularPrefixesOfPeersEvictNothingPopular(t *testing.T) {
-	const engines, popular, private = 16, 8, 3000
-	fair := 1. / engines
-	var m workMeter
-	rnd := rand.New(rand.NewPCG(1, 0))
-	counts := []PrefixCount{{Requests: 300, Left: 3}}
-	var known []prefixtree.Hash
-	for range popular {
-		h := prefixtree.Hash(rnd.Uint64())
-		known = append(known, h)
-		counts = append(counts, PrefixCount{h, 60, 60})
-	}
-	own := prefixtree.Hash(rnd.Uint64())
-	known = append(known, own)
-	for range 24 {
-		m.add([]prefixtree.Hash{own}, 1, fair)
-	}
-	for range private { // prefixes that four prompts left, but few requests have
-		counts = append(counts, PrefixCount{prefixtree.Hash(rnd.Uint64()), 1, popularLeast})
-	}
-	for i := range 20 {
-		m.setPeers(counts, fair)
-		for range 40 { // the ends of other prompts want places, too
-			m.add([]prefixtree.Hash{prefixtree.Hash(rnd.Uint64())}, 1, fair)
-		}
-		for range 24 {
-			m.add([]prefixtree.Hash{own}, 1, fair)
-		}
-		for _, h := range known {
-			if m.common([]prefixtree.Hash{h}, 1, fair) != 1 {
-				t.Fatalf("exchange %d: %x is not popular any more", i, h)
-			}
-		}
-	}
-	used := 0
-	for i := range m.places {
-		for j := range m.places[i] {
-			if m.places[i][j].peers.Left == popularLeast {
-				used++
-			}
-		}
-	}
-	if used > 0 {
-		t.Errorf("%d places are taken by prefixes that are not popular", used)
-	}
-}
-
-// In a fleet that has run for long, what becomes popular is found after as many requests in all as at one node.
-func TestNodesLookBackTogether(t *testing.T) {
-	const engines, fresh = 8, 7
-	fair := 1. / engines
-	after := func(nodes int) (n int) {
-		meters := make([]workMeter, nodes)
-		rnd := rand.New(rand.NewPCG(1, 0))
-		exchange := func() {
-			var sum PoolTraffic
-			for i := range meters {
-				sum.Prefixes = append(sum.Prefixes, meters[i].prefixes()...)
-			}
-			for i := range meters {
-				others := PoolTraffic{Prefixes: slices.Clone(sum.Prefixes)}
-				for _, c := range meters[i].prefixes() {
-					others.Prefixes = append(others.Prefixes, PrefixCount{c.Anchor, -c.Requests, -c.Left})
-				}
-				meters[i].setPeers(summed(others).Prefixes, fair)
-			}
-		}
-		for n = range 20_000 {
-			h := prefixtree.Hash(rnd.Uint64() | 1)
-			if n > 10_000 && n%2 == 0 {
-				h = fresh << 8
-			}
-			m := &meters[rnd.IntN(nodes)]
-			if n > 10_000 && m.common([]prefixtree.Hash{h}, 1, fair) == 1 {
-				return n - 10_000
-			}
-			if m.add([]prefixtree.Hash{h}, 1, fair); n%50 == 0 {
-				exchange()
-			}
-		}
-		return n
-	}
-	one, many := after(1), after(20)
-	if one > 500 || many > 2*one+100 {
-		t.Errorf("popular after %d requests at one node, after %d at 20", one, many)
-	}
 }

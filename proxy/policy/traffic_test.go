@@ -11,6 +11,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/demand"
 )
 
 func TestTrafficOfAFleet(t *testing.T) {
@@ -26,12 +27,12 @@ func TestTrafficOfAFleet(t *testing.T) {
 		}
 	}
 	now := t0 + 20_000
-	traffic := func(r *Router) traffic { return r.table.Load().all.load.now(1, nodes, now) }
+	traffic := func(r *Router) demand.Rates { return r.table.Load().all.traffic.Rates(1, nodes, now) }
 	alone := traffic(routers[0])
-	if math.Abs(alone.others-9*alone.rate) > 1e-9 {
+	if math.Abs(alone.Others-9*alone.Own) > 1e-9 {
 		t.Fatalf("alone with 20 requests: %+v", alone)
 	}
-	others := make([]PoolTraffic, nodes)
+	others := make([]demand.Report, nodes)
 	for i, r := range routers {
 		own := r.OwnTraffic(4, now)
 		if len(own) != 1 || own[0].Requests != 20 {
@@ -39,24 +40,24 @@ func TestTrafficOfAFleet(t *testing.T) {
 		}
 		for j := range others {
 			if o := &others[j]; j != i {
-				*o = PoolTraffic{Pool: own[0].Pool, Rate: o.Rate + own[0].Rate, Prefill: o.Prefill + own[0].Prefill, Requests: o.Requests + own[0].Requests, Work: o.Work + own[0].Work}
+				*o = demand.Report{Pool: own[0].Pool, Rate: o.Rate + own[0].Rate, Prefill: o.Prefill + own[0].Prefill, Requests: o.Requests + own[0].Requests, Work: o.Work + own[0].Work}
 			}
 		}
 	}
 	for i, r := range routers {
-		r.SetPeerTraffic(map[uint64]PoolTraffic{poolAll: others[i]})
+		r.SetPeerTraffic(map[uint64]demand.Report{poolAll: others[i]})
 	}
 	first := traffic(routers[0])
-	if want := (9*20*128 + 200*128.) / 10 / 10_000; math.Abs(first.mean-want) > 0.01*want {
-		t.Errorf("mean prompt of %v s, want %v", first.mean, want)
+	if want := (9*20*128 + 200*128.) / 10 / 10_000; math.Abs(first.Mean-want) > 0.01*want {
+		t.Errorf("mean prompt of %v s, want %v", first.Mean, want)
 	}
 	for i, r := range routers {
 		o := traffic(r)
-		if math.Abs(o.mean-first.mean) > 1e-9 || math.Abs(o.prefill-first.prefill) > 1e-9 || math.Abs(o.others-first.others) > 1e-9 {
+		if math.Abs(o.Mean-first.Mean) > 1e-9 || math.Abs(o.Prefill-first.Prefill) > 1e-9 || math.Abs(o.Others-first.Others) > 1e-9 {
 			t.Errorf("node %d: %+v, node 0: %+v", i, o, first)
 		}
-		if i != 3 && math.Abs(o.others-9*(o.rate-1/demandWindow)) > 0.2*o.others {
-			t.Errorf("node %d: %v requests/s at the others, %v here", i, o.others, o.rate)
+		if i != 3 && math.Abs(o.Others-9*(o.Own-1/60.)) > 0.2*o.Others {
+			t.Errorf("node %d: %v requests/s at the others, %v here", i, o.Others, o.Own)
 		}
 	}
 	routers[0].SetPeerTraffic(nil)
@@ -72,26 +73,26 @@ func TestPaceReachesNewModels(t *testing.T) {
 	key := r.table.Load().byModel["a"].key
 	two[0].Models, two[1].Models = []string{"b"}, []string{"b"}
 	setView(t, r, two)
-	r.SetPeerTraffic(map[uint64]PoolTraffic{key: {Pool: key, Rate: 5, Requests: 100, Work: 700}})
+	r.SetPeerTraffic(map[uint64]demand.Report{key: {Pool: key, Rate: 5, Requests: 100, Work: 700}})
 	two[0].Models = []string{"a", "b"}
 	setView(t, r, two)
-	if o := r.table.Load().byModel["a"].load.now(1, 2, t0); o.others != 5 || o.mean != 7 {
+	if o := r.table.Load().byModel["a"].traffic.Rates(1, 2, t0); o.Others != 5 || o.Mean != 7 {
 		t.Errorf("%+v", o)
 	}
-	if o := r.table.Load().byModel["b"].load.now(1, 2, t0); o.mean != 1 {
+	if o := r.table.Load().byModel["b"].traffic.Rates(1, 2, t0); o.Mean != 1 {
 		t.Errorf("the other model: %+v", o)
 	}
 }
 
 // New pools get the latest traffic, even if view and traffic change at once.
 func TestTrafficAndViewsAtOnce(t *testing.T) {
-	sum := map[uint64]PoolTraffic{}
+	sum := map[uint64]demand.Report{}
 	many := fleetOf(2)
 	for i := range 60 {
 		model := fmt.Sprint("m", i)
 		many[0].Models = append(many[0].Models, model)
 		key := xxh3.HashString(model)
-		sum[key] = PoolTraffic{Pool: key, Rate: 5, Requests: 100, Work: 700}
+		sum[key] = demand.Report{Pool: key, Rate: 5, Requests: 100, Work: 700}
 	}
 	v, err := NewView(many, nil)
 	if err != nil {
@@ -110,7 +111,7 @@ func TestTrafficAndViewsAtOnce(t *testing.T) {
 		r.SetPeerTraffic(sum)
 		wg.Wait()
 		for model, p := range r.table.Load().byModel {
-			if o := p.load.now(1, 2, t0); o.others != 5 {
+			if o := p.traffic.Rates(1, 2, t0); o.Others != 5 {
 				t.Fatalf("round %d, pool of %s: %+v", round, model, o)
 			}
 		}
@@ -157,10 +158,10 @@ func TestNewPoolHasThePeersCounts(t *testing.T) {
 	var key uint64
 	ofModel(func(p *pool) { key = p.key })
 	setView(t, r, fleetOf(2))
-	r.SetPeerTraffic(map[uint64]PoolTraffic{key: {Pool: key, Prefixes: []PrefixCount{{Requests: 100, Left: 1}, {anchor, 100, 9}}}})
+	r.SetPeerTraffic(map[uint64]demand.Report{key: {Pool: key, Prefixes: []demand.Count{{Requests: 100, Left: 1}, {Anchor: anchor, Requests: 100, Left: 9}}}})
 	setView(t, r, named)
 	found := false
-	ofModel(func(p *pool) { found = p.work.find(anchor) != nil })
+	ofModel(func(p *pool) { found = p.prefixes.Common([]prefixtree.Hash{anchor}, 1, len(p.entries)) == 1 })
 	if key == 0 || !found {
 		t.Errorf("pool %x has no counts", key)
 	}

@@ -1,0 +1,143 @@
+package demand
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"grapevine.example/prefixtree"
+)
+
+const t0 = prefixtree.Time(1_700_000_000_000)
+
+func TestWorkHasRoomForWhatIsPopular(t *testing.T) {
+	var m Prefixes
+	held := m.place(1, 1)
+	held.begin(1, true, t0)
+	for i := range prefixtree.Hash(5000) {
+		p := m.place(i+2, 1)
+		if p == nil || m.find(i+2) != p {
+			t.Fatalf("no place for the prefix %d", i+2)
+		}
+		p.begin(1, true, t0)
+		p.begin(1, true, t0)
+		p.end(t0)
+		p.end(t0)
+	}
+	if m.find(1) != held {
+		t.Error("a place on which a request ran was taken over")
+	}
+	m.all.begin(1, true, t0)
+	m.all.begin(1, true, t0)
+	if told := m.Works(nil, 5, t0); len(told) != 1+workTold {
+		t.Errorf("told %d", len(told))
+	}
+	for i := range m.places {
+		m.places[i].begin(1, true, t0)
+	}
+	if len(m.anchors) != workSets*workPlaces || len(m.places) != workSets*workPlaces {
+		t.Errorf("%d and %d places", len(m.anchors), len(m.places))
+	}
+	if m.place(9999, 1) != nil {
+		t.Error("a place on which a request ran was taken over")
+	}
+}
+
+// Other nodes' popular prefixes take the place neither of each other nor of what this node finds popular by itself, however many peers count.
+func TestPopularPrefixesOfPeersEvictNothingPopular(t *testing.T) {
+	const engines, popular, private = 16, 8, 3000
+	var m Prefixes
+	rnd := rand.New(rand.NewPCG(1, 0))
+	counts := []Count{{Requests: 300, Left: 3}}
+	var known []prefixtree.Hash
+	for range popular {
+		h := prefixtree.Hash(rnd.Uint64())
+		known = append(known, h)
+		counts = append(counts, Count{h, 60, 60})
+	}
+	own := prefixtree.Hash(rnd.Uint64())
+	known = append(known, own)
+	for range 24 {
+		m.add([]prefixtree.Hash{own}, 1, engines)
+	}
+	for range private { // prefixes that four prompts left, but few requests have
+		counts = append(counts, Count{prefixtree.Hash(rnd.Uint64()), 1, popularLeast})
+	}
+	for i := range 20 {
+		m.SetPeers(counts, engines)
+		for range 40 { // the ends of other prompts want places, too
+			m.add([]prefixtree.Hash{prefixtree.Hash(rnd.Uint64())}, 1, engines)
+		}
+		for range 24 {
+			m.add([]prefixtree.Hash{own}, 1, engines)
+		}
+		for _, h := range known {
+			if m.Common([]prefixtree.Hash{h}, 1, engines) != 1 {
+				t.Fatalf("exchange %d: %x is not popular any more", i, h)
+			}
+		}
+	}
+	used := 0
+	for i := range m.places {
+		if m.places[i].peers.Left == popularLeast {
+			used++
+		}
+	}
+	if used > 0 {
+		t.Errorf("%d places are taken by prefixes that are not popular", used)
+	}
+}
+
+// In a fleet that has run for long, what becomes popular is found after as many requests in all as at one node.
+func TestNodesLookBackTogether(t *testing.T) {
+	const engines, fresh = 8, 7
+	after := func(nodes int) (n int) {
+		meters := make([]Prefixes, nodes)
+		rnd := rand.New(rand.NewPCG(1, 0))
+		exchange := func() {
+			var sum Report
+			for i := range meters {
+				sum.Prefixes = append(sum.Prefixes, meters[i].Counts()...)
+			}
+			for i := range meters {
+				others := Report{Prefixes: slices.Clone(sum.Prefixes)}
+				for _, c := range meters[i].Counts() {
+					others.Prefixes = append(others.Prefixes, Count{c.Anchor, -c.Requests, -c.Left})
+				}
+				meters[i].SetPeers(summed(others).Prefixes, engines)
+			}
+		}
+		for n = range 20_000 {
+			h := prefixtree.Hash(rnd.Uint64() | 1)
+			if n > 10_000 && n%2 == 0 {
+				h = fresh << 8
+			}
+			m := &meters[rnd.IntN(nodes)]
+			if n > 10_000 && m.Common([]prefixtree.Hash{h}, 1, engines) == 1 {
+				return n - 10_000
+			}
+			if m.add([]prefixtree.Hash{h}, 1, engines); n%50 == 0 {
+				exchange()
+			}
+		}
+		return n
+	}
+	one, many := after(1), after(20)
+	if one > 500 || many > 2*one+100 {
+		t.Errorf("popular after %d requests at one node, after %d at 20", one, many)
+	}
+}
+
+func summed(t Report) Report {
+	var sum []Count
+	for _, c := range t.Prefixes {
+		i := slices.IndexFunc(sum, func(s Count) bool { return s.Anchor == c.Anchor })
+		if i < 0 {
+			i, sum = len(sum), append(sum, Count{Anchor: c.Anchor})
+		}
+		sum[i].Requests += c.Requests
+		sum[i].Left += c.Left
+	}
+	t.Prefixes = sum
+	return t
+}

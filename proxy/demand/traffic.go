@@ -1,0 +1,164 @@
+// Package demand measures what the requests for one pool ask of its engines: how many arrive, what prefill they need, and with which
+// prefixes many of their prompts begin. Nodes exchange these measures. It chooses nothing and knows no engine; time is a parameter.
+package demand
+
+import (
+	"math"
+	"sync"
+
+	"grapevine.example/prefixtree"
+)
+
+const (
+	loadSmooth = 0.01 // the least weight of one request
+	loadWindow = 4000 // bounds the weight of the mean among nodes, in requests
+	// Memory of the rates, and the least time averaged over, in seconds.
+	demandWindow, demandStart = 60.0, 5.0
+	// LeastRate, in requests/s, is that of a pool in use: one request in ten windows.
+	LeastRate = 0.1 / demandWindow
+)
+
+// Traffic measures how many requests arrive and what prefill they need. The zero value is ready. Safe for concurrent use.
+type Traffic struct {
+	mu    sync.Mutex
+	mean  float64 // whole prefill in seconds; 0: no request yet
+	total float64 // requests, at most loadWindow
+	peers Report  // of the other nodes; zero if unknown
+
+	clock
+	arrivals float64 // requests, decayed with demandWindow
+	sums     Prefill // likewise
+	price    float64 // latest
+}
+
+// Rates are those of all nodes' requests. Times are in seconds.
+type Rates struct {
+	Mean     float64 // whole prefill of a request
+	Own      float64 // requests/s at this node, including the present one
+	Others   float64 // requests/s at all other nodes
+	Prefill  float64 // seconds per second that the requests need beyond caches
+	Uncached float64 // what caches do not save of a request's prefill
+}
+
+// Prefill is in seconds: of one request, or sums.
+type Prefill struct {
+	Whole    float64 // of the whole prompt
+	Uncached float64 // what caches do not save of it
+	Saved    float64 // what the choice of a cache saved, compared with the place without
+	Waited   float64 // longer wait for that cache
+}
+
+// clock begins with the first request.
+type clock struct{ since, last prefixtree.Time }
+
+// fade returns what is left of sums as they were at last.
+func (c clock) fade(now prefixtree.Time, window float64) float64 {
+	return math.Exp(-seconds(c.last, now) / window)
+}
+
+// covers returns the seconds, weighted as sums fade, that they stand for.
+func (c clock) covers(now prefixtree.Time, window, start float64) float64 {
+	if c.since == 0 {
+		c.since = now
+	}
+	return window * (1 - math.Exp(-(seconds(c.since, max(now, c.last))+start)/window))
+}
+
+func seconds(from, to prefixtree.Time) float64 { return float64(max(to-from, 0)) / 1000 }
+
+// Rates returns the rates with one more request now, whose whole prefill takes so many seconds. Before others tell of theirs, each of so
+// many nodes has as many as this one.
+func (t *Traffic) Rates(whole float64, nodes int, now prefixtree.Time) Rates {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	fade, covered := t.faded(now)
+	o := Rates{Mean: t.mean, Own: (t.arrivals*fade + 1) / covered, Prefill: t.sums.Uncached * fade / covered}
+	if t.peers.Requests > 0 {
+		o.Mean = (t.mean*t.total + t.peers.Work) / (t.total + t.peers.Requests)
+	}
+	if o.Mean == 0 {
+		o.Mean = whole
+	}
+	if t.peers.Rate > 0 {
+		o.Others = t.peers.Rate
+		o.Prefill += t.peers.Prefill
+	} else {
+		o.Others = o.Own * float64(nodes-1)
+		o.Prefill *= float64(nodes)
+	}
+	if o.Uncached = o.Prefill / (o.Own + o.Others); o.Uncached == 0 {
+		o.Uncached = o.Mean
+	}
+	return o
+}
+
+// Count adds a request, and the price in seconds of other requests of a second of its prefill.
+func (t *Traffic) Count(p Prefill, price float64, now prefixtree.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.total, t.price = min(t.total+1, loadWindow), price
+	t.mean += max(loadSmooth, 1/t.total) * (p.Whole - t.mean)
+	if t.since == 0 {
+		t.since = now
+	}
+	fade, s := t.fade(now, demandWindow), t.sums
+	t.arrivals = t.arrivals*fade + 1
+	t.sums = Prefill{s.Whole*fade + p.Whole, s.Uncached*fade + p.Uncached, s.Saved*fade + p.Saved, s.Waited*fade + p.Waited}
+	t.last = max(t.last, now)
+}
+
+// Report tells of the recent requests for one pool, at one node or summed over nodes.
+type Report struct {
+	Pool     uint64  // the same on all nodes
+	Rate     float64 // requests/s
+	Prefill  float64 // seconds of prefill per second that caches do not save
+	Requests float64 // number of requests in Work
+	Work     float64 // seconds of whole prefills
+	Prefixes []Count // the first counts all requests; of one node at most prefixesTold others
+}
+
+// Report returns this node's, without the prefixes.
+func (t *Traffic) Report(pool uint64, now prefixtree.Time) Report {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	fade, covered := t.faded(now)
+	return Report{Pool: pool, Rate: t.arrivals * fade / covered, Prefill: t.sums.Uncached * fade / covered, Requests: t.total, Work: t.mean * t.total}
+}
+
+// faded returns what is left of the sums, and the seconds that they stand for. Needs mu.
+func (t *Traffic) faded(now prefixtree.Time) (fade, covered float64) {
+	return t.fade(now, demandWindow), t.covers(now, demandWindow, demandStart)
+}
+
+// SetPeers takes the other nodes' sum; zero: unknown.
+func (t *Traffic) SetPeers(sum Report) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.peers = sum
+}
+
+// Affinity tells what the reuse of caches gains the requests for a model, at this node over the last minute. Times are seconds per second.
+type Affinity struct {
+	Model   string  // "": requests without a model; "*": models that no backend lists
+	Rate    float64 // requests/s
+	Whole   float64 // see Prefill
+	Prefill float64 // Prefill.Uncached
+	Saved   float64
+	Waited  float64
+	Price   float64 // seconds of other requests that a second of prefill costs, at the latest request
+}
+
+// Affinity returns that of a model's pool.
+func (t *Traffic) Affinity(model string, now prefixtree.Time) Affinity {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	fade, covered := t.faded(now)
+	f := fade / covered
+	return Affinity{model, t.arrivals * f, t.sums.Whole * f, t.sums.Uncached * f, t.sums.Saved * f, t.sums.Waited * f, t.price}
+}
+
+// Add adds another pool's; the higher price stays.
+func (a *Affinity) Add(b Affinity) {
+	a.Rate, a.Whole, a.Prefill = a.Rate+b.Rate, a.Whole+b.Whole, a.Prefill+b.Prefill
+	a.Saved, a.Waited, a.Price = a.Saved+b.Saved, a.Waited+b.Waited, max(a.Price, b.Price)
+}
