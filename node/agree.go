@@ -15,6 +15,7 @@ import (
 	"grapevine.example/node/config"
 	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/rules"
 	"grapevine.example/raftstore"
 )
 
@@ -218,7 +219,7 @@ func (n *Node) publish(old, r *backends.Roster, v *policy.View) {
 	if v != nil {
 		n.router.SetView(v)
 		n.metrics.AddModels(v.Models())
-		n.metrics.AddRules(v.RuleNames())
+		n.metrics.AddRules(rules.Labels(v.Rules))
 		for i := range v.Backends {
 			if b := &v.Backends[i]; b.KVTokens > 0 {
 				n.tree.SetCapacity(b.ID, b.KVTokens*assumedBytesPerToken/n.cfg.BlockBytes)

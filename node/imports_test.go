@@ -27,8 +27,9 @@ var mayImport = map[string][]string{
 	"proxy/engine":     {},
 	"proxy/clients":    {},
 	"proxy/prompt":     {"prefixtree"},
+	"proxy/rules":      {},
 	"proxy/demand":     {"prefixtree"},
-	"proxy/policy":     {"prefixtree", "proxy/demand"},
+	"proxy/policy":     {"prefixtree", "proxy/demand", "proxy/rules"},
 	"proxy/queue":      {"proxy/clients", "proxy/policy"},
 
 	"proxy": {"prefixtree", "proxy/..."},
@@ -49,13 +50,13 @@ var mayImport = map[string][]string{
 	"node/history":   {"gossip/wire", "prefixtree", "proxy", "proxy/policy"},
 	"node/machine":   {},
 	"node/admin":     {"gossip", "gossip/member", "node/config", "node/doctor", "node/history", "proxy/policy", "raftstore"},
-	"node/config":    {"gossip/discovery", "gossip/member", "node/accesslog", "node/config/nearest", "node/machine", "node/traces", "prefixtree", "proxy", "proxy/clients", "proxy/engine/events", "proxy/policy", "raftstore"},
-	"node/metrics":   {"proxy", "proxy/clients", "proxy/policy", "proxy/prompt", "raftstore"},
+	"node/config":    {"gossip/discovery", "gossip/member", "node/accesslog", "node/config/nearest", "node/machine", "node/traces", "prefixtree", "proxy", "proxy/clients", "proxy/engine/events", "proxy/policy", "proxy/rules", "raftstore"},
+	"node/metrics":   {"proxy", "proxy/clients", "proxy/policy", "proxy/prompt", "proxy/rules", "raftstore"},
 	"node":           {"prefixtree", "gossip", "gossip/discovery", "gossip/member", "node/accesslog", "node/accounts", "node/admin", "node/backends", "node/config", "node/dashboard", "node/doctor", "node/handover", "node/health", "node/history", "node/hot", "node/machine", "node/metrics", "node/share", "node/sources", "node/streams", "node/traces", "raftstore", "proxy", "proxy/..."},
 
 	"node/config/nearest": {},
 
-	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/engine/events", "proxy/policy", "raftstore"},
+	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/engine/events", "proxy/policy", "proxy/rules", "raftstore"},
 	"node/streams":  {"node/backends", "node/config", "node/health", "prefixtree", "proxy", "proxy/engine", "proxy/engine/events", "proxy/engine/ledger", "proxy/policy"},
 	"node/sources":  {"gossip/discovery", "node/config", "node/metrics", "raftstore"},
 	"node/share":    {"gossip/wire", "prefixtree", "proxy/demand", "proxy/policy"},
@@ -104,6 +105,7 @@ var mayImport = map[string][]string{
 var outside = map[string][]string{
 	"prefixtree":   {"github.com/zeebo/xxh3"},
 	"proxy/demand": nil,
+	"proxy/rules":  {"github.com/zeebo/xxh3"},
 	"proxy/policy": {"github.com/zeebo/xxh3"},
 	"proxy/queue":  {},
 	"proxy/prompt": {"github.com/zeebo/xxh3", "golang.org/x/sys/cpu"},
@@ -124,6 +126,7 @@ var outside = map[string][]string{
 var impure = map[string][]string{
 	"prefixtree":   {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/demand": {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/rules":  {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/policy": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/prompt": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/engine": {"log", "log/slog", "os"},

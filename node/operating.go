@@ -9,7 +9,7 @@ import (
 
 	"grapevine.example/node/admin"
 	"grapevine.example/node/config"
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/rules"
 	"grapevine.example/raftstore"
 )
 
@@ -26,7 +26,7 @@ func (n *Node) Rules() *admin.RuleSet {
 	return set
 }
 
-func ruleStatus(r *policy.Rule) admin.RuleStatus {
+func ruleStatus(r *rules.Rule) admin.RuleStatus {
 	labels := func(text string) []string {
 		if text == "" {
 			return nil

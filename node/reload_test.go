@@ -22,6 +22,7 @@ import (
 	"grapevine.example/node/admin"
 	"grapevine.example/node/config"
 	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/rules"
 )
 
 func another(t *testing.T, c *config.Config, s config.Setting) {
@@ -448,7 +449,7 @@ func TestReloadIsAllOrNothing(t *testing.T) {
 		_ = n.proxy.Shutdown(t.Context())
 		<-served
 	}()
-	n.backends.Roster().Rules = []policy.Rule{{Strategy: "of-no-release"}} // makes every new view fail
+	n.backends.Roster().Rules = []rules.Rule{{Strategy: "of-no-release"}} // makes every new view fail
 	next := *n.Running()
 	next.Backends = slices.Clone(next.Backends)
 	next.Backends[0].APIKey, next.MaxAttempts = "another", 1

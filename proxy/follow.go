@@ -31,7 +31,7 @@ func (p *Proxy) follow(q *policy.Request, r *prompt.Request, members []string, n
 // followBody is prompt.Options.Follow.
 func (e *exchange) followBody(r *prompt.Request) []byte {
 	e.names = e.proxy.follow(&e.query, r, e.members, e.names)
-	return e.query.Route.Target()
+	return e.query.Route.Target
 }
 
 // appendSender names the client of a request, for shares of rules: by its name, else by its credential, else by its address.

@@ -254,7 +254,7 @@ func (e *exchange) read(kind prompt.Kind) (fault, bool) {
 	if q.Route == nil {
 		e.names = name(q, &r, e.names)
 	}
-	if e.rec.Model = q.Model; q.Route != nil && q.Route.Aliases() {
+	if e.rec.Model = q.Model; q.Route != nil && q.Route.Target != nil {
 		e.rec.Model, e.rec.Target = q.Asked, q.Model
 	}
 	e.hashes, e.marks = describe(q, &r, e.hashes[:0], e.marks[:0])
@@ -328,7 +328,7 @@ func (p *Proxy) Describe(path []byte, header func(name string) []byte, body []by
 		o.Members = p.cfg.Rules.SessionMembers()
 		o.Follow = func(r *prompt.Request) []byte {
 			p.follow(q, r, o.Members, nil)
-			return q.Route.Target()
+			return q.Route.Target
 		}
 	}
 	var r prompt.Request

@@ -14,6 +14,7 @@ import (
 
 	"grapevine.example/node/config"
 	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/rules"
 	"grapevine.example/raftstore"
 )
 
@@ -35,7 +36,7 @@ type Config struct {
 // Safe for concurrent use.
 type Directory struct {
 	cfg     Config
-	rules   []policy.Rule // the node's own
+	rules   []rules.Rule // the node's own
 	current atomic.Pointer[Roster]
 	changed atomic.Pointer[chan struct{}] // closed when current is replaced
 

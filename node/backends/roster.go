@@ -6,7 +6,7 @@ import (
 
 	"grapevine.example/node/config"
 	"grapevine.example/prefixtree"
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/rules"
 	"grapevine.example/raftstore"
 )
 
@@ -15,7 +15,7 @@ import (
 type Roster struct {
 	Version uint64 // of the agreed state; 0: the node's own list
 	List    []*Engine
-	Rules   []policy.Rule
+	Rules   []rules.Rule
 	Source  raftstore.Rules // source of Rules; empty text: the node's own
 	// Open: a backend declares no models, so unlisted ones may exist.
 	Open bool
@@ -99,7 +99,7 @@ func (d *Directory) number(list []*Engine) ([]*Engine, error) {
 	return numbered, errors.Join(errs...)
 }
 
-func (d *Directory) rulesOf(s *raftstore.State) ([]policy.Rule, error) {
+func (d *Directory) rulesOf(s *raftstore.State) ([]rules.Rule, error) {
 	if s.Rules.Text == "" {
 		return d.rules, nil
 	}
@@ -110,7 +110,7 @@ func (d *Directory) rulesOf(s *raftstore.State) ([]policy.Rule, error) {
 	return config.Specs(rules), nil
 }
 
-func (d *Directory) newRoster(version uint64, list []*Engine, rules []policy.Rule) *Roster {
+func (d *Directory) newRoster(version uint64, list []*Engine, rules []rules.Rule) *Roster {
 	r := &Roster{Version: version, List: list, Rules: rules, Open: len(list) == 0, byKey: make(map[uint32]*Engine, len(list))}
 	old := d.current.Load()
 	top := 0

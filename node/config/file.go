@@ -15,6 +15,7 @@ import (
 	"grapevine.example/gossip/member"
 	"grapevine.example/node/config/nearest"
 	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/rules"
 )
 
 // maxConfigFile holds thousands of backends.
@@ -184,7 +185,7 @@ func decodeValue(v *yaml.Node, key string, f field) []error {
 	case *[]Rule:
 		errs := decodeList(v, key, f, dst, decodeRule)
 		if len(errs) == 0 {
-			if i, err := policy.CheckRules(Specs(*dst)); err != nil {
+			if i, err := rules.Check(Specs(*dst), policy.Strategies()); err != nil {
 				errs = append(errs, &Error{Line: v.Content[i].Line, Key: fmt.Sprintf("%s[%d]", key, i), Reason: err.Error()})
 			}
 		}

@@ -12,10 +12,11 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/rules"
 	"grapevine.example/raftstore"
 )
 
-// Rule says what becomes of requests that match all its given conditions; see policy.Rule.
+// Rule says what becomes of requests that match all its given conditions; see rules.Rule.
 type Rule struct {
 	Name string
 
@@ -111,14 +112,14 @@ func (r *Rule) check() error {
 	if err := raftstore.CheckLabels(r.Pool); err != nil {
 		return fmt.Errorf("pool: %w", err)
 	}
-	if err := raftstore.CheckLabels(r.Fallback); err != nil && !slices.Equal(r.Fallback, []string{policy.AnyBackend}) {
+	if err := raftstore.CheckLabels(r.Fallback); err != nil && !slices.Equal(r.Fallback, []string{rules.AnyBackend}) {
 		return fmt.Errorf("fallback: %w; any alone is every engine of the model", err)
 	}
 	if _, err := parseShare(r.Share); err != nil {
 		return err
 	}
 	spec := r.Spec()
-	return spec.Check()
+	return spec.Check(policy.Strategies())
 }
 
 // parseShare reads a percentage above 0 and below 100; "" is 0.
@@ -135,9 +136,9 @@ func parseShare(text string) (float64, error) {
 }
 
 // Spec is the rule as the policy follows it.
-func (r *Rule) Spec() policy.Rule {
+func (r *Rule) Spec() rules.Rule {
 	share, _ := parseShare(r.Share) // checked
-	return policy.Rule{
+	return rules.Rule{
 		Name: r.Name, Model: r.Model, PathPrefix: r.Path, Header: r.Header, HeaderValue: r.HeaderValue, Share: share,
 		Session: r.Session, To: r.To, Pool: strings.Join(r.Pool, ","), Fallback: strings.Join(r.Fallback, ","), Strategy: r.Strategy,
 	}
@@ -149,10 +150,10 @@ func (r *Rule) Targets() bool {
 }
 
 // Specs converts a list.
-func Specs(rules []Rule) []policy.Rule {
-	var out []policy.Rule
-	for i := range rules {
-		out = append(out, rules[i].Spec())
+func Specs(list []Rule) []rules.Rule {
+	var out []rules.Rule
+	for i := range list {
+		out = append(out, list[i].Spec())
 	}
 	return out
 }

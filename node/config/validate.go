@@ -13,6 +13,7 @@ import (
 	"grapevine.example/node/traces"
 	"grapevine.example/proxy"
 	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/rules"
 	"grapevine.example/raftstore"
 )
 
@@ -140,7 +141,7 @@ func (c *Config) checkBackends(bad complain) {
 
 func (c *Config) checkRouting(bad complain) {
 	bad.when(!slices.Contains(policy.Strategies(), c.Strategy), "strategy", knownStrategies(c.Strategy), "%q is unknown", c.Strategy)
-	if i, err := policy.CheckRules(Specs(c.Rules)); err != nil {
+	if i, err := rules.Check(Specs(c.Rules), policy.Strategies()); err != nil {
 		bad("rules", "", "rule %d: %v", i, err)
 	}
 	bad.when(c.HashBlocks <= 0, "hash_blocks", "16 is the default", "%d is not positive", c.HashBlocks)

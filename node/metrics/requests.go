@@ -18,6 +18,7 @@ import (
 	"grapevine.example/proxy/clients"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/prompt"
+	"grapevine.example/proxy/rules"
 	"grapevine.example/raftstore"
 )
 
@@ -184,7 +185,7 @@ func (m *Metrics) AddBackends(names []string) {
 }
 
 // maxRuleLabels: rules that no longer hold keep their series.
-const maxRuleLabels = 4 * policy.MaxRules
+const maxRuleLabels = 4 * rules.Max
 
 func (m *Metrics) AddRules(names []string) {
 	addLabels(m, &m.rules, names, maxRuleLabels, func(name string) *ruleTargets {

@@ -58,7 +58,7 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 			r.close(s, strategy)
 		}
 		d.fill(s, 0, Stored, strategy, false)
-		d.Rule = route.label
+		d.Rule = route.Label
 		return 0, s.whenFull(0)
 	}
 	p, fallback, err := t.poolFor(route, q, now)
@@ -67,19 +67,12 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 	}
 	s.zone = t.zone
 	chosen, err := r.decideIn(s, q, p, strategy, now, d)
-	if d.Rule = route.label; fallback {
+	if d.Rule = route.Label; fallback {
 		d.Pool, d.Fallback = route.Fallback, true
 	} else {
 		d.Pool = route.Pool
 	}
 	return chosen, err
-}
-
-func (t *table) routeOf(q *Request) *Route {
-	if q.Route != nil {
-		return q.Route
-	}
-	return t.rules.route(q)
 }
 
 func (r *Router) decideIn(s *Scene, q *Request, p *pool, strategy *named, now prefixtree.Time, d *Decision) (int, error) {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/rules"
 )
 
 const t0 = prefixtree.Time(1_700_000_000_000)
@@ -31,7 +32,7 @@ func fleetOf(n int) []Backend {
 	return b
 }
 
-func newRouter(t testing.TB, cfg Config, backends []Backend, rules ...Rule) (*Router, *prefixtree.Tree) {
+func newRouter(t testing.TB, cfg Config, backends []Backend, list ...rules.Rule) (*Router, *prefixtree.Tree) {
 	t.Helper()
 	tree := newTree(t)
 	cfg.BlockBytes = testBlock
@@ -39,16 +40,16 @@ func newRouter(t testing.TB, cfg Config, backends []Backend, rules ...Rule) (*Ro
 	if err != nil {
 		t.Fatal(err)
 	}
-	setView(t, r, backends, rules...)
+	setView(t, r, backends, list...)
 	for _, b := range backends {
 		tree.SetGeneration(b.ID, b.Generation, t0-1)
 	}
 	return r, tree
 }
 
-func setView(t testing.TB, r *Router, backends []Backend, rules ...Rule) {
+func setView(t testing.TB, r *Router, backends []Backend, list ...rules.Rule) {
 	t.Helper()
-	v, err := NewView(backends, rules)
+	v, err := NewView(backends, list)
 	if err != nil {
 		t.Fatal(err)
 	}

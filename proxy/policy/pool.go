@@ -11,6 +11,7 @@ import (
 
 	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/demand"
+	"grapevine.example/proxy/rules"
 )
 
 type table struct {
@@ -18,9 +19,11 @@ type table struct {
 	slots []*slot
 	zones []int32 // of the view's backends; see zoneOf
 	zone  int32   // the node's: ownZone or anyZone
-	rules ruleSet
-	pools []*pool
-	roles bool // a backend has a role
+	// The routes of the rules and of no rule, and the members of bodies that name sessions.
+	routes  []Route
+	members []string
+	pools   []*pool
+	roles   bool // a backend has a role
 	set
 	chosen map[string]*set     // by the labels that rules name
 	shared map[uint64]*engines // by their positions; only while the table is made
@@ -128,7 +131,7 @@ func (r *Router) SetView(v *View) {
 }
 
 func (r *Router) setViewLocked(v *View) {
-	t := &table{view: v, slots: make([]*slot, len(v.Backends)), rules: r.newRuleSet(v.Rules), chosen: make(map[string]*set), shared: make(map[uint64]*engines)}
+	t := &table{view: v, slots: make([]*slot, len(v.Backends)), routes: r.routes(v.Rules), members: rules.Members(v.Rules), chosen: make(map[string]*set), shared: make(map[uint64]*engines)}
 	t.zone, t.zones = zonesOf(v, r.tuning.Load().cfg.Zone)
 	for i := range v.Backends {
 		b := &v.Backends[i]
@@ -145,7 +148,7 @@ func (r *Router) setViewLocked(v *View) {
 	t.set = t.newSet("", known)
 	for _, rule := range v.Rules {
 		for _, labels := range []string{rule.Pool, rule.Fallback} {
-			if labels != "" && labels != AnyBackend && t.chosen[labels] == nil {
+			if labels != "" && labels != rules.AnyBackend && t.chosen[labels] == nil {
 				t.chosen[labels] = new(t.newSet(labels, known))
 			}
 		}
@@ -266,7 +269,7 @@ func (b *Backend) has(labels string) bool {
 // labelled returns the pool of a model's backends with some labels; nil if no backend serves the model. The pools of rules that no
 // longer hold are made for the requests that still follow these.
 func (t *table) labelled(labels string, model []byte) *pool {
-	if labels == "" || labels == AnyBackend {
+	if labels == "" || labels == rules.AnyBackend {
 		return t.pool(model)
 	}
 	if s := t.chosen[labels]; s != nil {

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/rules"
 )
 
 func play(t testing.TB, seed uint64, strategy string) (got []prefixtree.Backend) {
@@ -68,7 +69,7 @@ func TestNodesAgreeWithoutSharedKnowledge(t *testing.T) {
 }
 
 func TestExplainChangesNothing(t *testing.T) {
-	r, tree := newRouter(t, Config{}, fleetOf(6), Rule{Model: "rr", Strategy: RoundRobin}, Rule{Model: "any", Strategy: Random})
+	r, tree := newRouter(t, Config{}, fleetOf(6), rules.Rule{Model: "rr", Strategy: RoundRobin}, rules.Rule{Model: "any", Strategy: Random})
 	for i := range 30 {
 		serve(t, r, ask(prompt(1, uint64(i), 4, 20)), t0+prefixtree.Time(i*10))
 	}

@@ -13,6 +13,7 @@ import (
 
 	"grapevine.example/chaos/virtual"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/rules"
 )
 
 // bench drives two routers with the same calls, and checks them against a naive account.
@@ -129,11 +130,11 @@ func (w *bench) free(id prefixtree.Backend) bool {
 }
 
 func (w *bench) view() {
-	var rules []Rule
+	var list []rules.Rule
 	if w.r.IntN(3) == 0 {
-		rules = []Rule{{Model: "q*", Strategy: builtin[w.r.IntN(len(builtin))]}}
+		list = []rules.Rule{{Model: "q*", Strategy: builtin[w.r.IntN(len(builtin))]}}
 	}
-	v, err := NewView(w.backends, rules)
+	v, err := NewView(w.backends, list)
 	if err != nil {
 		w.t.Fatal(err)
 	}

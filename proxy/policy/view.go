@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/rules"
 )
 
 type State uint8
@@ -63,7 +64,7 @@ type Backend struct {
 // View is an immutable set of backends and rules.
 type View struct {
 	Backends []Backend
-	Rules    []Rule
+	Rules    []rules.Rule
 
 	byID    []int32
 	byKey   map[uint32]int32 // by prefixtree.BackendKey
@@ -76,16 +77,16 @@ type View struct {
 var ErrView = errors.New("invalid view")
 
 // NewView validates and copies backends and rules.
-func NewView(backends []Backend, rules []Rule) (*View, error) {
+func NewView(backends []Backend, list []rules.Rule) (*View, error) {
 	v := &View{
 		Backends: slices.Clone(backends),
-		Rules:    slices.Clone(rules),
+		Rules:    slices.Clone(list),
 		byModel:  map[string][]int32{},
 	}
 	if err := v.indexBackends(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrView, err)
 	}
-	if i, err := CheckRules(v.Rules); err != nil {
+	if i, err := rules.Check(v.Rules, builtin); err != nil {
 		return nil, fmt.Errorf("%w: rules[%d]: %w", ErrView, i, err)
 	}
 	v.indexModels()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/rules"
 )
 
 func TestViewIndexesModels(t *testing.T) {
@@ -102,7 +103,7 @@ func BenchmarkDecide(b *testing.B) {
 // BenchmarkSetView is a change of 2,000 backends that all serve 200 models, with rules for 20 sets of labels that half of them have.
 func BenchmarkSetView(b *testing.B) {
 	list := make([]Backend, 2000)
-	var rules []Rule
+	var routing []rules.Rule
 	for i := range list {
 		list[i] = Backend{ID: prefixtree.Backend(i), Generation: 1, Name: fmt.Sprintf("gpu-%04d:8000", i)}
 		for m := range 200 {
@@ -115,10 +116,10 @@ func BenchmarkSetView(b *testing.B) {
 		}
 	}
 	for l := range 20 {
-		rules = append(rules, Rule{Model: fmt.Sprintf("meta/adapter-%d", l), Pool: fmt.Sprintf("tier=%d", l)})
+		routing = append(routing, rules.Rule{Model: fmt.Sprintf("meta/adapter-%d", l), Pool: fmt.Sprintf("tier=%d", l)})
 	}
 	r, _ := newRouter(b, Config{}, list[:1])
-	v, err := NewView(list, rules)
+	v, err := NewView(list, routing)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -7,13 +7,14 @@ import (
 	"testing"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/rules"
 )
 
 func TestNewViewNamesPlaceAndRemedy(t *testing.T) {
 	ok := Backend{ID: 1, Name: "a"}
 	for name, c := range map[string]struct {
 		backends []Backend
-		rules    []Rule
+		rules    []rules.Rule
 		want     []string
 	}{
 		"same id":          {[]Backend{ok, {ID: 1, Name: "b"}}, nil, []string{"backends[1]", "id 1", "id of its own"}},
@@ -23,9 +24,9 @@ func TestNewViewNamesPlaceAndRemedy(t *testing.T) {
 		"negative memory":  {[]Backend{{ID: 2, Name: "b", KVTokens: -5}}, nil, []string{"kv tokens -5", "0 if unknown"}},
 		"no such state":    {[]Backend{{ID: 2, Name: "b", State: 7}}, nil, []string{"state 7", "draining"}},
 		"empty model":      {[]Backend{{ID: 2, Name: "b", Models: []string{""}}}, nil, []string{"empty model"}},
-		"no strategy":      {nil, []Rule{{Model: "m"}}, []string{"rules[0]", "prefix-hash"}},
-		"unknown strategy": {nil, []Rule{{Strategy: Prefix}, {Strategy: "best"}}, []string{"rules[1]", `"best"`, "least-request"}},
-		"value, no header": {nil, []Rule{{Strategy: Prefix, HeaderValue: "x"}}, []string{"rules[0]", "header"}},
+		"no strategy":      {nil, []rules.Rule{{Model: "m"}}, []string{"rules[0]", "prefix-hash"}},
+		"unknown strategy": {nil, []rules.Rule{{Strategy: Prefix}, {Strategy: "best"}}, []string{"rules[1]", `"best"`, "least-request"}},
+		"value, no header": {nil, []rules.Rule{{Strategy: Prefix, HeaderValue: "x"}}, []string{"rules[0]", "header"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := NewView(c.backends, c.rules)
@@ -90,14 +91,14 @@ func TestDrainingTakesNoNewWork(t *testing.T) {
 }
 
 func TestRules(t *testing.T) {
-	rules := []Rule{
+	list := []rules.Rule{
 		{Model: "code-*", Strategy: Session},
 		{Model: "embed", Strategy: RoundRobin},
 		{PathPrefix: "/v1/embeddings", Strategy: LeastRequest},
 		{Header: "x-tier", HeaderValue: "batch", Strategy: Random},
 		{Header: "x-pin", Strategy: PrefixHash},
 	}
-	r, _ := newRouter(t, Config{}, fleetOf(3), rules...)
+	r, _ := newRouter(t, Config{}, fleetOf(3), list...)
 	header := func(name, value string) func(string) []byte {
 		return func(n string) []byte {
 			if n == name {

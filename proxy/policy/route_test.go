@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/rules"
 )
 
 // labelled makes a backend per list of labels.
@@ -23,53 +24,18 @@ func fromSession(name string) *Request {
 	return &Request{Session: []byte(name), PromptBytes: 4096}
 }
 
-func TestRuleMistakes(t *testing.T) {
-	ok := Rule{Name: "n", Pool: "zone=a"}
-	var many []Rule
-	for i := range MaxPools + 1 {
-		many = append(many, Rule{Pool: fmt.Sprint("n=", i)})
-	}
-	for name, tc := range map[string]struct {
-		rules []Rule
-		at    int
-	}{
-		"nothing to do":               {[]Rule{{Model: "m"}}, 0},
-		"a strategy":                  {[]Rule{ok, {Strategy: "best"}}, 1},
-		"a share above all":           {[]Rule{{Name: "n", Share: 1, To: "m"}}, 0},
-		"a share below none":          {[]Rule{{Name: "n", Share: -0.1, To: "m"}}, 0},
-		"a share that is no number":   {[]Rule{{Name: "n", Share: math.NaN(), To: "m"}}, 0},
-		"a share without a name":      {[]Rule{{Share: 0.1, To: "m"}}, 0},
-		"a model that is no text":     {[]Rule{{To: "m\"", Name: "n"}}, 0},
-		"a pool of any":               {[]Rule{{Pool: AnyBackend}}, 0},
-		"a fallback without a pool":   {[]Rule{{To: "m", Fallback: AnyBackend}}, 0},
-		"a fallback that is the pool": {[]Rule{{Pool: "zone=a", Fallback: "zone=a"}}, 0},
-		"a session":                   {[]Rule{{Session: "cookie:x"}}, 0},
-		"a session without a name":    {[]Rule{{Session: HeaderSession}}, 0},
-		"a name twice":                {[]Rule{ok, {Pool: "zone=b"}, ok}, 2},
-		"too many pools":              {many, MaxPools},
-		"too many rules":              {make([]Rule, MaxRules+1), MaxRules},
-	} {
-		if at, err := CheckRules(tc.rules); err == nil || at != tc.at {
-			t.Errorf("%s: %v at %d, want one at %d", name, err, at, tc.at)
-		}
-	}
-	if at, err := CheckRules([]Rule{ok, {Model: "m", To: "n", Session: "body:user", Pool: "zone=a,tier=b", Fallback: AnyBackend}}); err != nil {
-		t.Errorf("%v at %d", err, at)
-	}
-}
-
 func TestPoolsOfRules(t *testing.T) {
 	list := labelled([]string{"version=1", "zone=a"}, []string{"version=2", "zone=a"}, []string{"version=2", "zone=b"}, nil)
 	list[2].Models = []string{"m"}
-	rules := []Rule{
+	routing := []rules.Rule{
 		{Name: "new", PathPrefix: "/new", Pool: "version=2"},
 		{PathPrefix: "/both", Pool: "version=2,zone=b"},
 		{PathPrefix: "/none", Pool: "version=9"},
 		{PathPrefix: "/else", Pool: "version=9", Fallback: "version=1"},
-		{PathPrefix: "/any", Pool: "version=9", Fallback: AnyBackend},
+		{PathPrefix: "/any", Pool: "version=9", Fallback: rules.AnyBackend},
 	}
 	for _, strategy := range Strategies() {
-		r, _ := newRouter(t, Config{Strategy: strategy}, list, rules...)
+		r, _ := newRouter(t, Config{Strategy: strategy}, list, routing...)
 		for _, tc := range []struct {
 			path, model string
 			want        string // the backends' numbers
@@ -123,7 +89,7 @@ func TestPoolsOfRules(t *testing.T) {
 // The fallback serves while no backend of the pool is eligible, and no longer.
 func TestFallback(t *testing.T) {
 	list := labelled([]string{"tier=a"}, []string{"tier=a"}, []string{"tier=b"})
-	rule := Rule{Name: "r", Pool: "tier=a", Fallback: "tier=b"}
+	rule := rules.Rule{Name: "r", Pool: "tier=a", Fallback: "tier=b"}
 	r, _ := newRouter(t, Config{Strategy: RoundRobin, SlowStart: -1}, list, rule)
 	to := func(q *Request, now prefixtree.Time) string { return serve(t, r, q, now).Name }
 	if b := to(&Request{}, t0); b == "engine-2" {
@@ -183,14 +149,14 @@ func TestShares(t *testing.T) {
 		}
 		return n
 	}
-	rules := func(share float64) []Rule {
-		return []Rule{
+	shared := func(share float64) []rules.Rule {
+		return []rules.Rule{
 			{Name: "canary", Share: share, Pool: "version=2"}, {Name: "another", Share: 0.05, Pool: "version=3"}, {Pool: "version=1"},
 		}
 	}
 	session := func(i int) *Request { return fromSession(fmt.Sprint("client-", i)) }
-	a, _ := newRouter(t, Config{Strategy: RoundRobin, Seed: 1}, list, rules(0.05)...)
-	b, _ := newRouter(t, Config{Strategy: RoundRobin, Seed: 2}, list, rules(0.05)...)
+	a, _ := newRouter(t, Config{Strategy: RoundRobin, Seed: 1}, list, shared(0.05)...)
+	b, _ := newRouter(t, Config{Strategy: RoundRobin, Seed: 2}, list, shared(0.05)...)
 	first := drawn(a, session)
 	if drawn(a, session) != first || drawn(b, session) != first {
 		t.Error("clients change sides")
@@ -201,7 +167,7 @@ func TestShares(t *testing.T) {
 			t.Errorf("share %d has %v of %d clients, want %v", i, n, clients, clients*share)
 		}
 	}
-	setView(t, a, list, rules(0.20)...)
+	setView(t, a, list, shared(0.20)...)
 	more := drawn(a, session)
 	for i, in := range first[0] {
 		if in && !more[0][i] {
@@ -221,10 +187,10 @@ func TestShares(t *testing.T) {
 }
 
 func TestSessionsOfRules(t *testing.T) {
-	rules := []Rule{
+	routing := []rules.Rule{
 		{PathPrefix: "/h", Session: "header:X-Chat"}, {PathPrefix: "/m", Session: "body:chat"}, {PathPrefix: "/c", Session: "client"},
 	}
-	r, _ := newRouter(t, Config{Strategy: Session}, fleetOf(8), rules...)
+	r, _ := newRouter(t, Config{Strategy: Session}, fleetOf(8), routing...)
 	if got := r.SessionMembers(); len(got) != 1 || got[0] != "chat" {
 		t.Errorf("members are %v", got)
 	}
@@ -244,7 +210,7 @@ func TestSessionsOfRules(t *testing.T) {
 func TestRulesChangeMeanwhile(t *testing.T) {
 	list := labelled([]string{"version=1"}, []string{"version=2"})
 	list[0].Models, list[1].Models = []string{"one"}, []string{"one", "two"}
-	r, _ := newRouter(t, Config{}, list, Rule{Name: "r", Model: "alias", To: "two", Pool: "version=2", Strategy: Random})
+	r, _ := newRouter(t, Config{}, list, rules.Rule{Name: "r", Model: "alias", To: "two", Pool: "version=2", Strategy: Random})
 	q := &Request{Model: []byte("alias"), PromptBytes: 100}
 	r.Follow(q)
 	if string(q.Model) != "two" || string(q.Asked) != "alias" {
@@ -339,7 +305,7 @@ func TestPrefillStaysInThePool(t *testing.T) {
 		list[i].Labels = labels
 	}
 	for i := range 40 {
-		r, _ := newRouter(t, Config{Zone: "x", ZoneCost: time.Second, Seed: uint64(i)}, list, Rule{PathPrefix: "/b", Pool: "pool=b"})
+		r, _ := newRouter(t, Config{Zone: "x", ZoneCost: time.Second, Seed: uint64(i)}, list, rules.Rule{PathPrefix: "/b", Pool: "pool=b"})
 		q := split(prompt(1, uint64(i), 0, 40))
 		for _, tc := range []struct{ path, decode, prefill string }{{"/b", "engine-3", "engine-1"}, {"/", "engine-2", "engine-0"}} {
 			q.Path = []byte(tc.path)
@@ -362,7 +328,7 @@ func TestRulesDoNotAllocate(t *testing.T) {
 	}
 	list := labelled([]string{"version=1"}, []string{"version=2"})
 	r, _ := newRouter(t, Config{}, list,
-		Rule{Name: "a", Model: "m", Share: 0.5, To: "n", Pool: "version=2", Fallback: "version=1", Session: "header:x"}, Rule{Pool: "version=1"})
+		rules.Rule{Name: "a", Model: "m", Share: 0.5, To: "n", Pool: "version=2", Fallback: "version=1", Session: "header:x"}, rules.Rule{Pool: "version=1"})
 	q := ask(prompt(1, 1, 4, 8))
 	header := []byte("a session")
 	q.Header = func(string) []byte { return header }
