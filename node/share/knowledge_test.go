@@ -13,6 +13,7 @@ import (
 	"grapevine.example/node/backends"
 	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/rules"
 )
 
 type knower struct {
@@ -39,7 +40,7 @@ func newKnower(tb testing.TB, engines ...string) *knower {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	view, err := policy.NewView(list, nil)
+	view, err := policy.NewView(list, []rules.Rule{{PathPrefix: "/least", Strategy: policy.LeastRequest}})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -198,7 +199,7 @@ func TestLoadTravels(t *testing.T) {
 	elsewhere := func(want bool) {
 		t.Helper()
 		var other policy.Attempt
-		if err := two.router.Pick(&policy.Request{Hashes: chain(2, 10), PromptBytes: 5120, Strategy: policy.LeastRequest}, two.at, &other); err != nil {
+		if err := two.router.Pick(&policy.Request{Hashes: chain(2, 10), PromptBytes: 5120, Path: []byte("/least")}, two.at, &other); err != nil {
 			t.Fatal(err)
 		}
 		d := other.Decision()

@@ -318,24 +318,22 @@ func (m *Prefixes) place(anchor prefixtree.Hash, engines int) *place {
 	return &m.places[at]
 }
 
-// Works appends the work of the whole pool and behind its popular prefixes; nothing if the pool has less than LeastRate.
-func (m *Prefixes) Works(dst []Work, pool uint64, now prefixtree.Time) []Work {
+// Works returns the work of the whole pool, then behind its popular prefixes; nothing if the pool has less than LeastRate.
+func (m *Prefixes) Works(pool uint64, now prefixtree.Time) (list []Work) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	all := m.all.work(now)
 	if all.Pool = pool; all.Requests < LeastRate {
-		return dst
+		return nil
 	}
-	dst = append(dst, all)
-	from := len(dst)
 	for i := range m.places {
 		w := m.places[i].work(now)
 		if w.Pool, w.Anchor, w.Tokens = pool, m.anchors[i], m.places[i].tokens; w.Prefill >= leastWork || w.Active >= leastWorkActive {
-			dst = append(dst, w)
+			list = append(list, w)
 		}
 	}
-	slices.SortFunc(dst[from:], func(a, b Work) int {
+	slices.SortFunc(list, func(a, b Work) int {
 		return cmp.Or(cmp.Compare(b.Prefill, a.Prefill), cmp.Compare(b.Active, a.Active), cmp.Compare(a.Anchor, b.Anchor))
 	})
-	return dst[:min(len(dst), from+workTold)]
+	return append([]Work{all}, list[:min(len(list), workTold)]...)
 }

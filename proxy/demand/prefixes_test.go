@@ -29,7 +29,7 @@ func TestWorkHasRoomForWhatIsPopular(t *testing.T) {
 	}
 	m.all.begin(1, true, t0)
 	m.all.begin(1, true, t0)
-	if told := m.Works(nil, 5, t0); len(told) != 1+workTold {
+	if told := m.Works(5, t0); len(told) != 1+workTold {
 		t.Errorf("told %d", len(told))
 	}
 	for i := range m.places {

@@ -44,25 +44,24 @@ func (a *adapters) find(name uint64) *adapterUse {
 // begin forgets the longest unused adapter if there are too many; with all in use it does not remember the new one.
 func (a *adapters) begin(name uint64, now prefixtree.Time) {
 	u := a.find(name)
-	if u == nil && len(a.own) < maxAdapters {
-		a.own = append(a.own, adapterUse{})
+	switch {
+	case u != nil:
+	case len(a.own) < maxAdapters:
+		a.own = append(a.own, adapterUse{name: name})
 		u = &a.own[len(a.own)-1]
-	}
-	for i := 0; u == nil && i < len(a.own); i++ {
-		if a.own[i].active == 0 {
-			u = &a.own[i]
-			for j := range a.own[i:] {
-				if o := &a.own[i+j]; o.active == 0 && o.last < u.last {
-					u = o
-				}
+	default:
+		for i := range a.own {
+			if o := &a.own[i]; o.active == 0 && (u == nil || o.last < u.last) {
+				u = o
 			}
-			*u = adapterUse{}
 		}
+		if u == nil {
+			return
+		}
+		u.name = name
 	}
-	if u != nil {
-		u.name, u.last = name, now
-		u.active++
-	}
+	u.last = now
+	u.active++
 }
 
 func (a *adapters) end(name uint64) {

@@ -358,7 +358,7 @@ func TestConcurrentUse(t *testing.T) {
 			for i := range 300 {
 				now := t0 + prefixtree.Time(i*10)
 				q := ask(prompt(1, rng.Uint64N(20), 4, 1+rng.IntN(60)))
-				q.Strategy = builtin[rng.IntN(len(builtin))]
+				by(r, builtin[rng.IntN(len(builtin))], q)
 				q.Session, q.LoRA = []byte{byte(i)}, []byte{byte(i % 3)}
 				if err := r.Pick(q, now, &a); err != nil {
 					t.Error(err)

@@ -263,10 +263,7 @@ type Health struct {
 
 // Health returns the failure state of a backend at this node.
 func (r *Router) Health(b prefixtree.Backend) Health {
-	s := r.table.Load().slot(b)
-	if s == nil {
-		return Health{}
-	}
+	s := r.known(b)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return Health{

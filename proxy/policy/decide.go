@@ -1,8 +1,6 @@
 package policy
 
 import (
-	"fmt"
-
 	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/demand"
 )
@@ -13,8 +11,7 @@ import (
 // ledger.go).
 
 // Pick chooses a backend and charges the request to it. Without an error the caller must call
-// att.End exactly once. Errors: ErrNoBackend, ErrUnknownModel, ErrHolderGone, ErrUnknownStrategy,
-// ErrAttemptInUse, and ErrFull if the request may wait.
+// att.End exactly once. Errors: ErrNoBackend, ErrUnknownModel, ErrHolderGone, ErrAttemptInUse, and ErrFull if the request may wait.
 func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 	if att.stage != idle && att.stage != ended {
 		return ErrAttemptInUse
@@ -37,12 +34,6 @@ func (r *Router) Pick(q *Request, now prefixtree.Time, att *Attempt) error {
 func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) (int, error) {
 	t := r.table.Load()
 	route := t.routeOf(q)
-	strategy := route.strategy
-	if q.Strategy != "" {
-		if strategy = r.tuning.Load().strategies[q.Strategy]; strategy == nil {
-			return 0, fmt.Errorf("%w: %q: use one of %v", ErrUnknownStrategy, q.Strategy, r.Strategies())
-		}
-	}
 	s.gated = q.MayWait
 	if q.Stored {
 		p := t.pool(q.Model)
@@ -55,9 +46,9 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 		}
 		s.assign()
 		if s.gated {
-			r.close(s, strategy)
+			r.close(s, route.strategy)
 		}
-		d.fill(s, 0, Stored, strategy, false)
+		d.fill(s, 0, Stored, route.strategy, false)
 		d.Rule = route.Label
 		return 0, s.whenFull(0)
 	}
@@ -66,7 +57,7 @@ func (r *Router) decide(s *Scene, q *Request, now prefixtree.Time, d *Decision) 
 		return 0, err
 	}
 	s.zone = t.zone
-	chosen, err := r.decideIn(s, q, p, strategy, now, d)
+	chosen, err := r.decideIn(s, q, p, route.strategy, now, d)
 	if d.Rule = route.Label; fallback {
 		d.Pool, d.Fallback = route.Fallback, true
 	} else {

@@ -73,6 +73,12 @@ func ask(hashes []prefixtree.Hash) *Request {
 	return &Request{Hashes: hashes, PromptBytes: len(hashes) * testBlock}
 }
 
+// by makes a request follow a rule that says only the strategy.
+func by(r *Router, strategy string, q *Request) *Request {
+	q.Route = &Route{strategy: r.tuning.Load().strategies[strategy]}
+	return q
+}
+
 func pick(t testing.TB, r *Router, q *Request, now prefixtree.Time) *Attempt {
 	t.Helper()
 	a := new(Attempt)

@@ -308,13 +308,15 @@ func (r *Router) Serves(b prefixtree.Backend, lane uint64) bool {
 // poolOf returns a pool with the engines of a lane; nil if there is none any more.
 func (t *table) poolOf(lane uint64) *pool {
 	for _, p := range t.pools {
-		switch q := p.parts; {
-		case p.lane == lane:
+		if p.lane == lane {
 			return p
-		case q != nil && q.whole.lane == lane:
-			return q.whole
-		case q != nil && q.prompt.lane == lane:
-			return q.prompt
+		}
+		if p.parts != nil {
+			for _, part := range p.parts.of {
+				if part.lane == lane {
+					return part
+				}
+			}
 		}
 	}
 	return nil

@@ -16,7 +16,7 @@ func waits(hashes []prefixtree.Hash) *Request {
 	return q
 }
 
-func unique(n int) []prefixtree.Hash { return prompt(uint64(1000+n), uint64(1000+n), 0, 20) }
+func lone(n int) []prefixtree.Hash { return prompt(uint64(1000+n), uint64(1000+n), 0, 20) }
 
 // Each bound closes an engine, and what ends opens it again.
 func TestGateCloses(t *testing.T) {
@@ -28,8 +28,8 @@ func TestGateCloses(t *testing.T) {
 		r, _ := newRouter(t, Config{Gate: g}, fleetOf(1))
 		var open []*Attempt
 		a := new(Attempt)
-		err := r.Pick(waits(unique(0)), t0, a)
-		for ; err == nil && len(open) < 100; err = r.Pick(waits(unique(len(open))), t0, a) {
+		err := r.Pick(waits(lone(0)), t0, a)
+		for ; err == nil && len(open) < 100; err = r.Pick(waits(lone(len(open))), t0, a) {
 			open = append(open, a)
 			a = new(Attempt)
 		}
@@ -43,7 +43,7 @@ func TestGateCloses(t *testing.T) {
 		if r.doubleEnds.Load() != 0 {
 			t.Errorf("%s: a request that waits holds a charge", name)
 		}
-		if err := r.Pick(ask(unique(99)), t0, a); err != nil {
+		if err := r.Pick(ask(lone(99)), t0, a); err != nil {
 			t.Errorf("%s: a request that may not wait: %v", name, err)
 		}
 		a.End(unknown(), t0)
@@ -59,14 +59,14 @@ func TestGateCloses(t *testing.T) {
 // An engine's own report of waiting requests closes it, less what has left since, and not for ever.
 func TestGateHearsEngines(t *testing.T) {
 	r, _ := newRouter(t, Config{Gate: Gate{Waiting: 4}}, fleetOf(2))
-	a := pick(t, r, waits(unique(1)), t0)
+	a := pick(t, r, waits(lone(1)), t0)
 	busy := a.Decision().Backend
 	r.SetTelemetry(busy, Telemetry{At: t0, Running: 1, Waiting: 4, KVUsage: -1, Queued: -1})
 	if r.Open(busy, t0) || !r.Open(1-busy, t0) {
 		t.Error("four requests wait in the engine, and it is open")
 	}
 	for i := range 8 {
-		b := pick(t, r, waits(unique(2+i)), t0)
+		b := pick(t, r, waits(lone(2+i)), t0)
 		b.Dispatched(t0)
 		b.FirstToken(t0)
 		defer b.End(unknown(), t0)
@@ -77,7 +77,7 @@ func TestGateHearsEngines(t *testing.T) {
 	// What came since the report and is answered does not wait.
 	r.SetTelemetry(1-busy, Telemetry{At: t0, KVUsage: -1, Queued: -1})
 	for i := range 20 {
-		q := waits(unique(20 + i))
+		q := waits(lone(20 + i))
 		q.Exclude = except(2, 1-busy)
 		b := pick(t, r, q, t0+5)
 		b.Dispatched(t0 + 5)
@@ -109,7 +109,7 @@ func TestWaitsForHolder(t *testing.T) {
 	if err := r.Pick(waits(prompt(1, 1, 0, 208)), t0+1001, b); !errors.Is(err, ErrFull) || b.Decision().Backend != home {
 		t.Errorf("%v, want to wait for the engine that holds the prompt", err)
 	}
-	if c := pick(t, r, waits(unique(5)), t0+1001); c.Decision().Backend == home {
+	if c := pick(t, r, waits(lone(5)), t0+1001); c.Decision().Backend == home {
 		t.Error("a new prompt waits, or went to the full engine")
 	} else {
 		c.End(unknown(), t0+1001)
@@ -121,10 +121,10 @@ func TestGateOfOtherStrategies(t *testing.T) {
 	for _, strategy := range []string{LeastRequest, RoundRobin, Random, Weighted} {
 		r, _ := newRouter(t, Config{Strategy: strategy, Gate: Gate{InFlight: 2}}, fleetOf(4))
 		for i := range 8 {
-			a := pick(t, r, waits(unique(i)), t0)
+			a := pick(t, r, waits(lone(i)), t0)
 			defer a.End(unknown(), t0)
 		}
-		if err := r.Pick(waits(unique(9)), t0, new(Attempt)); !errors.Is(err, ErrFull) {
+		if err := r.Pick(waits(lone(9)), t0, new(Attempt)); !errors.Is(err, ErrFull) {
 			t.Errorf("%s: %v with all engines full", strategy, err)
 		}
 	}
@@ -167,7 +167,7 @@ func TestGateOverFleet(t *testing.T) {
 				held[i], total = held[i][:n-1], total-1
 			}
 			for range 1 + rnd.IntN(4) {
-				q, a := waits(unique(rnd.IntN(1000))), new(Attempt)
+				q, a := waits(lone(rnd.IntN(1000))), new(Attempt)
 				q.First = rnd.IntN(4) == 0
 				if routers[i].Pick(q, now, a) != nil {
 					continue
@@ -203,7 +203,7 @@ func TestDry(t *testing.T) {
 // A gate that a reload brings counts at once, for grants as for the engines.
 func TestRetuneGate(t *testing.T) {
 	r, _ := newRouter(t, Config{Nodes: 2, Staleness: time.Second}, fleetOf(1))
-	lane, _ := r.Lane(waits(unique(0)))
+	lane, _ := r.Lane(waits(lone(0)))
 	if _, bounded := r.Room(lane); bounded {
 		t.Error("room without a gate")
 	}
@@ -220,12 +220,12 @@ func TestRetuneGate(t *testing.T) {
 
 func TestParkedReturnsToZero(t *testing.T) {
 	r, _ := newRouter(t, Config{Gate: Gate{InFlight: 1}}, fleetOf(2))
-	defer pick(t, r, waits(unique(1)), t0).End(unknown(), t0)
-	defer pick(t, r, waits(unique(2)), t0).End(unknown(), t0)
+	defer pick(t, r, waits(lone(1)), t0).End(unknown(), t0)
+	defer pick(t, r, waits(lone(2)), t0).End(unknown(), t0)
 	var p Parked
 	a := new(Attempt)
 	for i := range 4 {
-		if err := r.Pick(waits(unique(3+i)), t0, a); !errors.Is(err, ErrFull) {
+		if err := r.Pick(waits(lone(3+i)), t0, a); !errors.Is(err, ErrFull) {
 			t.Fatal(err)
 		}
 		r.Park(&p, a.Decision())
@@ -251,7 +251,7 @@ func TestPickOfWaitingDoesNotAllocate(t *testing.T) {
 		t.Skip("the race detector empties pools at random")
 	}
 	r, _ := newRouter(t, Config{Gate: Gate{TTFT: time.Second, Waiting: 4, InFlight: 2}, Nodes: 8, Staleness: 200 * time.Millisecond}, fleetOf(8))
-	q, a, b := waits(unique(1)), new(Attempt), new(Attempt)
+	q, a, b := waits(lone(1)), new(Attempt), new(Attempt)
 	now := t0
 	if n := testing.AllocsPerRun(200, func() {
 		now += 10
@@ -299,7 +299,7 @@ func TestFirstAvoidsWhatOthersFill(t *testing.T) {
 		r.SetPeerLoad("peer", []PeerLoad{{Backend: 0, Active: 1}, {Backend: 1, PrefillTokens: int64(1.5 * rate), Active: 1}}, t0)
 		r.SetPeerTraffic(map[uint64]demand.Report{r.table.Load().all.key: {Rate: c.rate, Prefill: c.rate / 10, Requests: 1000, Work: 100}})
 		for i := range 20 {
-			q := waits(unique(i))
+			q := waits(lone(i))
 			q.First = true
 			var d Decision
 			if err := r.Explain(q, t0, &d); err != nil {

@@ -128,10 +128,8 @@ func (p *peerLoads) count(s *slot, was, is peerLoad) {
 
 // PeerLoad returns what other nodes report as outstanding.
 func (r *Router) PeerLoad(b prefixtree.Backend) (prefillTokens, active int64) {
-	if s := r.table.Load().slot(b); s != nil {
-		return max(s.peerTokens.Load(), 0), max(s.peerActive.Load(), 0)
-	}
-	return 0, 0
+	s := r.known(b)
+	return max(s.peerTokens.Load(), 0), max(s.peerActive.Load(), 0)
 }
 
 // OwnLoads appends this node's outstanding work, without idle backends.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"unique"
 
 	"github.com/zeebo/xxh3"
 
@@ -17,8 +18,7 @@ import (
 type table struct {
 	view  *View
 	slots []*slot
-	zones []int32 // of the view's backends; see zoneOf
-	zone  int32   // the node's: ownZone or anyZone
+	zone  zone // the node's
 	// The routes of the rules and of no rule, and the members of bodies that name sessions.
 	routes  []Route
 	members []string
@@ -43,6 +43,8 @@ type pool struct {
 	labels string // of all its backends, as a rule names them; "": any
 	named  bool   // stands for the model; else it is the prefill part of such a pool
 	view   *View
+	// positions in the view of all its backends, of whatever role and state; nil for parts.
+	positions []int32
 	engines
 	*history
 	texts   *modelStat // of the history of the pool that stands for the model
@@ -85,7 +87,7 @@ type entry struct {
 	role   Role
 	paired bool
 	at     int32 // position in the pool; -1: none
-	zone   int32 // see zoneOf
+	zone   zone
 }
 
 func (p *pool) name(b prefixtree.Backend) string {
@@ -105,6 +107,14 @@ func (t *table) slot(b prefixtree.Backend) *slot {
 		return nil
 	}
 	return t.slots[t.view.byID[b]]
+}
+
+// known returns what is known of a backend, nothing of one that is not in the view. It must not be changed.
+func (r *Router) known(b prefixtree.Backend) *slot {
+	if s := r.table.Load().slot(b); s != nil {
+		return s
+	}
+	return new(slot)
 }
 
 func (s *set) pool(model []byte) *pool {
@@ -131,8 +141,7 @@ func (r *Router) SetView(v *View) {
 }
 
 func (r *Router) setViewLocked(v *View) {
-	t := &table{view: v, slots: make([]*slot, len(v.Backends)), routes: r.routes(v.Rules), members: rules.Members(v.Rules), chosen: make(map[string]*set), shared: make(map[uint64]*engines)}
-	t.zone, t.zones = zonesOf(v, r.tuning.Load().cfg.Zone)
+	t := &table{view: v, slots: make([]*slot, len(v.Backends)), routes: r.routes(v.Rules), members: rules.Members(v.Rules), zone: unique.Make(r.tuning.Load().cfg.Zone), chosen: make(map[string]*set), shared: make(map[uint64]*engines)}
 	for i := range v.Backends {
 		b := &v.Backends[i]
 		t.slots[i] = r.ledger.slot(b.ID, b.Generation)
@@ -166,30 +175,30 @@ func (r *Router) setViewLocked(v *View) {
 // entry returns one that is in no pool.
 func (t *table) entry(at int32) entry {
 	b := &t.view.Backends[at]
-	return entry{slot: t.slots[at], key: keyOf(b), weight: b.Weight, kv: b.KVTokens, id: b.ID, role: b.Role, paired: b.Paired, at: -1, zone: t.zones[at]}
+	return entry{slot: t.slots[at], key: keyOf(b), weight: b.Weight, kv: b.KVTokens, id: b.ID, role: b.Role, paired: b.Paired, at: -1, zone: b.zone()}
 }
 
 // newSet makes the pools of the backends that have all the labels, and adds them to t.pools.
 func (t *table) newSet(labels string, known map[uint64]*history) (s set) {
 	v := t.view
 	fit := v.fitting(labels)
-	add := func(model string, key uint64, positions []int32) *pool {
+	add := func(model string, key uint64, positions []int32, all *pool) *pool {
 		p := t.newPool(model, key, labels, fit.of(positions), known)
 		if t.pools = append(t.pools, p); p.parts != nil {
 			t.pools = append(t.pools, p.parts.prefill[0], p.parts.prefill[1])
 		}
 		if labels != "" {
-			p.share(t.named(model).texts) // where prompts are computed does not change what they are like
+			p.share(all.texts) // where prompts are computed does not change what they are like
 		}
 		return p
 	}
-	s.all = add("", poolAll, v.all)
+	s.all = add("", poolAll, v.all, t.all)
 	if len(v.general) > 0 {
-		s.general = add("*", poolGeneral, v.general)
+		s.general = add("*", poolGeneral, v.general, t.general)
 	}
 	s.byModel = make(map[string]*pool, len(v.byModel))
 	for m, at := range v.byModel {
-		p := add(m, modelKey(m), at)
+		p := add(m, max(xxh3.HashString(m), poolGeneral+1), at, t.byModel[m])
 		if s.byModel[m] = p; labels != "" {
 			p.adapter = t.byModel[m].adapter
 			continue
@@ -202,19 +211,6 @@ func (t *table) newSet(labels string, known map[uint64]*history) (s set) {
 	return s
 }
 
-// named returns a pool of the set by pool.model.
-func (s *set) named(model string) *pool {
-	switch model {
-	case "":
-		return s.all
-	case "*":
-		return s.general
-	}
-	return s.byModel[model]
-}
-
-func modelKey(model string) uint64 { return max(xxh3.HashString(model), poolGeneral+1) }
-
 // newPool makes the pool of the backends at these positions, whose key among all pools is that of the model and the labels.
 func (t *table) newPool(model string, key uint64, labels string, positions []int32, known map[uint64]*history) *pool {
 	if labels != "" {
@@ -226,7 +222,7 @@ func (t *table) newPool(model string, key uint64, labels string, positions []int
 	} else {
 		p = t.newPart(key, positions, known)
 	}
-	p.model, p.labels, p.named = model, labels, true
+	p.model, p.labels, p.named, p.positions = model, labels, true, positions
 	return p
 }
 
@@ -279,15 +275,7 @@ func (t *table) labelled(labels string, model []byte) *pool {
 	if p == nil {
 		return nil
 	}
-	positions, key := t.view.all, uint64(poolAll)
-	switch p.model {
-	case "":
-	case "*":
-		positions, key = t.view.general, poolGeneral
-	default:
-		positions, key = t.view.byModel[p.model], modelKey(p.model)
-	}
-	made := t.newPool(p.model, key, labels, t.view.fitting(labels).of(positions), nil)
+	made := t.newPool(p.model, p.key, labels, t.view.fitting(labels).of(p.positions), nil)
 	made.share(p.texts)
 	return made
 }
@@ -309,7 +297,7 @@ func (t *table) partFor(labels string, q *Request) (*pool, error) {
 		return nil, ErrUnknownModel
 	}
 	if p.parts != nil {
-		if p = p.parts.of(q.Need); len(p.entries) == 0 {
+		if p = p.parts.of[q.Need]; len(p.entries) == 0 {
 			return nil, ErrNoRole
 		}
 	}
@@ -347,10 +335,7 @@ func (t *table) enginesAt(positions []int32) *engines {
 	if g := t.shared[h]; g != nil && slices.Equal(g.at, positions) {
 		return g
 	}
-	g := &engines{at: positions, byID: make([]int32, len(t.view.byID)), entries: make([]entry, 0, len(positions))}
-	for i := range g.byID {
-		g.byID[i] = -1
-	}
+	g := &engines{at: positions, byID: slices.Repeat([]int32{-1}, len(t.view.byID)), entries: make([]entry, 0, len(positions))}
 	for _, at := range positions {
 		b := &t.view.Backends[at]
 		if b.State != Active {

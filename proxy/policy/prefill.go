@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"slices"
 	"sync"
 
 	"grapevine.example/prefixtree"
@@ -21,20 +22,8 @@ const (
 // parts are the backends of a pool with roles by what they can do. All but prefill share the pool's
 // history.
 type parts struct {
-	split   *pool // decode a reply
-	whole   *pool // compute whole requests
-	prompt  *pool
-	prefill [2]*pool // of unpaired and of paired backends
-}
-
-func (p *parts) of(n Need) *pool {
-	switch n {
-	case Split:
-		return p.split
-	case PromptOnly:
-		return p.prompt
-	}
-	return p.whole
+	of      [PromptOnly + 1]*pool // what requests need
+	prefill [2]*pool              // of unpaired and of paired backends
 }
 
 // The pool of the decoding backends stands for the model.
@@ -53,19 +42,20 @@ func (t *table) newParts(key uint64, positions []int32, known map[uint64]*histor
 		// Keys are the same on all nodes, and not those of models.
 		q.prefill[i] = pick(mix(mix(key)+uint64(i)+1), func(b *Backend) bool { return b.Role == Prefill && b.Paired == paired })
 	}
-	q.split = pick(key, func(b *Backend) bool { return b.Role != Prefill && (!b.Paired || len(q.prefill[1].entries) > 0) })
-	q.whole = pick(key, func(b *Backend) bool { return b.Role != Prefill && !b.Paired })
-	q.prompt = pick(key, func(b *Backend) bool { return !b.Paired })
-	q.whole.history, q.prompt.history, q.split.parts = q.split.history, q.split.history, q
-	q.split.share(q.split.texts)
-	return q.split
+	q.of[Split] = pick(key, func(b *Backend) bool { return b.Role != Prefill && (!b.Paired || len(q.prefill[1].entries) > 0) })
+	q.of[Whole] = pick(key, func(b *Backend) bool { return b.Role != Prefill && !b.Paired })
+	q.of[PromptOnly] = pick(key, func(b *Backend) bool { return !b.Paired })
+	main := q.of[Split]
+	q.of[Whole].history, q.of[PromptOnly].history, main.parts = main.history, main.history, q
+	main.share(main.texts)
+	return main
 }
 
 // share gives a pool and its parts what is known of a model's prompts.
 func (p *pool) share(texts *modelStat) {
 	p.texts = texts
 	if q := p.parts; q != nil {
-		for _, part := range []*pool{q.prefill[0], q.prefill[1], q.whole, q.prompt} {
+		for _, part := range slices.Concat(q.of[:], q.prefill[:]) {
 			part.texts = texts
 		}
 	}
@@ -138,16 +128,10 @@ func (c *Candidate) alone() float64 {
 
 // keepRoomy removes decode backends without memory for the request, unless none has it.
 func (s *Scene) keepRoomy() {
-	need, n := float64(s.PromptTokens+s.Request.OutputHint), 0
-	for i := range s.Candidates {
-		if c := &s.Candidates[i]; c.role != Decode || c.kv == 0 || c.KVUsage()*float64(c.kv)+need <= float64(c.kv) {
-			s.swap(i, n)
-			n++
-		}
-	}
-	if n > 0 {
-		s.Candidates = s.Candidates[:n]
-	}
+	need := float64(s.PromptTokens + s.Request.OutputHint)
+	s.keep(func(c *Candidate) bool {
+		return c.role != Decode || c.kv == 0 || c.KVUsage()*float64(c.kv)+need <= float64(c.kv)
+	})
 }
 
 // transfers learns the time from the dispatch of a request, whose prompt another backend computed,
@@ -170,12 +154,8 @@ const (
 func (t *transfers) learn(tokens, seconds float64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, sum := range []struct {
-		to *float64
-		of float64
-	}{{&t.n, 1}, {&t.x, tokens}, {&t.y, seconds}, {&t.xx, tokens * tokens}, {&t.xy, tokens * seconds}} {
-		*sum.to = *sum.to*transferFade + sum.of
-	}
+	t.n, t.x, t.y = t.n*transferFade+1, t.x*transferFade+tokens, t.y*transferFade+seconds
+	t.xx, t.xy = t.xx*transferFade+tokens*tokens, t.xy*transferFade+tokens*seconds
 }
 
 func (t *transfers) seconds(tokens float64) float64 {

@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -100,9 +101,8 @@ type Request struct {
 	// have no hashes, and neither caches nor bytes per token are learned from them.
 	Continued bool
 	// Stored: only the backend with the prefixtree.BackendKey Holder can answer.
-	Stored   bool
-	Holder   uint32
-	Strategy string
+	Stored bool
+	Holder uint32
 	// MayWait: Pick returns ErrFull rather than send the request to an engine that is full.
 	MayWait bool
 	Waited  bool // it has a place among those that wait
@@ -169,15 +169,9 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 }
 
 func (c *Config) complete() error {
-	if c.Strategy == "" {
-		c.Strategy = Prefix
-	}
-	if c.BlockBytes == 0 {
-		c.BlockBytes = defaultBlockBytes
-	}
-	if c.HashBlocks == 0 {
-		c.HashBlocks = max(defaultHashBytes/max(c.BlockBytes, 1), 1)
-	}
+	c.Strategy = cmp.Or(c.Strategy, Prefix)
+	c.BlockBytes = cmp.Or(c.BlockBytes, defaultBlockBytes)
+	c.HashBlocks = cmp.Or(c.HashBlocks, max(defaultHashBytes/max(c.BlockBytes, 1), 1))
 	if c.BlockBytes < 0 || c.HashBlocks < 0 || c.Nodes < 0 || c.Staleness < 0 || c.ZoneCost < 0 {
 		return fmt.Errorf("block bytes %d, hash blocks %d, nodes %d, staleness %s, zone cost %s: none may be negative",
 			c.BlockBytes, c.HashBlocks, c.Nodes, c.Staleness, c.ZoneCost)
@@ -246,25 +240,18 @@ func (r *Router) Retune(cfg Config) (apply func(), err error) {
 // Tuned returns the last configuration; what Retune does not apply need not be in force.
 func (r *Router) Tuned() Config { return r.tuning.Load().cfg }
 
-func (r *Router) Strategies() []string { return slices.Sorted(maps.Keys(r.tuning.Load().strategies)) }
-
 // Release forgets a backend outside the view, for reuse of its id. False: requests run there.
 func (r *Router) Release(b prefixtree.Backend) bool { return r.ledger.drop(b) }
 
 // Load returns this node's outstanding prefill tokens and active requests.
 func (r *Router) Load(b prefixtree.Backend) (prefillTokens, active int64) {
-	if s := r.table.Load().slot(b); s != nil {
-		return s.charged.Load(), s.active.Load()
-	}
-	return 0, 0
+	s := r.known(b)
+	return s.charged.Load(), s.active.Load()
 }
 
 // Rate returns a backend's prefill rate, else the fleet's, in tokens/s.
 func (r *Router) Rate(b prefixtree.Backend) float64 {
-	if s := r.table.Load().slot(b); s != nil {
-		return s.rateOr(r.rate.load())
-	}
-	return r.rate.load()
+	return r.known(b).rateOr(r.rate.load())
 }
 
 // Stats are counters since the start.
@@ -290,8 +277,6 @@ func (r *Router) Stats() Stats {
 
 // Avoided reports whether new requests avoid a backend, and until when.
 func (r *Router) Avoided(b prefixtree.Backend, now prefixtree.Time) (until prefixtree.Time, avoid bool) {
-	if s := r.table.Load().slot(b); s != nil {
-		return prefixtree.Time(min(s.retryAt.Load(), int64(now)+backoffMax)), s.health(now) != healthy
-	}
-	return 0, false
+	s := r.known(b)
+	return prefixtree.Time(min(s.retryAt.Load(), int64(now)+backoffMax)), s.health(now) != healthy
 }

@@ -166,15 +166,13 @@ func warm(t testing.TB, r *Router) *Request {
 	n := len(r.View().Backends)
 	for i := range 4 * n {
 		q := ask(prompt(1, uint64(i), 12, 24))
-		q.Strategy = RoundRobin
-		serve(t, r, q, t0+prefixtree.Time(i))
+		serve(t, r, by(r, RoundRobin, q), t0+prefixtree.Time(i))
 	}
 	q := ask(prompt(7, 7, 256, 256))
 	q.Session, q.Model = []byte("session"), []byte("model")
 	for range max(n/16, 1) {
 		d := *q
-		d.Strategy = Random
-		serve(t, r, &d, t0+90_000)
+		serve(t, r, by(r, Random, &d), t0+90_000)
 	}
 	return q
 }

@@ -33,7 +33,7 @@ type Scene struct {
 	size     int       // the engines that Candidates stand for: more than these in a large pool
 	traffic  demand.Rates
 	later    float64 // seconds of other requests that a second of prefill costs
-	zone     int32   // from where candidates are away; see zoneOf
+	zone     zone    // from where candidates are away
 	zoneCost float64 // seconds; the price of another zone
 	ways     bool    // a candidate has that price
 	// slotTime is for how many seconds requests use the slots of their LoRA adapters.
@@ -109,6 +109,20 @@ func (s *Scene) swap(i, j int) {
 	if i != j {
 		s.Candidates[i], s.Candidates[j] = s.Candidates[j], s.Candidates[i]
 		s.where[s.Candidates[i].at], s.where[s.Candidates[j].at] = int32(i), int32(j)
+	}
+}
+
+// keep leaves the candidates that stay, unless none does.
+func (s *Scene) keep(stays func(*Candidate) bool) {
+	n := 0
+	for i := range s.Candidates {
+		if stays(&s.Candidates[i]) {
+			s.swap(i, n)
+			n++
+		}
+	}
+	if n > 0 {
+		s.Candidates = s.Candidates[:n]
 	}
 }
 

@@ -200,7 +200,7 @@ func (w *bench) request() *Request {
 		q.Session = fmt.Append(nil, "s", w.r.IntN(20))
 	}
 	if w.r.IntN(8) == 0 {
-		q.Strategy = builtin[w.r.IntN(len(builtin))]
+		by(w.a, builtin[w.r.IntN(len(builtin))], q)
 	}
 	if w.r.IntN(10) == 0 {
 		q.LoRA = fmt.Append(nil, "adapter-", w.r.IntN(12))

@@ -1,7 +1,7 @@
 package policy
 
 import (
-	"math"
+	"cmp"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -66,19 +66,9 @@ func (r *Router) easeIn(s *Scene, strategy *named) {
 			chance = func(c *Candidate) bool { return rendezvous(mix(key), c.key, 1, false) < c.warmth }
 		}
 	}
-	stays := func(c *Candidate) bool {
+	s.keep(func(c *Candidate) bool {
 		return c.warmth >= warmest-together || c.half || c.Held-s.CommonTokens >= worthwhile*float64(s.PromptTokens) || chance(c)
-	}
-	n := 0
-	for i := range s.Candidates {
-		if stays(&s.Candidates[i]) {
-			s.swap(i, n)
-			n++
-		}
-	}
-	if n > 0 {
-		s.Candidates = s.Candidates[:n]
-	}
+	})
 }
 
 func (session) key(s *Scene) (uint64, bool) {
@@ -93,11 +83,8 @@ func (p *prefixHash) key(s *Scene) (uint64, bool) {
 }
 
 func slowStartOf(d time.Duration) int64 {
-	switch {
-	case d == 0:
-		d = DefaultSlowStart
-	case d < 0:
+	if d < 0 {
 		return 0
 	}
-	return int64(math.Max(float64(d.Milliseconds()), 1))
+	return max(cmp.Or(d, DefaultSlowStart).Milliseconds(), 1)
 }

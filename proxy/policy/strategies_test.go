@@ -15,7 +15,7 @@ func TestPrefixFollowsTheCache(t *testing.T) {
 		t.Fatalf("cold decision: %v", first)
 	}
 	home := first.Backend
-	other := pick(t, r, &Request{Strategy: RoundRobin, Hashes: prompt(2, 2, 0, 4), PromptBytes: 4 * testBlock, Exclude: except(8, home)}, t0+1)
+	other := pick(t, r, by(r, RoundRobin, &Request{Hashes: prompt(2, 2, 0, 4), PromptBytes: 4 * testBlock, Exclude: except(8, home)}), t0+1)
 	defer other.End(unknown(), t0+2)
 	d := serve(t, r, ask(prompt(1, 1, 0, 48)), t0+1000)
 	if d.Backend != home || d.Rung != Cache || d.MatchedBlocks != 40 || d.PredictedTokens != 40*128 {
@@ -216,7 +216,7 @@ func TestWeightedScorers(t *testing.T) {
 	})
 	t.Run("session", func(t *testing.T) {
 		r, _ := newRouter(t, Config{Strategy: Weighted, Weights: map[string]float64{"session": 1}}, fleetOf(8))
-		want := serve(t, r, &Request{Session: []byte("s"), Strategy: Session}, t0).Backend
+		want := serve(t, r, by(r, Session, &Request{Session: []byte("s")}), t0).Backend
 		if d := serve(t, r, &Request{Session: []byte("s")}, t0); d.Backend != want || d.Rung != Hash {
 			t.Errorf("%v, want %d", d, want)
 		}

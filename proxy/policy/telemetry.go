@@ -78,8 +78,7 @@ func (r *Router) SetTelemetry(b prefixtree.Backend, t Telemetry) {
 // RateReported reports whether the backend's rate is what its engine reports of itself, not what requests
 // show.
 func (r *Router) RateReported(b prefixtree.Backend, now prefixtree.Time) bool {
-	s := r.table.Load().slot(b)
-	return s != nil && s.speaks(now)
+	return r.known(b).speaks(now)
 }
 
 // speaks reports whether the engine itself tells its speed.

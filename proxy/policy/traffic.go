@@ -43,11 +43,13 @@ func (p *pool) hear(sum demand.Report) {
 // OwnWork returns this node's work for at most so many pools.
 func (r *Router) OwnWork(pools int, now prefixtree.Time) (list []demand.Work) {
 	for _, p := range r.table.Load().pools {
-		before := len(list)
-		if list = p.prefixes.Works(list, p.key, now); len(list) > before {
-			if pools--; pools == 0 {
-				break
-			}
+		works := p.prefixes.Works(p.key, now)
+		if len(works) == 0 {
+			continue
+		}
+		list = append(list, works...)
+		if pools--; pools == 0 {
+			break
 		}
 	}
 	return list

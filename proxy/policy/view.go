@@ -100,10 +100,7 @@ func (v *View) indexBackends() error {
 	for _, b := range v.Backends {
 		top = max(top, int(b.ID)+1)
 	}
-	v.byID = make([]int32, top)
-	for i := range v.byID {
-		v.byID[i] = -1
-	}
+	v.byID = slices.Repeat([]int32{-1}, top)
 	for i := range v.Backends {
 		b := &v.Backends[i]
 		b.Models = slices.Clone(b.Models)
@@ -176,7 +173,5 @@ func (v *View) Backend(id prefixtree.Backend) (*Backend, bool) {
 }
 
 func (v *View) Models() []string {
-	names := slices.AppendSeq(make([]string, 0, len(v.byModel)), maps.Keys(v.byModel))
-	slices.Sort(names)
-	return names
+	return slices.Sorted(maps.Keys(v.byModel))
 }

@@ -84,8 +84,7 @@ func BenchmarkDecide(b *testing.B) {
 			q := ask(prompt(7, 7, 256, 256))
 			for range 4 {
 				d := *q
-				d.Strategy = Random
-				serve(b, r, &d, t0+90_000)
+				serve(b, r, by(r, Random, &d), t0+90_000)
 			}
 			a, now := new(Attempt), t0+100_000
 			b.ReportAllocs()

@@ -120,15 +120,10 @@ func TestRules(t *testing.T) {
 		"other value":       {Request{Header: header("x-tier", "gold")}, Prefix},
 		"header present":    {Request{Header: header("x-pin", "1")}, PrefixHash},
 		"header empty":      {Request{Header: header("x-pin", " ")}, Prefix},
-		"override":          {Request{Model: []byte("embed"), Strategy: Weighted}, Weighted},
 	} {
 		if d := serve(t, r, &c.q, t0); d.Strategy != c.want {
 			t.Errorf("%s: %s, want %s", name, d.Strategy, c.want)
 		}
-	}
-	var a Attempt
-	if err := r.Pick(&Request{Strategy: "best"}, t0, &a); !errors.Is(err, ErrUnknownStrategy) || !strings.Contains(err.Error(), "round-robin") {
-		t.Errorf("unknown override: %v", err)
 	}
 }
 

@@ -156,7 +156,7 @@ func TestScores(t *testing.T) {
 	check(scoreLoRA, 0, 1, 0)
 	w.request.Session = []byte("session")
 	var want [3]float64
-	d := serve(t, w.r, &Request{Session: w.request.Session, Strategy: Session}, t0)
+	d := serve(t, w.r, by(w.r, Session, &Request{Session: w.request.Session}), t0)
 	want[d.Backend] = 1
 	check(scoreSession, want[:]...)
 	for i := range w.engines {

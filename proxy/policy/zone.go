@@ -2,6 +2,7 @@ package policy
 
 import (
 	"strings"
+	"unique"
 
 	"grapevine.example/prefixtree"
 )
@@ -9,46 +10,26 @@ import (
 // zoneLabel names the label that says where a backend is.
 const zoneLabel = "zone="
 
-// Numbers of zones; others count from 2.
-const (
-	anyZone = 0 // not known, so near to all
-	ownZone = 1 // the node's, if it has one
-)
+// zone is where a node or backend is. Handles compare faster than names.
+type zone = unique.Handle[string]
 
-// zonesOf numbers the node's zone and those of a view's backends.
-func zonesOf(v *View, home string) (own int32, zones []int32) {
-	numbers := map[string]int32{"": anyZone}
-	if home != "" {
-		numbers[home] = ownZone
-	}
-	zones = make([]int32, len(v.Backends))
-	for i := range v.Backends {
-		zone := v.Backends[i].zone()
-		n, known := numbers[zone]
-		if !known {
-			n = int32(len(numbers) + 1)
-			numbers[zone] = n
-		}
-		zones[i] = n
-	}
-	return numbers[home], zones
-}
+// anyZone is not known, so near to all.
+var anyZone = unique.Make("")
 
-func (b *Backend) zone() string {
+func (b *Backend) zone() zone {
 	for _, l := range b.Labels {
-		if zone, found := strings.CutPrefix(l, zoneLabel); found {
-			return zone
+		if name, found := strings.CutPrefix(l, zoneLabel); found {
+			return unique.Make(name)
 		}
 	}
-	return ""
+	return anyZone
 }
 
-// zoneOf returns the number of a backend's zone.
-func (t *table) zoneOf(b prefixtree.Backend) int32 {
-	if int(b) >= len(t.view.byID) || t.view.byID[b] < 0 {
-		return anyZone
+func (t *table) zoneOf(b prefixtree.Backend) zone {
+	if e, known := t.view.Backend(b); known {
+		return e.zone()
 	}
-	return t.zones[t.view.byID[b]]
+	return anyZone
 }
 
 // way returns the price of the way to a candidate in another zone; 0 in the same one, and where one of both is unknown.
