@@ -48,7 +48,7 @@ const (
 // they took their place. The zero value is ready. Safe for concurrent use.
 type Prefixes struct {
 	mu      sync.Mutex
-	tags    []uint64          // by set: a byte of each anchor
+	tags    *[workSets]uint64 // by set: a byte of each anchor; nil: no prefix has a place
 	anchors []prefixtree.Hash // workPlaces to a set; 0: free
 	places  []place           // likewise
 	all     running
@@ -279,7 +279,7 @@ func (m *Prefixes) SetPeers(counts []Count, engines int) {
 
 // find compares a byte of all anchors of the set at once: most blocks of a prompt have no place.
 func (m *Prefixes) find(anchor prefixtree.Hash) *place {
-	if m.anchors == nil {
+	if m.tags == nil {
 		return nil
 	}
 	low, high := uint64(0x0101010101010101), uint64(0x8080808080808080) // the lowest and the highest bit of each byte
@@ -299,8 +299,8 @@ func tag(anchor prefixtree.Hash) uint64 { return uint64(anchor) >> 56 }
 // place gives a new anchor a place of its set: of those on which no request runs and that other nodes do not make popular, the one
 // that has been of no use for longest; nil if there is none.
 func (m *Prefixes) place(anchor prefixtree.Hash, engines int) *place {
-	if m.anchors == nil {
-		m.tags, m.anchors, m.places = make([]uint64, workSets), make([]prefixtree.Hash, workSets*workPlaces), make([]place, workSets*workPlaces)
+	if m.tags == nil {
+		m.tags, m.anchors, m.places = new([workSets]uint64), make([]prefixtree.Hash, workSets*workPlaces), make([]place, workSets*workPlaces)
 	}
 	set, at := int(anchor%workSets), -1
 	for i := set * workPlaces; i < (set+1)*workPlaces; i++ {

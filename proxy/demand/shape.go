@@ -35,7 +35,7 @@ type counted struct {
 func (m *Prefixes) Tree() *Tree {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.places == nil {
+	if m.tags == nil {
 		return nil
 	}
 	t := &Tree{Requests: m.total}
