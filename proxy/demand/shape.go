@@ -49,53 +49,53 @@ func (m *Prefixes) Tree() *Tree {
 
 // Shape returns at most so many prefixes, those that most requests begin with: each behind the one above it and, of two with the
 // same one above, the more used one first. It changes the copy.
-func (m *Tree) Shape(most int, tokensPerBlock float64) (list []SharedPrefix) {
-	slices.SortFunc(m.places, func(a, b counted) int {
+func (t *Tree) Shape(most int, tokensPerBlock float64) (list []SharedPrefix) {
+	slices.SortFunc(t.places, func(a, b counted) int {
 		return cmp.Or(cmp.Compare(b.blocks, a.blocks), cmp.Compare(a.anchor, b.anchor))
 	})
-	at := make(map[prefixtree.Hash]int, len(m.places))
-	for i := range m.places {
-		at[m.places[i].anchor] = i
+	at := make(map[prefixtree.Hash]int, len(t.places))
+	for i := range t.places {
+		at[t.places[i].anchor] = i
 	}
 	// A prefix that took its place late has missed requests that the longer ones have counted. Those of one length share none.
-	below := make([]float64, len(m.places))
-	for i := range m.places {
-		p := &m.places[i]
+	below := make([]float64, len(t.places))
+	for i := range t.places {
+		p := &t.places[i]
 		p.seen = max(p.seen, below[i])
-		if above, ok := at[p.above]; ok && m.places[above].blocks < p.blocks {
+		if above, ok := at[p.above]; ok && t.places[above].blocks < p.blocks {
 			below[above] += p.seen
 		} else {
 			p.above = 0 // its place was taken
 		}
 	}
-	used := make([]int, 0, len(m.places)) // those to show, the most used first
-	for i := range m.places {
-		if m.places[i].left >= shapeLeast {
+	used := make([]int, 0, len(t.places)) // those to show, the most used first
+	for i := range t.places {
+		if t.places[i].left >= shapeLeast {
 			used = append(used, i)
 		}
 	}
 	slices.SortStableFunc(used, func(a, b int) int {
-		return cmp.Or(cmp.Compare(m.places[b].seen, m.places[a].seen), cmp.Compare(m.places[a].blocks, m.places[b].blocks))
+		return cmp.Or(cmp.Compare(t.places[b].seen, t.places[a].seen), cmp.Compare(t.places[a].blocks, t.places[b].blocks))
 	})
 	used = used[:min(len(used), most)]
 	shown := make(map[prefixtree.Hash]bool, len(used))
 	for _, i := range used {
-		shown[m.places[i].anchor] = true
+		shown[t.places[i].anchor] = true
 	}
 	under := make(map[prefixtree.Hash][]int, len(used))
 	for _, i := range used {
-		above := m.places[i].above
+		above := t.places[i].above
 		for above != 0 && !shown[above] {
-			above = m.places[at[above]].above
+			above = t.places[at[above]].above
 		}
-		m.places[i].above = above
+		t.places[i].above = above
 		under[above] = append(under[above], i)
 	}
 	var add func(above prefixtree.Hash)
 	add = func(above prefixtree.Hash) {
 		for _, i := range under[above] {
-			p := &m.places[i]
-			list = append(list, SharedPrefix{p.anchor, p.above, p.held, float64(p.blocks) * tokensPerBlock, min(p.seen, m.Requests), p.left})
+			p := &t.places[i]
+			list = append(list, SharedPrefix{p.anchor, p.above, p.held, float64(p.blocks) * tokensPerBlock, min(p.seen, t.Requests), p.left})
 			add(p.anchor)
 		}
 	}
