@@ -33,11 +33,11 @@ const (
 )
 
 // A prefix is popular if popularLeast prompts left others at its end, as the follow-ups of one
-// conversation do not, and it has popularShare of an engine's fair share of requests. Both are sums over
-// nodes. A node halves its counts of requests at its part of popularWindow, but not before leastWindow
-// requests.
+// conversation do not, and it has an engine's fair share of requests, so that one engine alone would have too
+// many with a little more. Both are sums over nodes. A node halves its counts of requests at its part of
+// popularWindow, but not before leastWindow requests.
 const (
-	popularLeast, popularShare = 4, 0.5
+	popularLeast               = 4
 	popularWindow, leastWindow = 2048, 32
 	prefixesTold               = 32
 	// Depth is how many blocks of a prompt are looked at: 128k tokens.
@@ -217,7 +217,7 @@ func (m *Prefixes) add(hashes []prefixtree.Hash, known, engines int) (deepest *p
 }
 
 func (m *Prefixes) popular(p *place, engines int) bool {
-	return p.left+p.peers.Left >= popularLeast && p.seen+p.peers.Requests >= popularShare/float64(max(engines, 1))*(m.total+m.peers.Requests)
+	return p.left+p.peers.Left >= popularLeast && (p.seen+p.peers.Requests)*float64(engines) >= m.total+m.peers.Requests
 }
 
 // Count counts the requests of a pool whose prompts begin with a prefix.
