@@ -116,8 +116,10 @@ func (l *fairLoad) compare(t *testing.T, routers int) {
 	shown(t, "of victim alone, with a queue", on.p99("victim")/alone.p99("victim"), "times")
 	atLeast(t, "better by the queue", off.p99("victim")/on.p99("victim"), 2.5, "times")
 	atLeast(t, "prompt tokens per second with a queue, of those without", 100*on.served()/off.served(), 80, "%")
-	shown(t, "hits with a queue", 100*on.hits(), "%")
-	shown(t, "hits without", 100*off.hits(), "%")
+	shown(t, "hits with a queue", 100*on.hits("victim", "aggressor"), "%")
+	shown(t, "hits without", 100*off.hits("victim", "aggressor"), "%")
+	shown(t, "hits of the victim, with", 100*on.hits("victim"), "%")
+	shown(t, "hits of the victim, without", 100*off.hits("victim"), "%")
 
 	shown(t, "interactive beside batch, with a queue: p99 of its first tokens", chatOn.p99("chat"), "s")
 	shown(t, "the same without a queue, interactive", chatOff.p99("chat"), "s")
@@ -136,9 +138,8 @@ type shared struct {
 	mu             sync.Mutex
 	took           time.Duration
 	first          map[string][]time.Duration // until the first token, by client
-	tokens         map[string]int             // of the prompts of requests that ended in time
-	prompt, cached int
-	late           float64 // p99 of how late the first sender's requests were sent; seconds
+	tokens, cached map[string]int             // of the prompts of requests that ended in time, by client
+	late           float64                    // p99 of how late the first sender's requests were sent; seconds
 	failed         []string
 }
 
@@ -153,7 +154,14 @@ func (s *shared) served() (perSecond float64) {
 	return perSecond
 }
 
-func (s *shared) hits() float64 { return float64(s.cached) / float64(s.prompt) }
+// hits is the share of the clients' prompt tokens that engines had cached.
+func (s *shared) hits(clients ...string) float64 {
+	tokens, cached := 0, 0
+	for _, c := range clients {
+		tokens, cached = tokens+s.tokens[c], cached+s.cached[c]
+	}
+	return float64(cached) / float64(tokens)
+}
 
 // play runs a fleet for a time, and then until the requests of the first sender have ended; those of the others then end early.
 // Requests that came while the queue filled do not count, and of those that end after the time only the first sender's first tokens.
@@ -170,7 +178,7 @@ func (l *fairLoad) play(t *testing.T, routers int, settings map[string]any, send
 	defer cancel()
 	others, end := context.WithCancel(ctx)
 	defer end()
-	s := &shared{first: make(map[string][]time.Duration), tokens: make(map[string]int), took: l.lasts - l.fills}
+	s := &shared{first: make(map[string][]time.Duration), tokens: make(map[string]int), cached: make(map[string]int), took: l.lasts - l.fills}
 	var targets []string
 	for _, n := range f.Nodes() {
 		targets = append(targets, "http://"+n.Addr())
@@ -196,8 +204,7 @@ func (l *fairLoad) play(t *testing.T, routers int, settings map[string]any, send
 			}
 			if e.End < l.lasts {
 				s.tokens[c.name] += e.PromptTokens
-				s.prompt += e.PromptTokens
-				s.cached += max(e.CachedTokens, 0)
+				s.cached[c.name] += max(e.CachedTokens, 0)
 			}
 		}
 		playing.Go(func() {
