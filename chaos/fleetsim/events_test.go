@@ -11,19 +11,27 @@ import (
 	"grapevine.example/chaos/workload"
 )
 
-// Engines of which nodes follow all or a part, with caches that evict, say what they hold.
+// Engines of which nodes follow all or a part, with caches that evict, say what they hold. One run of three nodes is wrong by .0003 to .006.
 func TestEventsTellWhatEnginesHold(t *testing.T) {
+	const runs = 6
 	cfg := chat(t, "prefix", "prefix+events")
 	cfg.Engine.KVTokens, cfg.EventDelay, cfg.Options.Speed = 70_000, 10*time.Millisecond, 1
 	cfg.Options.Duration, cfg.Nodes = 20*time.Second, []int{1, 3}
-	reps := run(t, cfg)
-	for i, nodes := range cfg.Nodes {
-		plain, events := reps[i], reps[len(cfg.Nodes)+i]
-		if events.Prediction.Share > 0.005 || events.Prediction.Share > plain.Prediction.Share/4 {
-			t.Errorf("%d nodes: with events wrong by %.4f of the prompt tokens, without %.4f: want at most 0.005 and a quarter", nodes, events.Prediction.Share, plain.Prediction.Share)
+	wrong, found := make([]float64, 4), make([]float64, 4) // means of one and of three nodes, without events and with
+	for range runs {
+		for i, r := range run(t, cfg) {
+			wrong[i] += r.Prediction.Share / runs
+			found[i] += r.FollowupCached / runs
 		}
-		if events.FollowupCached < plain.FollowupCached-0.01 {
-			t.Errorf("%d nodes: %v of the follow-ups cached with events, %v without", nodes, events.FollowupCached, plain.FollowupCached)
+		cfg.Options.Seed++
+	}
+	for i, nodes := range cfg.Nodes {
+		plain, events := i, i+len(cfg.Nodes)
+		if wrong[events] > 0.005 || wrong[events] > wrong[plain]/4 {
+			t.Errorf("%d nodes: with events wrong by %.4f of the prompt tokens, without %.4f: want at most 0.005 and a quarter", nodes, wrong[events], wrong[plain])
+		}
+		if found[events] < found[plain]-0.01 {
+			t.Errorf("%d nodes: %v of the follow-ups cached with events, %v without", nodes, found[events], found[plain])
 		}
 	}
 }

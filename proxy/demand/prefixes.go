@@ -33,11 +33,12 @@ const (
 )
 
 // A prefix is popular if popularLeast prompts left others at its end, as the follow-ups of one
-// conversation do not, and it has an engine's fair share of requests, so that one engine alone would have too
-// many with a little more. Both are sums over nodes. A node halves its counts of requests at its part of
-// popularWindow, but not before leastWindow requests.
+// conversation do not, it has popularShare of an engine's fair share of requests, and these keep popularBusy of
+// an engine busy: where nobody waits, nothing is gained by a second engine that computes it. The counts are sums over
+// nodes. A node halves its counts of requests at its part of popularWindow, but not before leastWindow requests.
 const (
 	popularLeast               = 4
+	popularShare, popularBusy  = 0.5, 0.1
 	popularWindow, leastWindow = 2048, 32
 	prefixesTold               = 32
 	// Depth is how many blocks of a prompt are looked at: 128k tokens.
@@ -52,6 +53,7 @@ type Prefixes struct {
 	anchors []prefixtree.Hash // workPlaces to a set; 0: free
 	places  []place           // likewise
 	all     running
+	busy    float64 // engines, of the latest request that tells
 	total   float64 // requests; halved with all counts at the window
 	peers   Count   // the other nodes' total, and their number
 	number  uint64  // of the latest request
@@ -126,6 +128,7 @@ type Request struct {
 	Tokens         float64 // of the prompt
 	Uncached       float64 // of these, what its engine computes
 	Rate           float64 // prefill tokens/s of the fleet
+	Busy           float64 // engines that the prefill of all nodes' requests keeps busy; 0: unknown
 }
 
 // Run is what is to be ended of a request.
@@ -140,6 +143,7 @@ func (m *Prefixes) Begin(q *Request, now prefixtree.Time) Run {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.all.begin(q.Uncached/q.Rate, false, now)
+	m.busy = cmp.Or(q.Busy, m.busy)
 	if len(q.Hashes) == 0 {
 		return Run{m, nil}
 	}
@@ -217,7 +221,8 @@ func (m *Prefixes) add(hashes []prefixtree.Hash, known, engines int) (deepest *p
 }
 
 func (m *Prefixes) popular(p *place, engines int) bool {
-	return p.left+p.peers.Left >= popularLeast && (p.seen+p.peers.Requests)*float64(engines) >= m.total+m.peers.Requests
+	share := (p.seen + p.peers.Requests) / (m.total + m.peers.Requests)
+	return p.left+p.peers.Left >= popularLeast && share*float64(engines) >= popularShare && (m.busy == 0 || share*m.busy >= popularBusy)
 }
 
 // Count counts the requests of a pool whose prompts begin with a prefix.

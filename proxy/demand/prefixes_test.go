@@ -88,6 +88,25 @@ func TestPopularPrefixesOfPeersEvictNothingPopular(t *testing.T) {
 	}
 }
 
+// Where a prefix's requests keep little of an engine busy, others gain nothing by computing it, too.
+func TestPopularByWork(t *testing.T) {
+	const engines = 4
+	var m Prefixes
+	hashes := []prefixtree.Hash{7}
+	for range 20 {
+		m.Begin(&Request{Hashes: hashes, Known: 1, Engines: engines, TokensPerBlock: 64, Tokens: 640, Uncached: 576, Rate: 1000}, t0)
+	}
+	for _, c := range []struct {
+		busy float64
+		want int
+	}{{0, 1}, {1.01 * popularBusy, 1}, {0.99 * popularBusy, 0}, {0, 0}, {engines, 1}} {
+		m.Begin(&Request{Hashes: hashes, Known: 1, Engines: engines, TokensPerBlock: 64, Tokens: 640, Uncached: 576, Rate: 1000, Busy: c.busy}, t0)
+		if got := m.Common(hashes, 1, engines); got != c.want {
+			t.Errorf("%v engines are busy with it: %d blocks are common, want %d", c.busy, got, c.want)
+		}
+	}
+}
+
 // In a fleet that has run for long, what becomes popular is found after as many requests in all as at one node.
 func TestNodesLookBackTogether(t *testing.T) {
 	const engines, fresh = 8, 7

@@ -119,7 +119,7 @@ func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 	} else {
 		s.rand = mix(r.cfg.Seed) + mix(r.seq.Add(1))
 	}
-	s.FromEngines, s.open, s.latest = false, 0, -1
+	s.FromEngines, s.open, s.latest, s.traffic = false, 0, -1, demand.Rates{}
 	s.Branch, s.CommonTokens, s.known, s.hot = 0, 0, 0, HotPrefix{}
 	if cap(s.where) < len(p.entries) {
 		s.where = make([]int32, len(p.entries))
@@ -165,7 +165,7 @@ func (r *Router) charge(s *Scene, c *Candidate, att *Attempt) {
 	att.adapter = s.adapter()
 	att.run = s.pool.prefixes.Begin(&demand.Request{
 		Hashes: q.Hashes, Known: s.known, Engines: len(s.pool.entries), TokensPerBlock: s.TokensPerBlock,
-		Tokens: float64(s.PromptTokens), Uncached: c.Uncached, Rate: s.FleetRate,
+		Tokens: float64(s.PromptTokens), Uncached: c.Uncached, Rate: s.FleetRate, Busy: s.traffic.Prefill,
 	}, now)
 	att.remote = false
 	att.at.picked, att.at.dispatched, att.at.first = now, 0, 0
