@@ -293,7 +293,7 @@ func (e *exchange) askAgain() bool {
 			File: "proxy/policy/gate.go",
 			Old:  `	grown, most := int64(0), active`,
 			New: `	if planted("each-for-itself") {
-		return g.InFlight > 0 && s.active.Load() >= int64(g.InFlight), true
+		return g.InFlight > 0 && s.active.Load() >= int64(g.InFlight)
 	}
 	grown, most := int64(0), active`,
 		}},

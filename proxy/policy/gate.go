@@ -84,8 +84,8 @@ type load struct {
 // as far as reports show, and by what other nodes have placed there since. Each of them is assumed to have
 // placed as much as this one, and to have refilled what it freed, so that N nodes place at most N requests
 // beyond the bound of those in flight. An extra request passes the bounds of prefill, not that one, if no
-// other one of this node waits there for its first token; beyond reports whether there is a bound to pass.
-func (r *Router) full(s *slot, l load, f *fleetState, extra bool, now prefixtree.Time) (full, beyond bool) {
+// other one of this node waits there for its first token.
+func (r *Router) full(s *slot, l load, f *fleetState, extra bool, now prefixtree.Time) bool {
 	g, active, pending := &r.tuning.Load().cfg.Gate, l.active, s.pending.Load()
 	grown, most := int64(0), active
 	if f.nodes > 1 && f.staleness > 0 {
@@ -97,19 +97,24 @@ func (r *Router) full(s *slot, l load, f *fleetState, extra bool, now prefixtree
 		grown = tokens * int64(f.nodes-1)
 	}
 	if g.InFlight > 0 && most >= int64(g.InFlight) {
-		return true, true
+		return true
 	}
-	extra = extra && pending == 0
-	if beyond = g.TTFT > 0 && (l.queued+float64(grown))/l.rate+l.overdue >= g.TTFT.Seconds(); !beyond && g.Waiting > 0 {
-		if pending > 0 { // those of other nodes are taken to be as long
-			pending += s.peerTokens.Load() * pending / max(s.charged.Load(), 1)
-		}
-		if t := s.telemetry.Load(); t != nil && int64(now-t.At) <= waitingLasts {
-			pending = max(pending, int64(t.Waiting)-max(t.all-active, 0)) // some may have left; requests that came since count in pending
-		}
-		beyond = pending >= int64(g.Waiting)
+	if extra && pending == 0 {
+		return false
 	}
-	return beyond && !extra, beyond
+	if g.TTFT > 0 && (l.queued+float64(grown))/l.rate+l.overdue >= g.TTFT.Seconds() {
+		return true
+	}
+	if g.Waiting == 0 {
+		return false
+	}
+	if pending > 0 { // those of other nodes are taken to be as long
+		pending += s.peerTokens.Load() * pending / max(s.charged.Load(), 1)
+	}
+	if t := s.telemetry.Load(); t != nil && int64(now-t.At) <= waitingLasts {
+		pending = max(pending, int64(t.Waiting)-max(t.all-active, 0)) // some may have left; requests that came since count in pending
+	}
+	return pending >= int64(g.Waiting)
 }
 
 // Open reports whether a backend takes requests that may wait, at least those that are First.
@@ -121,8 +126,7 @@ func (r *Router) Open(b prefixtree.Backend, now prefixtree.Time) bool {
 	l := load{rate: s.rateOr(r.rate.load()), active: s.active.Load() + s.peerActive.Load()}
 	l.queued, l.overdue = s.queued(now, l.rate)
 	l.queued += float64(s.peerTokens.Load())
-	full, _ := r.full(s, l, r.fleet.Load(), true, now)
-	return !full
+	return !r.full(s, l, r.fleet.Load(), true, now)
 }
 
 // Room is what the engines of a lane may hold of all routers, what they hold less, and what they hold of this one.
@@ -188,12 +192,12 @@ func (r *Router) close(s *Scene, strategy *named) {
 	}
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		c.full, c.beyond = r.full(c.slot, load{c.Queued, c.Overdue, c.Rate, c.Active}, f, extra, s.Now)
+		c.full = r.full(c.slot, load{c.Queued, c.Overdue, c.Rate, c.Active}, f, extra, s.Now)
 		if !c.full {
 			open++
 		}
 	}
-	s.open, s.extra = open, extra
+	s.open = open
 	if _, follows := strategy.Strategy.(sticky); prices || follows || open == 0 {
 		return
 	}
@@ -244,26 +248,6 @@ func (s *Scene) behind() float64 {
 		return 0
 	}
 	return float64(s.Request.Behind) / s.FleetRate
-}
-
-// weighUnseen counts what other nodes have placed unseen at the engines that are open to all: while requests wait, all
-// that nodes send goes there. A request that may go beyond the bounds of others weighs that; the rest have no choice.
-func (s *Scene) weighUnseen() {
-	if !s.gated || !s.extra || s.unseen == 0 {
-		return
-	}
-	open := 0.0
-	for i := range s.Candidates {
-		if !s.Candidates[i].beyond {
-			open++
-		}
-	}
-	for i := range s.Candidates {
-		if c := &s.Candidates[i]; !c.beyond {
-			more := s.unseen * s.traffic.Uncached / open
-			c.wait, c.start, c.place = c.wait+more, c.start+more, c.place+more
-		}
-	}
 }
 
 // shut keeps what no cache holds from engines that are full: those of the hot prefix's set, or, if none of

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
-	"grapevine.example/proxy/demand"
 )
 
 func waits(hashes []prefixtree.Hash) *Request {
@@ -281,33 +280,5 @@ func BenchmarkGate(b *testing.B) {
 				a.End(unknown(), now)
 			}
 		})
-	}
-}
-
-// The first request of a client weighs an engine that is open to all, and was filled unseen, and one that has a little too much.
-func TestFirstAvoidsWhatOthersFill(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		rate float64 // of the others' requests
-		open bool    // the request goes to the open engine
-	}{
-		{"little traffic", 0.1, true},
-		{"much traffic", 100, false},
-	} {
-		r, _ := newRouter(t, Config{Gate: Gate{TTFT: time.Second}, Nodes: 8, Staleness: 200 * time.Millisecond}, fleetOf(2))
-		rate := r.rate.load()
-		r.SetPeerLoad("peer", []PeerLoad{{Backend: 0, Active: 1}, {Backend: 1, PrefillTokens: int64(1.5 * rate), Active: 1}}, t0)
-		r.SetPeerTraffic(map[uint64]demand.Report{r.table.Load().all.key: {Rate: c.rate, Prefill: c.rate / 10, Requests: 1000, Work: 100}})
-		for i := range 20 {
-			q := waits(lone(i))
-			q.First = true
-			var d Decision
-			if err := r.Explain(q, t0, &d); err != nil {
-				t.Fatalf("%s: %v", c.name, err)
-			}
-			if open := d.Backend == 0; open != c.open {
-				t.Fatalf("%s: to the open engine %v: %v", c.name, open, &d)
-			}
-		}
 	}
 }

@@ -30,7 +30,6 @@ func (p prefix) Choose(s *Scene) (int, Rung) {
 	s.equip()
 	gathered := s.hot.Replicas > 0 && s.gather(s.meanQueue()*(1+hotSlack)+float64(s.PromptTokens)) < s.size
 	s.shut()
-	s.weighUnseen()
 	s.price()
 	key := s.orderKey()
 	place, tied := s.pour(key)

@@ -46,7 +46,6 @@ type Scene struct {
 	wary  bool
 	gated bool // the request may wait
 	open  int  // if so, candidates that are not full
-	extra bool // and it may go to one that is beyond its bounds
 }
 
 // Rand returns the next number of this decision's sequence.
@@ -172,7 +171,6 @@ type Candidate struct {
 	outside bool    // outside the hot prefix's replica set; see gather
 	exact   bool    // Held is the backend's own account
 	full    bool    // closed to this request, which may wait
-	beyond  bool    // it holds as much as it may; not full: this request may go there even so
 }
 
 // KVUsage returns the used share of the KV cache, 0 to 1: the engine's report, else an estimate from

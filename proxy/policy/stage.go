@@ -83,7 +83,7 @@ func (s *Scene) stand(e *entry, half bool) {
 	s.Candidates = s.Candidates[:len(s.Candidates)+1]
 	c := &s.Candidates[len(s.Candidates)-1]
 	c.entry, c.Backend, c.Rate = e, e.id, rate
-	c.half, c.outside, c.exact, c.full, c.beyond = half, false, false, false, false
+	c.half, c.outside, c.exact, c.full = half, false, false, false
 	c.OwnQueued, c.Overdue = e.slot.queued(s.Now, rate)
 	c.Queued = e.slot.ahead(c.OwnQueued, s.Now, rate)
 	c.Outstanding = e.slot.charged.Load() + e.slot.peerTokens.Load()
