@@ -216,7 +216,7 @@ func (e *evidence) heldFor(a *Attempt) (out []held) {
 // placesSlack is how much later than a router an engine may see that a request has ended, on a busy machine.
 const placesSlack = 50 * time.Millisecond
 
-// reunited is how long after a partition routers may still be about to connect.
+// reunited is how long routers may take to connect again after a partition.
 const reunited = 2 * time.Second
 
 var placesKept = Invariant{

@@ -32,10 +32,11 @@ const (
 	leastWork, leastWorkActive = 0.005, 1
 )
 
-// A prefix is popular if popularLeast prompts left others at its end, as the follow-ups of one
-// conversation do not, it has popularShare of an engine's fair share of requests, and these keep popularBusy of
-// an engine busy: where nobody waits, nothing is gained by a second engine that computes it. The counts are sums over
-// nodes. A node halves its counts of requests at its part of popularWindow, but not before leastWindow requests.
+// A prefix is popular under three conditions. At its end popularLeast prompts branched off from earlier ones, which the
+// follow-ups of one conversation do not. Requests that begin with it are popularShare of an engine's fair share. The prefill
+// of these requests keeps popularBusy of an engine busy: with less, no request waits for the engine that holds the prefix, so
+// a second engine would compute it for nothing. The counts are sums over all nodes. A node halves its counts once it has seen
+// its part of popularWindow requests, but at least leastWindow.
 const (
 	popularLeast               = 4
 	popularShare, popularBusy  = 0.5, 0.1
@@ -53,7 +54,7 @@ type Prefixes struct {
 	anchors []prefixtree.Hash // workPlaces to a set; 0: free
 	places  []place           // likewise
 	all     running
-	busy    float64 // engines, of the latest request that tells
+	busy    float64 // Request.Busy of the latest request that has it
 	total   float64 // requests; halved with all counts at the window
 	peers   Count   // the other nodes' total, and their number
 	number  uint64  // of the latest request

@@ -66,8 +66,8 @@ func (c clock) covers(now prefixtree.Time, window, start float64) float64 {
 
 func seconds(from, to prefixtree.Time) float64 { return float64(max(to-from, 0)) / 1000 }
 
-// Rates returns the rates with one more request now, whose whole prefill takes so many seconds. Before others tell of theirs, each of so
-// many nodes has as many as this one.
+// Rates returns the rates of the fleet, counting the request that arrives now; whole is the prefill time of its prompt without a cache, in
+// seconds. Until the first report of another node, Rates assumes that each of the nodes receives as many requests as this one.
 func (t *Traffic) Rates(whole float64, nodes int, now prefixtree.Time) Rates {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -107,7 +107,7 @@ func (t *Traffic) Count(p Prefill, price float64, now prefixtree.Time) {
 	t.last = max(t.last, now)
 }
 
-// Report tells of the recent requests for one pool, at one node or summed over nodes.
+// Report is what a node sends the others about the recent requests for one pool, or the sum of such reports.
 type Report struct {
 	Pool     uint64  // the same on all nodes
 	Rate     float64 // requests/s

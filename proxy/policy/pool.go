@@ -109,7 +109,7 @@ func (t *table) slot(b prefixtree.Backend) *slot {
 	return t.slots[t.view.byID[b]]
 }
 
-// known returns what is known of a backend, nothing of one that is not in the view. It must not be changed.
+// known returns a backend's slot to read from, or an empty slot if the view has no such backend. The caller must not write to it.
 func (r *Router) known(b prefixtree.Backend) *slot {
 	if s := r.table.Load().slot(b); s != nil {
 		return s
