@@ -44,6 +44,9 @@ var mechanisms = []variant{
 	{"turns", "the engines that are filled take turns; without, they are drawn", []edit{
 		{unseen, "turn = c.slot.untilTurn(c.water)", "turn = math.Log(1-unit(s.Rand())) / -c.water"},
 	}},
+	{"holders-in-turn", "engines that hold as much as the cheapest holder take turns with it", []edit{
+		{unseen, "if s.unseen == 0 ||", "if true ||"},
+	}},
 	{"popular-prefixes", "what many prompts begin with makes no engine a holder", []edit{
 		{match, "common := s.pool.prefixes.Common(", "common := 0 * s.pool.prefixes.Common("},
 	}},

@@ -20,7 +20,7 @@ const (
 )
 
 // prefix weighs the engines that hold more of the prompt than is common, and one place for a prompt
-// that none holds, and takes the cheaper.
+// that none holds, and takes the cheaper. Where several hold as much as the cheapest, they take turns.
 type prefix struct{}
 
 func (p prefix) Choose(s *Scene) (int, Rung) {
@@ -33,15 +33,18 @@ func (p prefix) Choose(s *Scene) (int, Rung) {
 	s.price()
 	key := s.orderKey()
 	place, tied := s.pour(key)
-	chosen := place
+	chosen, inTurn := place, key == 0
 	for i := range s.Candidates {
 		if c := &s.Candidates[i]; c.Held > s.CommonTokens && c.Cost < s.Candidates[chosen].Cost {
 			chosen = i
 		}
 	}
+	if chosen != place {
+		chosen, inTurn = s.spread(chosen)
+	}
 	if !s.peek && !s.Candidates[chosen].full {
-		if key == 0 && chosen == place {
-			s.takeTurn(place)
+		if inTurn {
+			s.takeTurn(chosen)
 		}
 		s.pool.traffic.Count(s.prefill(chosen, place), s.later, s.Now)
 	}

@@ -81,9 +81,14 @@ const damping = 3
 // An engine in another zone takes part only if the other nodes' requests alone reach it, since a
 // nearer one begins sooner with this request.
 func (s *Scene) pour(key uint64) (at int, tied bool) {
-	level, reached := s.level(damping*s.unseen+1), math.Inf(1)
+	return s.fill(damping*s.unseen+1, s.unseen, key)
+}
+
+// fill pours so many requests, and returns the candidate that comes next by its turn or by the key, and whether others have water.
+func (s *Scene) fill(requests, others float64, key uint64) (at int, tied bool) {
+	level, reached := s.level(requests), math.Inf(1)
 	if s.ways {
-		reached = s.level(s.unseen)
+		reached = s.level(others)
 	}
 	among, first := 0, math.Inf(1)
 	for i := range s.Candidates {
@@ -103,6 +108,28 @@ func (s *Scene) pour(key uint64) (at int, tied bool) {
 		}
 	}
 	return at, among > 1
+}
+
+// spread returns one of the candidates that hold as much of the prompt as the cheapest one, and are open if it is, and whether these
+// take turns. All nodes would choose the cheapest until they hear of each other's choices, so the other nodes' requests fill these
+// candidates, too: as many as these are of all.
+func (s *Scene) spread(cheapest int) (at int, inTurn bool) {
+	if s.unseen == 0 || s.blind() || s.Candidates[cheapest].full {
+		return cheapest, false
+	}
+	held, among := s.Candidates[cheapest].Held, 0.0
+	for i := range s.Candidates {
+		c := &s.Candidates[i]
+		if c.place, c.outside = c.Cost, c.Held < held || c.full; !c.outside {
+			among++
+		}
+	}
+	if among == 1 {
+		return cheapest, false
+	}
+	others := s.unseen * among / float64(len(s.Candidates))
+	at, _ = s.fill(others, others, 0)
+	return at, true
 }
 
 // leastWater, in seconds, leaves a share to an engine whose place is the level.

@@ -209,3 +209,27 @@ func TestAnswersAreExpectedCached(t *testing.T) {
 		t.Errorf("with experience %d tokens are charged, 512 are computed", after)
 	}
 }
+
+// Routers that hear late of each other's choices do not all choose the same one of the engines that hold a prefix.
+func TestHoldersTakeTurns(t *testing.T) {
+	routers := among(t, 16, time.Second, fleetOf(8))
+	got := map[prefixtree.Backend]int{}
+	for i, r := range routers {
+		for j := range 40 { // each takes the others to send as much
+			serve(t, r, ask(prompt(uint64(1000+40*i+j), 0, 0, 40)), t0-20_000+prefixtree.Time(500*j))
+		}
+		for b := range prefixtree.Backend(3) {
+			var trail prefixtree.TouchHistory
+			r.tree.Record(b, prompt(1, uint64(b), 40, 50), t0, &trail)
+		}
+		d := pick(t, r, ask(prompt(1, 100, 40, 60)), t0+2000).Decision()
+		if got[d.Backend]++; d.Backend > 2 || d.Rung != Cache {
+			t.Errorf("router %d: %s to backend %d, which does not hold the prefix", i, d.Rung, d.Backend)
+		}
+	}
+	for b, n := range got {
+		if n > 10 {
+			t.Errorf("%d of 16 requests went to backend %d of the 3 that hold their prefix: %v", n, b, got)
+		}
+	}
+}
