@@ -17,6 +17,7 @@ import (
 	"grapevine.example/chaos/engine"
 	"grapevine.example/node/metrics"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/demand"
 	"grapevine.example/proxy/policy"
 )
@@ -167,7 +168,7 @@ func TestAffinityTellsWhetherCachesPay(t *testing.T) {
 	if err := n.router.Pick(&longer, now(), &busy); err != nil {
 		t.Fatal(err)
 	}
-	defer func() { busy.End(policy.Outcome{Failed: policy.ClientGone}, now()) }()
+	defer func() { busy.End(policy.Outcome{Failed: books.ClientGone}, now()) }()
 	if again := n.serve(t, chain(100, 40), now()); again != holder {
 		t.Fatalf("the prompt went to %s, then to %s", holder, again)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/prompt"
 )
@@ -84,7 +85,7 @@ func (d *decider) pick(tb testing.TB) prefixtree.Backend {
 		tb.Fatal(err)
 	}
 	chosen := d.attempt.Decision().Backend
-	d.attempt.End(policy.Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1, Failed: policy.ClientGone}, d.now)
+	d.attempt.End(policy.Outcome{PromptTokens: -1, CachedTokens: -1, OutputTokens: -1, Failed: books.ClientGone}, d.now)
 	return chosen
 }
 

@@ -10,7 +10,7 @@ import (
 	"grapevine.example/node/admin"
 	"grapevine.example/node/doctor"
 	"grapevine.example/node/history"
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/books"
 	"grapevine.example/raftstore"
 )
 
@@ -150,7 +150,7 @@ func (n *Node) Receipts(id string) *admin.ReceiptList {
 			Rung: r.Rung, Eligible: r.Eligible, Attempts: r.Attempts, PromptTokens: r.PromptTokens, CachedTokens: r.CachedTokens, OutputTokens: r.OutputTokens,
 			PredictedTokens: r.PredictedTokens, QueueS: r.Queue.Seconds(), TTFTS: r.TTFT.Seconds(), TotalS: r.Total.Seconds(),
 		}
-		if r.Failed != policy.None {
+		if r.Failed != books.None {
 			out.Failed = r.Failed.String()
 		}
 		if id != "" {

@@ -29,7 +29,8 @@ var mayImport = map[string][]string{
 	"proxy/prompt":     {"prefixtree"},
 	"proxy/rules":      {},
 	"proxy/demand":     {"prefixtree"},
-	"proxy/policy":     {"prefixtree", "proxy/demand", "proxy/rules"},
+	"proxy/books":      {"prefixtree"},
+	"proxy/policy":     {"prefixtree", "proxy/demand", "proxy/books", "proxy/rules"},
 	"proxy/queue":      {"proxy/clients", "proxy/policy"},
 
 	"proxy": {"prefixtree", "proxy/..."},
@@ -39,19 +40,19 @@ var mayImport = map[string][]string{
 
 	"node/hot":       {"node/metrics", "prefixtree", "proxy", "proxy/demand", "proxy/policy", "proxy/prompt", "raftstore"},
 	"node/notify":    {},
-	"node/health":    {"node/backends", "node/config", "node/metrics", "prefixtree", "proxy/engine", "proxy/policy", "raftstore"},
-	"node/accesslog": {"proxy", "proxy/policy"},
-	"node/traces":    {"proxy", "proxy/policy", "proxy/prompt"},
-	"node/accounts":  {"node/metrics", "proxy", "proxy/clients", "proxy/policy"},
+	"node/health":    {"node/backends", "node/config", "node/metrics", "prefixtree", "proxy/engine", "proxy/books", "proxy/policy", "raftstore"},
+	"node/accesslog": {"proxy", "proxy/books"},
+	"node/traces":    {"proxy", "proxy/books", "proxy/prompt"},
+	"node/accounts":  {"node/metrics", "proxy", "proxy/clients", "proxy/books"},
 
 	"node/handover":  {},
 	"node/dashboard": {},
 	"node/doctor":    {"prefixtree", "proxy", "proxy/policy", "proxy/prompt"},
-	"node/history":   {"gossip/wire", "prefixtree", "proxy", "proxy/policy"},
+	"node/history":   {"gossip/wire", "prefixtree", "proxy", "proxy/books", "proxy/policy"},
 	"node/machine":   {},
 	"node/admin":     {"gossip", "gossip/member", "node/config", "node/doctor", "node/history", "proxy/policy", "raftstore"},
 	"node/config":    {"gossip/discovery", "gossip/member", "node/accesslog", "node/config/nearest", "node/machine", "node/traces", "prefixtree", "proxy", "proxy/clients", "proxy/engine/events", "proxy/policy", "proxy/rules", "raftstore"},
-	"node/metrics":   {"proxy", "proxy/clients", "proxy/policy", "proxy/prompt", "proxy/rules", "raftstore"},
+	"node/metrics":   {"proxy", "proxy/clients", "proxy/books", "proxy/policy", "proxy/prompt", "proxy/rules", "raftstore"},
 	"node":           {"prefixtree", "gossip", "gossip/discovery", "gossip/member", "node/accesslog", "node/accounts", "node/admin", "node/backends", "node/config", "node/dashboard", "node/doctor", "node/handover", "node/health", "node/history", "node/hot", "node/machine", "node/metrics", "node/share", "node/sources", "node/streams", "node/traces", "raftstore", "proxy", "proxy/..."},
 
 	"node/config/nearest": {},
@@ -59,7 +60,7 @@ var mayImport = map[string][]string{
 	"node/backends": {"gossip/member", "node/config", "prefixtree", "proxy", "proxy/engine", "proxy/engine/events", "proxy/policy", "proxy/rules", "raftstore"},
 	"node/streams":  {"node/backends", "node/config", "node/health", "prefixtree", "proxy", "proxy/engine", "proxy/engine/events", "proxy/engine/ledger", "proxy/policy"},
 	"node/sources":  {"gossip/discovery", "node/config", "node/metrics", "raftstore"},
-	"node/share":    {"gossip/wire", "prefixtree", "proxy/demand", "proxy/policy"},
+	"node/share":    {"gossip/wire", "prefixtree", "proxy/demand", "proxy/books", "proxy/policy"},
 
 	"chaos/engine":   {},
 	"chaos/workload": {},
@@ -80,7 +81,7 @@ var mayImport = map[string][]string{
 	"chaos/history":  {},
 	"chaos/scenario": {"chaos/...", "node", "node/admin", "prefixtree"},
 	"chaos/replay":   {"chaos/report", "chaos/workload", "prefixtree", "proxy", "proxy/..."},
-	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "node/hot", "node/share", "node/streams", "proxy/clients", "proxy/engine", "proxy/engine/events", "proxy/policy", "proxy/prompt", "proxy/queue"},
+	"chaos/fleetsim": {"chaos/engine", "chaos/report", "chaos/workload", "gossip/wire", "prefixtree", "node/hot", "node/share", "node/streams", "proxy/clients", "proxy/engine", "proxy/engine/events", "proxy/books", "proxy/policy", "proxy/prompt", "proxy/queue"},
 
 	"chaos/fleetsim/family": {"chaos/engine", "chaos/fleetsim", "chaos/plot", "chaos/report", "chaos/workload", "proxy/policy"},
 	"chaos/fleetsim/herd":   {"chaos/fleetsim", "chaos/plot", "chaos/report", "chaos/workload"},
@@ -105,6 +106,7 @@ var mayImport = map[string][]string{
 var outside = map[string][]string{
 	"prefixtree":   {"github.com/zeebo/xxh3"},
 	"proxy/demand": nil,
+	"proxy/books":  nil,
 	"proxy/rules":  {"github.com/zeebo/xxh3"},
 	"proxy/policy": {"github.com/zeebo/xxh3"},
 	"proxy/queue":  {},
@@ -126,6 +128,7 @@ var outside = map[string][]string{
 var impure = map[string][]string{
 	"prefixtree":   {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/demand": {"net", "net/http", "log", "log/slog", "os", "context"},
+	"proxy/books":  {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/rules":  {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/policy": {"net", "net/http", "log", "log/slog", "os", "context"},
 	"proxy/prompt": {"net", "net/http", "log", "log/slog", "os", "context"},

@@ -21,6 +21,7 @@ import (
 	"grapevine.example/node/share"
 	"grapevine.example/node/streams"
 	"grapevine.example/proxy"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/demand"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/prompt"
@@ -42,11 +43,11 @@ func everyRecord() []*proxy.Record {
 		},
 		{
 			Kind: prompt.Chat, Status: proxy.StatusClientGone, Attempts: 1, Backend: "127.0.0.1:1", Decision: decision(policy.Hash, 0),
-			Failed: policy.ClientGone, PromptTokens: -1, CachedTokens: -1, OutputTokens: -1, Total: time.Second,
+			Failed: books.ClientGone, PromptTokens: -1, CachedTokens: -1, OutputTokens: -1, Total: time.Second,
 		},
 		{
 			Kind: prompt.Completion, Status: 200, Attempts: 1, Backend: "127.0.0.1:1", Decision: decision(policy.Hash, 10),
-			Failed: policy.ClientGone, TTFT: 1, PromptTokens: 50, CachedTokens: 10, OutputTokens: 1, Total: time.Second,
+			Failed: books.ClientGone, TTFT: 1, PromptTokens: 50, CachedTokens: 10, OutputTokens: 1, Total: time.Second,
 		},
 		{Kind: prompt.Other, Status: 503, PromptTokens: -1, CachedTokens: -1, OutputTokens: -1, Total: time.Millisecond},
 	}
@@ -236,7 +237,7 @@ func TestMetricsOfBackends(t *testing.T) {
 		Queue: time.Second, TTFT: 3 * time.Second, Total: 5 * time.Second, OutputTokens: 5,
 	}
 	n.metrics.Observe(r)
-	r.Failed = policy.Timeout
+	r.Failed = books.Timeout
 	n.metrics.Observe(r)
 	series := scrape(t, n)
 	for name, want := range map[string]float64{

@@ -34,6 +34,7 @@ import (
 	"grapevine.example/node/traces"
 	"grapevine.example/prefixtree"
 	"grapevine.example/proxy"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/clients"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/raftstore"
@@ -486,7 +487,7 @@ func (n *Node) loadReported(e *backends.Engine, l *backends.Load, leads bool) {
 	if !leads {
 		return
 	}
-	t := policy.Telemetry{At: prefixtree.Time(l.At.UnixMilli()), Running: l.Running, Waiting: l.Waiting, KVUsage: l.KVUsage, Queued: l.Queued}
+	t := books.Telemetry{At: prefixtree.Time(l.At.UnixMilli()), Running: l.Running, Waiting: l.Waiting, KVUsage: l.KVUsage, Queued: l.Queued}
 	if l.Running < 0 || l.Waiting < 0 {
 		t.Queued = -1 // an engine's queue needs all three
 	}

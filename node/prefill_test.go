@@ -17,7 +17,7 @@ import (
 
 	"grapevine.example/chaos/engine"
 	"grapevine.example/node/config"
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/books"
 )
 
 // roleEngines are emulated engines whose transfers take long enough to be interrupted.
@@ -133,7 +133,7 @@ func TestExplainPrefill(t *testing.T) {
 	if p := r.Prefill; r.Backend != "decode-1" || p == nil || p.Backend != "prefill-0" || p.Elsewhere || p.RemoteS <= p.AloneS || p.AloneS <= 0 {
 		t.Errorf("an idle decode engine: %s, %+v", r.Backend, p)
 	}
-	n.router.SetPeerLoad("other", []policy.PeerLoad{{Backend: 0, Active: 40}, {Backend: 1, Active: 40}}, 0)
+	n.router.SetPeerLoad("other", []books.PeerLoad{{Backend: 0, Active: 40}, {Backend: 1, Active: 40}}, 0)
 	if r, err = explain(t, n, "/v1/chat/completions", nil, string(question(1, true))); err != nil || r.Prefill == nil || !r.Prefill.Elsewhere {
 		t.Errorf("a busy one: %+v, %v", r.Prefill, err)
 	}

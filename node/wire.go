@@ -14,6 +14,7 @@ import (
 	"grapevine.example/node/streams"
 	"grapevine.example/prefixtree"
 	"grapevine.example/proxy"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/queue"
 )
@@ -66,7 +67,7 @@ func (n *Node) policyConfig(cfg *config.Config) policy.Config {
 		Nodes: 1, Weights: cfg.Weights, HashBlocks: cfg.HashBlocks, Seed: mathrand.Uint64(), SlowStart: orNone(cfg.SlowStart), Truth: n.streams,
 		Zone: cfg.Zone, ZoneCost: cfg.ZoneCost,
 		Gate:   policy.Gate{TTFT: cfg.QueueTTFT, Waiting: cfg.QueueWaiting, InFlight: cfg.QueueInFlight},
-		Failed: func(b prefixtree.Backend, _ policy.Failure, _ prefixtree.Time) { n.health.Failed(b) },
+		Failed: func(b prefixtree.Backend, _ books.Failure, _ prefixtree.Time) { n.health.Failed(b) },
 		Forgot: func(b prefixtree.Backend) { n.health.Forgot(b) },
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/clients"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/prompt"
@@ -279,7 +280,7 @@ func BenchmarkIdleQueue(b *testing.B) {
 					b.Fatal(settled, err)
 				}
 				e.usage.PromptTokens, e.usage.OutputTokens = 100, 100
-				e.end(policy.None)
+				e.end(books.None)
 				e.learnOutput()
 			}
 		})

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/books"
 )
 
 type departure struct {
@@ -86,7 +86,7 @@ func clientLeaves(t *testing.T, leave func(c net.Conn), point departure, over st
 	}
 	t.Logf("after %v", time.Since(start))
 	rec := r.record(0)
-	if rec.Failed != policy.ClientGone {
+	if rec.Failed != books.ClientGone {
 		t.Errorf("record %+v", rec)
 	}
 	if !point.read && rec.Status != StatusClientGone {
@@ -133,7 +133,7 @@ func TestClientThatDoesNotReadIsCut(t *testing.T) {
 	_, err := io.WriteString(c, chat(true))
 	must(t, err)
 	<-ended
-	if rec := r.record(0); rec.Failed != policy.ClientGone {
+	if rec := r.record(0); rec.Failed != books.ClientGone {
 		t.Errorf("record %+v", rec)
 	}
 	// A FIN would wait behind unread megabytes.
@@ -157,7 +157,7 @@ func TestClientLeavesDuringTheRetry(t *testing.T) {
 	must(t, err)
 	<-second // the first has failed
 	c.Close()
-	if rec := r.record(0); rec.Failed != policy.ClientGone || rec.Attempts != 2 {
+	if rec := r.record(0); rec.Failed != books.ClientGone || rec.Attempts != 2 {
 		t.Errorf("record %+v", rec)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/clients"
 	"grapevine.example/proxy/engine"
 	"grapevine.example/proxy/policy"
@@ -81,7 +82,7 @@ type relayed struct {
 
 // failure describes the last failed attempt.
 type failure struct {
-	failed     policy.Failure
+	failed     books.Failure
 	status     int    // 502, 503 or 504 of the backend, or 0
 	retryAfter []byte // scratch
 	refused    bool
@@ -179,23 +180,23 @@ func (e *exchange) booked(t Target) {
 	}
 }
 
-func (e *exchange) end(f policy.Failure) {
+func (e *exchange) end(f books.Failure) {
 	if e.guard.open {
 		e.rec.Failed = f
 		e.close(&e.guard, f, e.usage)
 	}
 }
 
-func (e *exchange) close(g *guard, f policy.Failure, u engine.Usage) {
+func (e *exchange) close(g *guard, f books.Failure, u engine.Usage) {
 	g.open = false
 	o := policy.Outcome{PromptTokens: u.PromptTokens, CachedTokens: u.CachedTokens, OutputTokens: u.OutputTokens, Failed: f}
 	switch f {
-	case policy.Timeout, policy.Reset, policy.Status5xx:
+	case books.Timeout, books.Reset, books.Status5xx:
 		// Others may fail for reasons that only the client knows.
 		if e.rec.Kind != prompt.Other {
 			o.Request, o.FailedBefore = e.requestName(), e.suspects
 		}
-	case policy.Busy:
+	case books.Busy:
 		o.RetryAfter = int64(e.wait) * 1000
 	}
 	g.attempt.End(o, e.proxy.cfg.Picker.Now())
@@ -203,14 +204,14 @@ func (e *exchange) close(g *guard, f policy.Failure, u engine.Usage) {
 	e.proxy.opened(g.attempt.Decision().Backend)
 }
 
-func outcome(status int) policy.Failure {
+func outcome(status int) books.Failure {
 	switch {
 	case status >= 500:
-		return policy.Status5xx
+		return books.Status5xx
 	case status >= 400:
-		return policy.Client4xx
+		return books.Client4xx
 	}
-	return policy.None
+	return books.None
 }
 
 // requestName identifies a request by its body or, once that is released, by its prompt or id.
@@ -245,10 +246,10 @@ func (e *exchange) finish() {
 		e.release(e.up, false)
 		e.up = nil
 	}
-	e.end(policy.ClientGone)
-	e.endPair(e.rec.Failed != policy.None)
+	e.end(books.ClientGone)
+	e.endPair(e.rec.Failed != books.None)
 	if e.prefill.open { // after a panic
-		e.close(&e.prefill, policy.ClientGone, engine.Unknown)
+		e.close(&e.prefill, books.ClientGone, engine.Unknown)
 	}
 	e.settle()
 	e.learnOutput()

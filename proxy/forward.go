@@ -9,8 +9,8 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/engine"
-	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/prompt"
 )
 
@@ -30,7 +30,7 @@ func (e *exchange) attempt(t *Target) (settled bool) {
 	switch {
 	case up != nil:
 		return e.takeAnswer(up)
-	case f != policy.None:
+	case f != books.None:
 		return e.failed(f)
 	}
 	return e.cutShort(why)
@@ -38,7 +38,7 @@ func (e *exchange) attempt(t *Target) (settled bool) {
 
 // reach sends pieces and reads the response's head. It returns the connection, what failed, or why
 // the request must stop.
-func (e *exchange) reach(t *Target, pieces [][]byte, g *guard, patience time.Duration, reuse bool) (up *upstreamConn, f policy.Failure, why reason) {
+func (e *exchange) reach(t *Target, pieces [][]byte, g *guard, patience time.Duration, reuse bool) (up *upstreamConn, f books.Failure, why reason) {
 	pieces = e.stampFor(t, pieces, g)
 	if reuse {
 		up = e.proxy.upstreams.get(t)
@@ -51,11 +51,11 @@ func (e *exchange) reach(t *Target, pieces [][]byte, g *guard, patience time.Dur
 		}
 		if why := e.conn.attach(up, patience); why != undisturbed {
 			up.raw.Close()
-			return nil, policy.None, why
+			return nil, books.None, why
 		}
 		err := e.converse(up, t, pieces, g)
 		if err == nil {
-			return up, policy.None, undisturbed
+			return up, books.None, undisturbed
 		}
 		if !up.reused || !untouched(err) || e.conn.cause() != undisturbed {
 			f, why := e.lost(up)
@@ -68,42 +68,42 @@ func (e *exchange) reach(t *Target, pieces [][]byte, g *guard, patience time.Dur
 	}
 }
 
-func (e *exchange) dial(t *Target) (up *upstreamConn, f policy.Failure, why reason) {
+func (e *exchange) dial(t *Target) (up *upstreamConn, f books.Failure, why reason) {
 	up, err := e.proxy.upstreams.dial(e.proxy.base, t)
 	if err == nil {
-		return up, policy.None, undisturbed
+		return up, books.None, undisturbed
 	}
 	if why := e.conn.cause(); why != undisturbed && why != expired {
-		return nil, policy.None, why
+		return nil, books.None, why
 	}
 	if e.proxy.base.Err() != nil {
-		return nil, policy.None, forced // the drain's time is over, and this connection is interrupted in a moment
+		return nil, books.None, forced // the drain's time is over, and this connection is interrupted in a moment
 	}
-	return nil, policy.Connect, undisturbed
+	return nil, books.Connect, undisturbed
 }
 
 // lost closes a connection that failed, and returns what failed or why the request must stop.
-func (e *exchange) lost(up *upstreamConn) (policy.Failure, reason) {
+func (e *exchange) lost(up *upstreamConn) (books.Failure, reason) {
 	switch why := e.release(up, false); why {
 	case undisturbed:
-		return policy.Reset, why
+		return books.Reset, why
 	case expired:
-		return policy.Timeout, why
+		return books.Timeout, why
 	default:
-		return policy.None, why
+		return books.None, why
 	}
 }
 
-func (e *exchange) failed(f policy.Failure) bool {
+func (e *exchange) failed(f books.Failure) bool {
 	e.end(f)
 	e.blame(f, e.rec.Decision.Backend)
 	return false
 }
 
-func (e *exchange) blame(f policy.Failure, b prefixtree.Backend) {
-	if f != policy.Connect {
+func (e *exchange) blame(f books.Failure, b prefixtree.Backend) {
+	if f != books.Connect {
 		e.suspects = append(e.suspects, b)
-		if f == policy.Reset && e.last.failed == policy.Reset && len(e.suspects) == maxSeen {
+		if f == books.Reset && e.last.failed == books.Reset && len(e.suspects) == maxSeen {
 			e.proxy.broken.add(e.requestName(), time.Now())
 		}
 	}
@@ -113,11 +113,11 @@ func (e *exchange) blame(f policy.Failure, b prefixtree.Backend) {
 // cutShort reports whether the request is settled: not if only its prefill failed.
 func (e *exchange) cutShort(why reason) bool {
 	if why == unpaired {
-		e.end(policy.Transfer)
-		e.last.failed = policy.Transfer
+		e.end(books.Transfer)
+		e.last.failed = books.Transfer
 		return false
 	}
-	e.end(policy.ClientGone)
+	e.end(books.ClientGone)
 	if why == forced {
 		e.refuse(fault{fasthttp.StatusServiceUnavailable, "shutting_down", "the router is shutting down"})
 		e.retryAfter(1)
@@ -222,7 +222,7 @@ func (e *exchange) takeAnswer(up *upstreamConn) (settled bool) {
 
 func (e *exchange) broke(up *upstreamConn) bool {
 	f, why := e.lost(up)
-	if f == policy.None {
+	if f == books.None {
 		return e.cutShort(why)
 	}
 	return e.failed(f)
@@ -238,7 +238,7 @@ func (e *exchange) passOver(up *upstreamConn, status int) bool {
 		e.busy(false)
 		return false
 	}
-	e.failed(policy.Status5xx)
+	e.failed(books.Status5xx)
 	e.last.status = status
 	return false
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/clients"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/prompt"
@@ -374,7 +375,7 @@ func (e *exchange) forward() {
 		if settled || ready && e.attempt(&t) {
 			return
 		}
-		here := ready && e.last.failed != policy.Transfer // the failure is t's
+		here := ready && e.last.failed != books.Transfer // the failure is t's
 		e.endPair(true)
 		began = time.Now()
 		if ready && !e.mayMove() || len(e.suspects) >= maxSeen {

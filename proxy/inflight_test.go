@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/books"
 )
 
 var mixSeed = flag.Uint64("mix.seed", 0, "seed of TestEveryCountReturnsToZero; 0 takes a new one")
@@ -50,7 +50,7 @@ func TestEveryCountReturnsToZero(t *testing.T) {
 	}
 	wg.Wait()
 	r.settled()
-	failed := make(map[policy.Failure]int)
+	failed := make(map[books.Failure]int)
 	attempts := 0
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -64,7 +64,7 @@ func TestEveryCountReturnsToZero(t *testing.T) {
 		ids[string(r.records[i].ID)] = true
 	}
 	t.Logf("statuses %v (0: left), ends %v, %d attempts", statuses, failed, attempts)
-	if len(r.records) == 0 || failed[policy.None] == 0 || failed[policy.ClientGone] == 0 {
+	if len(r.records) == 0 || failed[books.None] == 0 || failed[books.ClientGone] == 0 {
 		t.Error("the mix is no mix")
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/books"
 )
 
 // A stream's prefill ends with its first token, any other's when its answer begins.
@@ -35,10 +35,10 @@ func TestWhatIsOutstanding(t *testing.T) {
 				return false
 			})
 			r := newRig(t, []string{b.addr}, withConfig(func(c *Config) { c.AllowEngineControl = true }))
-			outstanding := func(later time.Duration) policy.PeerLoad {
+			outstanding := func(later time.Duration) books.PeerLoad {
 				loads := r.router.OwnLoads(nil, (&routed{}).Now()+prefixtree.Time(later.Milliseconds()))
 				if len(loads) == 0 {
-					return policy.PeerLoad{}
+					return books.PeerLoad{}
 				}
 				return loads[0]
 			}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/engine"
 	"grapevine.example/proxy/policy"
 )
@@ -31,7 +32,7 @@ type pair struct {
 	lost atomic.Bool   // failed, and done is about to be closed
 
 	// Written by that goroutine, which ends the policy's attempt if nothing failed.
-	failed policy.Failure
+	failed books.Failure
 	usage  engine.Usage
 	wait   int // seconds, of a 429
 	took   time.Duration
@@ -52,12 +53,12 @@ func (e *exchange) startPair(p *Target) (ready, settled bool) {
 		e.conn.awaitPair()
 		go e.readPair(began)
 		return true, false
-	case f != policy.None:
+	case f != books.None:
 		s.pairs++
 		e.prefillFailed(f)
 		return false, false
 	}
-	e.close(&e.prefill, policy.ClientGone, engine.Unknown)
+	e.close(&e.prefill, books.ClientGone, engine.Unknown)
 	return false, e.cutShort(why)
 }
 
@@ -73,7 +74,7 @@ func appendRoom(dst []byte, p *Target) []byte {
 }
 
 // sendPrompt uses a new connection, because a stale one would require using the room twice.
-func (e *exchange) sendPrompt(p *Target) (*upstreamConn, policy.Failure, reason) {
+func (e *exchange) sendPrompt(p *Target) (*upstreamConn, books.Failure, reason) {
 	patience := e.tuned.Timeouts.StreamFirstByte
 	up, f, why := e.dial(p)
 	if up == nil {
@@ -81,7 +82,7 @@ func (e *exchange) sendPrompt(p *Target) (*upstreamConn, policy.Failure, reason)
 	}
 	if why := e.conn.attach(up, patience); why != undisturbed {
 		up.raw.Close()
-		return nil, policy.None, why
+		return nil, books.None, why
 	}
 	e.stampHead = false // that of a reply before
 	up.head = e.appendRequest(up.head[:0], p, pieceBytes(e.split.prompt))
@@ -96,9 +97,9 @@ func (e *exchange) sendPrompt(p *Target) (*upstreamConn, policy.Failure, reason)
 	}
 	if why := e.conn.detach(); why != undisturbed {
 		up.raw.Close()
-		return nil, policy.None, why
+		return nil, books.None, why
 	}
-	return up, policy.None, undisturbed
+	return up, books.None, undisturbed
 }
 
 // readPair runs beside the exchange. A failure also ends the decode backend's part, which would wait
@@ -109,9 +110,9 @@ func (e *exchange) readPair(began time.Time) {
 	defer func() {
 		if r := recover(); r != nil {
 			e.proxy.logPanic(r)
-			p.failed = policy.Transfer
+			p.failed = books.Transfer
 		}
-		if p.failed != policy.None {
+		if p.failed != books.None {
 			p.lost.Store(true)
 			e.conn.interrupt(unpaired)
 		}
@@ -125,13 +126,13 @@ func (e *exchange) readPair(began time.Time) {
 	p.took = time.Since(began)
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		p.failed = policy.Timeout
+		p.failed = books.Timeout
 	case err != nil:
-		p.failed = policy.Reset
+		p.failed = books.Reset
 	case response.StatusCode() == fasthttp.StatusTooManyRequests:
-		p.failed, p.wait = policy.Busy, retryAfterOf(response)
+		p.failed, p.wait = books.Busy, retryAfterOf(response)
 	case response.StatusCode() != fasthttp.StatusOK:
-		p.failed = policy.Transfer // the decode backend may be at fault
+		p.failed = books.Transfer // the decode backend may be at fault
 	default:
 		p.usage = engine.ParseUsage(response.Body())
 		now := e.proxy.cfg.Picker.Now()
@@ -163,26 +164,26 @@ func (e *exchange) endPair(failed bool) {
 	e.split.usage, e.rec.Prefill.Took = p.usage, p.took
 	f := p.failed
 	switch {
-	case f == policy.None:
+	case f == books.None:
 		e.prefill.open = false
 	case canceled:
-		e.close(&e.prefill, policy.ClientGone, engine.Unknown)
+		e.close(&e.prefill, books.ClientGone, engine.Unknown)
 	default:
 		e.wait = p.wait
 		e.close(&e.prefill, f, engine.Unknown)
 	}
-	if !failed || e.rec.Failed == policy.ClientGone {
+	if !failed || e.rec.Failed == books.ClientGone {
 		return
 	}
 	e.split.pairs++
-	e.rec.Prefill.Failed = policy.Transfer
-	if canceled || f == policy.None || f == policy.Transfer {
+	e.rec.Prefill.Failed = books.Transfer
+	if canceled || f == books.None || f == books.Transfer {
 		return
 	}
 	e.rec.Prefill.Failed = f
 	b := e.rec.Prefill.Decision.Backend
 	e.query.Exclude = append(e.query.Exclude, b)
-	if f != policy.Busy {
+	if f != books.Busy {
 		e.blame(f, b)
 	}
 }

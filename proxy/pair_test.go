@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/engine/events"
-	"grapevine.example/proxy/policy"
 )
 
 // room is what tells SGLang's engines where to meet.
@@ -98,7 +98,7 @@ func TestPair(t *testing.T) {
 					t.Errorf("headers name %q and %q", got, rp.Header.Get(headerBackend))
 				}
 				rec := r.record(i)
-				if rec.Backend != "b1" || rec.Prefill.Backend != "b0" || rec.Prefill.Failed != policy.None || rec.CachedTokens != 100 || rec.Attempts != 1 || rec.Failed != policy.None {
+				if rec.Backend != "b1" || rec.Prefill.Backend != "b0" || rec.Prefill.Failed != books.None || rec.CachedTokens != 100 || rec.Attempts != 1 || rec.Failed != books.None {
 					t.Errorf("record %+v", rec)
 				}
 			}
@@ -126,16 +126,16 @@ func TestPairFails(t *testing.T) {
 	for _, tc := range []struct {
 		name            string
 		prefill, decode script // nil: waits for the other one
-		failed          policy.Failure
+		failed          books.Failure
 	}{
-		{"prefill resets", resetting, nil, policy.Reset},
-		{"prefill 500", denying(500), nil, policy.Transfer},
-		{"prefill 429", denying(429), nil, policy.Busy},
-		{"decode resets", nil, resetting, policy.Transfer},
-		{"decode 500", nil, denying(500), policy.Transfer},
-		{"decode 400", nil, denying(400), policy.Transfer},
-		{"decode 429", nil, denying(429), policy.Transfer},
-		{"decode streams an error", nil, failedStream, policy.Transfer},
+		{"prefill resets", resetting, nil, books.Reset},
+		{"prefill 500", denying(500), nil, books.Transfer},
+		{"prefill 429", denying(429), nil, books.Busy},
+		{"decode resets", nil, resetting, books.Transfer},
+		{"decode 500", nil, denying(500), books.Transfer},
+		{"decode 400", nil, denying(400), books.Transfer},
+		{"decode 429", nil, denying(429), books.Transfer},
+		{"decode streams an error", nil, failedStream, books.Transfer},
 	} {
 		for _, stream := range []bool{false, true} {
 			for _, roles := range []string{"PDb", "PDPD"} {
@@ -172,11 +172,11 @@ func TestPairFails(t *testing.T) {
 					}
 					r := newRig(t, addrs, withRoles(roles), withStrategy("prefix"))
 					// The first choice are b0 and b1.
-					r.router.SetPeerLoad("other", []policy.PeerLoad{{Backend: 2, Active: 60, PrefillTokens: 1 << 20}, {Backend: 3, Active: 60, PrefillTokens: 1 << 20}}[:len(addrs)-2], 0)
+					r.router.SetPeerLoad("other", []books.PeerLoad{{Backend: 2, Active: 60, PrefillTokens: 1 << 20}, {Backend: 3, Active: 60, PrefillTokens: 1 << 20}}[:len(addrs)-2], 0)
 					r.raw(chatOf("short", stream)).want(t, 200, "hi")
 					ended(t, closed)
 					rec := r.record(0)
-					if rec.Failed != policy.None || rec.Status != 200 || roles == "PDb" && rec.Prefill.Failed != tc.failed {
+					if rec.Failed != books.None || rec.Status != 200 || roles == "PDb" && rec.Prefill.Failed != tc.failed {
 						t.Errorf("record: prefill %v, %v, status %d", rec.Prefill.Failed, rec.Failed, rec.Status)
 					}
 					for i := range 2 {
@@ -252,7 +252,7 @@ func TestLeavePair(t *testing.T) {
 	c.Close()
 	ended(t, closed)
 	ended(t, closed)
-	if rec := r.record(0); rec.Status != StatusClientGone || rec.Failed != policy.ClientGone {
+	if rec := r.record(0); rec.Status != StatusClientGone || rec.Failed != books.ClientGone {
 		t.Errorf("status %d, %v", rec.Status, rec.Failed)
 	}
 }
@@ -287,7 +287,7 @@ func TestPairFailsLate(t *testing.T) {
 			must(t, err)
 			close(begun)
 		}
-		if rec := r.record(0); rec.Failed != policy.None || rec.Broken {
+		if rec := r.record(0); rec.Failed != books.None || rec.Broken {
 			t.Errorf("stream %t: %v, broken %t", stream, rec.Failed, rec.Broken)
 		}
 		if !stream {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/engine"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/prompt"
@@ -96,7 +97,7 @@ func (e *exchange) prefillElsewhere(t *Target) (ready, settled bool) {
 	p, ok := e.proxy.cfg.Picker.PickPrefill(&e.query, &e.guard.attempt, &e.prefill.attempt)
 	if !ok && t.Bootstrap != 0 {
 		e.split.pairs = maxPairs // only other backends can help
-		e.prefillFailed(policy.Transfer)
+		e.prefillFailed(books.Transfer)
 		return false, false
 	}
 	if !ok {
@@ -111,18 +112,18 @@ func (e *exchange) prefillElsewhere(t *Target) (ready, settled bool) {
 	e.rec.Prefill = PrefillRecord{Backend: p.Name, Decision: e.prefill.attempt.Decision(), Failed: f, Took: time.Since(began)}
 	switch {
 	case why != undisturbed && why != expired:
-		e.close(&e.prefill, policy.ClientGone, engine.Unknown)
+		e.close(&e.prefill, books.ClientGone, engine.Unknown)
 		return false, e.cutShort(why)
-	case f != policy.None:
+	case f != books.None:
 		e.prefillFailed(f)
 		return false, false
 	}
-	e.close(&e.prefill, policy.None, e.split.usage)
+	e.close(&e.prefill, books.None, e.split.usage)
 	if !e.split.transfers() {
 		if e.proxy.mayWarn(&e.proxy.warned.noTransfer) {
 			e.proxy.cfg.Log.Warn().Str("backend", p.Name).Msg("prefill backend answered without kv_transfer_params: start it with a KV connector, or give it the role both")
 		}
-		e.prefillFailed(policy.Transfer)
+		e.prefillFailed(books.Transfer)
 		return false, false
 	}
 	e.split.reply = withMember(e.split.reply[:0], e.pieces, e.split.inside, e.split.member)
@@ -130,7 +131,7 @@ func (e *exchange) prefillElsewhere(t *Target) (ready, settled bool) {
 }
 
 // askPrefill returns what failed, or why the request must stop, if not undisturbed.
-func (e *exchange) askPrefill(p *Target) (policy.Failure, reason) {
+func (e *exchange) askPrefill(p *Target) (books.Failure, reason) {
 	timeouts := &e.tuned.Timeouts
 	up, f, why := e.reach(p, e.split.prompt, &e.prefill, timeouts.StreamFirstByte, true)
 	if up == nil {
@@ -155,22 +156,22 @@ func (e *exchange) askPrefill(p *Target) (policy.Failure, reason) {
 	}
 	response.ResetBody()
 	e.prefill.attempt.FirstToken(e.proxy.cfg.Picker.Now())
-	return policy.None, e.release(up, keep)
+	return books.None, e.release(up, keep)
 }
 
 // An answer that is no failure of the backend's is one of the prefill alone: the request itself may
 // be fine.
-func answeredFailure(status int) policy.Failure {
+func answeredFailure(status int) books.Failure {
 	switch {
 	case status == fasthttp.StatusTooManyRequests:
-		return policy.Busy
+		return books.Busy
 	case status >= 500:
-		return policy.Status5xx
+		return books.Status5xx
 	}
-	return policy.Client4xx
+	return books.Client4xx
 }
 
-func (e *exchange) prefillFailed(f policy.Failure) {
+func (e *exchange) prefillFailed(f books.Failure) {
 	if e.prefill.open {
 		e.close(&e.prefill, f, engine.Unknown)
 	}
@@ -179,13 +180,13 @@ func (e *exchange) prefillFailed(f policy.Failure) {
 	e.rec.Attempts--
 	e.rec.Prefill.Failed = f
 	switch f {
-	case policy.Connect, policy.Timeout, policy.Reset, policy.Status5xx:
+	case books.Connect, books.Timeout, books.Reset, books.Status5xx:
 		b := e.rec.Prefill.Decision.Backend
 		e.blame(f, b)
 		e.last.status = fasthttp.StatusBadGateway
 		e.query.Exclude = append(e.query.Exclude, b)
 	default:
-		e.last.failed = policy.Transfer
+		e.last.failed = books.Transfer
 	}
 }
 
@@ -195,8 +196,8 @@ func (e *exchange) loseTransfer(up *upstreamConn) (settled bool) {
 	if why := e.release(up, false); why != undisturbed && why != expired {
 		return e.cutShort(why)
 	}
-	e.end(policy.Transfer)
-	e.rec.Prefill.Failed, e.last.failed = policy.Transfer, policy.Transfer
+	e.end(books.Transfer)
+	e.rec.Prefill.Failed, e.last.failed = books.Transfer, books.Transfer
 	return false
 }
 

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/books"
 )
 
 const params = `{"do_remote_prefill":true,"remote_block_ids":[1,2 ,3],"later":{"x":"}"}}`
@@ -25,7 +25,7 @@ func newSplitRig(t *testing.T, prefill, decode script, options ...rigOption) (r 
 	t.Helper()
 	p, d = newBackend(t, false, prefill), newBackend(t, false, decode)
 	r = newRig(t, []string{p.addr, d.addr}, append(options, withRoles("pd"), withStrategy("prefix"))...)
-	r.router.SetPeerLoad("other", []policy.PeerLoad{{Backend: 1, Active: 60}}, 0)
+	r.router.SetPeerLoad("other", []books.PeerLoad{{Backend: 1, Active: 60}}, 0)
 	return r, p, d
 }
 
@@ -89,7 +89,7 @@ func TestPrefillElsewhere(t *testing.T) {
 				t.Errorf("request ids %q and %q", a, b)
 			}
 			rec := r.record(0)
-			if rec.Backend != "b1" || rec.Prefill.Backend != "b0" || rec.Prefill.Failed != policy.None || rec.CachedTokens != 100 || rec.Attempts != 1 {
+			if rec.Backend != "b1" || rec.Prefill.Backend != "b0" || rec.Prefill.Failed != books.None || rec.CachedTokens != 100 || rec.Attempts != 1 {
 				t.Errorf("record %+v", rec)
 			}
 		})
@@ -127,21 +127,21 @@ func TestSplitFails(t *testing.T) {
 	for _, tc := range []struct {
 		name            string
 		prefill, decode script // nil: as it should be
-		failed          policy.Failure
+		failed          books.Failure
 	}{
-		{"prefill resets", resetting, nil, policy.Reset},
-		{"prefill is cut off", cut("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"), nil, policy.Reset},
-		{"prefill 500", denying(500), nil, policy.Status5xx},
-		{"prefill 503", denying(503), nil, policy.Status5xx},
-		{"prefill 429", denying(429, "Retry-After: 3"), nil, policy.Busy},
-		{"prefill 400", denying(400), nil, policy.Client4xx},
-		{"no parameters", body(okBody), nil, policy.Transfer},
-		{"null parameters", body(`{"kv_transfer_params":null}`), nil, policy.Transfer},
-		{"not JSON", body(`nonsense`), nil, policy.Transfer},
-		{"decode 500", nil, denying(500), policy.Transfer},
-		{"decode 503", nil, denying(503), policy.Transfer},
-		{"decode 400", nil, denying(400), policy.Transfer},
-		{"decode streams an error", nil, failedStream, policy.Transfer},
+		{"prefill resets", resetting, nil, books.Reset},
+		{"prefill is cut off", cut("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"), nil, books.Reset},
+		{"prefill 500", denying(500), nil, books.Status5xx},
+		{"prefill 503", denying(503), nil, books.Status5xx},
+		{"prefill 429", denying(429, "Retry-After: 3"), nil, books.Busy},
+		{"prefill 400", denying(400), nil, books.Client4xx},
+		{"no parameters", body(okBody), nil, books.Transfer},
+		{"null parameters", body(`{"kv_transfer_params":null}`), nil, books.Transfer},
+		{"not JSON", body(`nonsense`), nil, books.Transfer},
+		{"decode 500", nil, denying(500), books.Transfer},
+		{"decode 503", nil, denying(503), books.Transfer},
+		{"decode 400", nil, denying(400), books.Transfer},
+		{"decode streams an error", nil, failedStream, books.Transfer},
 	} {
 		for _, stream := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/stream=%v", tc.name, stream), func(t *testing.T) {
@@ -158,7 +158,7 @@ func TestSplitFails(t *testing.T) {
 				})
 				r.raw(chatOf(longText, stream)).want(t, 200, "hi")
 				rec := r.record(0)
-				if rec.Prefill.Failed != tc.failed || rec.Failed != policy.None || rec.Status != 200 {
+				if rec.Prefill.Failed != tc.failed || rec.Failed != books.None || rec.Status != 200 {
 					t.Errorf("record: prefill %v, %v, status %d", rec.Prefill.Failed, rec.Failed, rec.Status)
 				}
 				fetched := 0
@@ -193,7 +193,7 @@ func TestDecodeBreaks(t *testing.T) {
 			}
 			d, e := newBackend(t, false, decode), newBackend(t, false, decode)
 			r := newRig(t, []string{p.addr, d.addr, e.addr}, withRoles("pdd"), withStrategy("prefix"))
-			r.router.SetPeerLoad("other", []policy.PeerLoad{{Backend: 1, Active: 60}, {Backend: 2, Active: 60}}, 0)
+			r.router.SetPeerLoad("other", []books.PeerLoad{{Backend: 1, Active: 60}, {Backend: 2, Active: 60}}, 0)
 			r.raw(chatOf(longText, true)).want(t, 200, "hi")
 			if rec := r.record(0); rec.Attempts != 2 || len(fetched) != 1 {
 				t.Errorf("%d attempts, parameters used %d times", rec.Attempts, len(fetched))

@@ -19,6 +19,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/clients"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/prompt"
@@ -356,8 +357,8 @@ type Record struct {
 	Peer     []byte           // the address of the client's connection or, in a PROXY header, the client's
 	Trace    Trace            // by the client's traceparent, and Config.Tracing
 
-	Status   int            // StatusClientGone if the client left first
-	Failed   policy.Failure // of the last attempt
+	Status   int           // StatusClientGone if the client left first
+	Failed   books.Failure // of the last attempt
 	Broken   bool
 	Attempts int
 	Resent   int // sends repeated after a stale connection
@@ -389,7 +390,7 @@ type Record struct {
 type PrefillRecord struct {
 	Backend  string           // "": not tried
 	Decision *policy.Decision // its receipt, or nil
-	Failed   policy.Failure   // of the prefill backend, or Transfer: one backend then computed all
+	Failed   books.Failure    // of the prefill backend, or Transfer: one backend then computed all
 	Took     time.Duration
 }
 

@@ -7,8 +7,8 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/engine"
-	"grapevine.example/proxy/policy"
 )
 
 const (
@@ -103,7 +103,7 @@ func (e *exchange) deliver(w io.Writer, p []byte) error {
 	e.rec.ResponseBytes += int64(n)
 	if err != nil {
 		e.rec.Broken = true
-		e.end(policy.ClientGone)
+		e.end(books.ClientGone)
 		return errAborted
 	}
 	return nil
@@ -231,19 +231,19 @@ func (e *exchange) breakOff(w io.Writer) error {
 	f := fault{fasthttp.StatusBadGateway, "upstream_broken", "the backend closed the connection before the end of its response"}
 	switch why {
 	case departed, stalled:
-		e.end(policy.ClientGone)
+		e.end(books.ClientGone)
 		return errAborted
 	case forced:
 		f = fault{fasthttp.StatusServiceUnavailable, "shutting_down", "the router is shutting down"}
-		e.end(policy.ClientGone)
+		e.end(books.ClientGone)
 	case unpaired:
 		f.message = "the prefill backend failed"
-		e.end(policy.Transfer)
+		e.end(books.Transfer)
 	case expired:
 		f = fault{fasthttp.StatusGatewayTimeout, "upstream_timeout", "the backend stopped sending its response"}
-		e.end(policy.Timeout)
+		e.end(books.Timeout)
 	default:
-		e.end(policy.Reset)
+		e.end(books.Reset)
 	}
 	e.proxy.cfg.Log.Warn().Str("backend", e.rec.Backend).Bytes("id", e.rec.ID).Str("class", f.code).Msg("backend broke off its response")
 	if !e.sse {

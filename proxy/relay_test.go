@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/books"
 )
 
 func streaming(events <-chan string) script {
@@ -66,7 +66,7 @@ func TestStreamIsFlushedChunkByChunk(t *testing.T) {
 			must(t, err)
 			readReply(t, br, "GET").want(t, 200)
 			rec := r.record(0)
-			if rec.TTFT <= 0 || rec.Status != 200 || rec.Failed != policy.None || !rec.Stream {
+			if rec.TTFT <= 0 || rec.Status != 200 || rec.Failed != books.None || !rec.Stream {
 				t.Errorf("record %+v", rec)
 			}
 		})
@@ -126,7 +126,7 @@ func TestBrokenStreamEndsWithAnErrorEvent(t *testing.T) {
 			if _, err := br.ReadByte(); err != io.EOF {
 				t.Errorf("connection: %v, want EOF", err)
 			}
-			if rec := r.record(0); rec.Failed != policy.Reset || !rec.Broken || rec.Attempts != 1 {
+			if rec := r.record(0); rec.Failed != books.Reset || !rec.Broken || rec.Attempts != 1 {
 				t.Errorf("record %+v", rec)
 			}
 			if n := len(other.requests()); n != 0 {
@@ -152,7 +152,7 @@ func TestBrokenBodyIsCutOff(t *testing.T) {
 			if rp.err == nil {
 				t.Error("the client took a broken response for a whole one")
 			}
-			if rec := r.record(0); rec.Failed != policy.Reset || !rec.Broken {
+			if rec := r.record(0); rec.Failed != books.Reset || !rec.Broken {
 				t.Errorf("record %+v", rec)
 			}
 		})
@@ -174,7 +174,7 @@ func TestIdleStreamTimesOut(t *testing.T) {
 	if d := time.Since(start); d < 150*time.Millisecond {
 		t.Errorf("gave up after %v, before the time was up", d)
 	}
-	if rec := r.record(0); rec.Failed != policy.Timeout {
+	if rec := r.record(0); rec.Failed != books.Timeout {
 		t.Errorf("record %+v", rec)
 	}
 }
@@ -235,7 +235,7 @@ func TestEventStreamOfGivenLength(t *testing.T) {
 		if rp := r.raw(req).want(t, 200); rp.err != nil || rp.body != event("a")+"data: [DONE]\n\n" {
 			t.Errorf("%s: %q, %v", version, rp.body, rp.err)
 		}
-		if rec := r.record(0); rec.Failed != policy.None || rec.Broken || rec.PromptTokens != 20 {
+		if rec := r.record(0); rec.Failed != books.None || rec.Broken || rec.PromptTokens != 20 {
 			t.Errorf("%s: record %+v", version, rec)
 		}
 		b = newBackend(t, false, func(c *upstreamSide, _ seenRequest) bool {

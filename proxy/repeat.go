@@ -8,7 +8,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/prompt"
 )
 
@@ -25,14 +25,14 @@ const (
 // A request that no engine received may always move; one of inference, which has no side effects,
 // once; one for a stored response never, because another engine would deny that it exists.
 func (e *exchange) mayMove() bool {
-	if e.last.failed == policy.Busy {
+	if e.last.failed == books.Busy {
 		e.last.busy++
 		return e.last.busy < maxBusy && !e.rec.Decision.LastResort && !e.query.Stored
 	}
 	if e.query.Stored || e.rec.Attempts-e.last.busy >= e.tuned.MaxAttempts {
 		return false
 	}
-	return e.last.failed == policy.Connect || e.rec.Kind != prompt.Other && len(e.suspects) < maxSeen
+	return e.last.failed == books.Connect || e.rec.Kind != prompt.Other && len(e.suspects) < maxSeen
 }
 
 // broken remembers requests that broke two engines.
@@ -96,8 +96,8 @@ func (e *exchange) busy(held bool) {
 	if e.last.busy == 0 || wait < e.last.wait {
 		e.last.wait = wait
 	}
-	e.last.failed, e.last.held, e.wait = policy.Busy, held, wait
-	e.end(policy.Busy)
+	e.last.failed, e.last.held, e.wait = books.Busy, held, wait
+	e.end(books.Busy)
 }
 
 func (e *exchange) refuseBusy() {
@@ -122,15 +122,15 @@ func (e *exchange) refuseExhausted() {
 	f := fault{fasthttp.StatusBadGateway, "upstream_unreachable", "cannot connect to a backend"}
 	again := true
 	switch last.failed {
-	case policy.Transfer:
+	case books.Transfer:
 		f = fault{fasthttp.StatusBadGateway, "upstream_broken", "the decode backend did not get the KV cache of the prompt"}
-	case policy.Timeout:
+	case books.Timeout:
 		f = fault{fasthttp.StatusGatewayTimeout, "upstream_timeout", "the backend did not answer in time"}
 		again = false
-	case policy.Reset:
+	case books.Reset:
 		f = fault{fasthttp.StatusBadGateway, "upstream_broken", "the backend closed the connection without an answer, or did not answer in HTTP"}
 		again = len(e.suspects) < maxSeen
-	case policy.Status5xx:
+	case books.Status5xx:
 		f = fault{last.status, "upstream_unavailable", "the backend answered " + strconv.Itoa(last.status)}
 	}
 	f.message += "; backends tried: " + strconv.Itoa(e.rec.Attempts)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/policy"
 )
 
@@ -46,20 +47,20 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 	}
 	bad := map[string]struct {
 		script script
-		failed policy.Failure
+		failed books.Failure
 	}{
-		"killed":           {nil, policy.Connect},
-		"hung":             {nil, policy.Timeout}, // each subtest makes its own script
-		"resetting":        {resetting, policy.Reset},
-		"502":              {unavailable(502), policy.Status5xx},
-		"503":              {unavailable(503), policy.Status5xx},
-		"504":              {unavailable(504), policy.Status5xx},
-		"half a head":      {partial("HTTP/1.1 200 OK\r\nContent-"), policy.Reset},
-		"nonsense":         {partial("SSH-2.0-OpenSSH\r\n\r\n"), policy.Reset},
-		"half a body":      {partial("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"), policy.Reset},
-		"stream of none":   {partial(sseHead), policy.Reset},
-		"malformed stream": {partial(sseHead + "zz\r\n"), policy.Reset},
-		"switching":        {partial("HTTP/1.1 101 Switching Protocols\r\n\r\n"), policy.Reset},
+		"killed":           {nil, books.Connect},
+		"hung":             {nil, books.Timeout}, // each subtest makes its own script
+		"resetting":        {resetting, books.Reset},
+		"502":              {unavailable(502), books.Status5xx},
+		"503":              {unavailable(503), books.Status5xx},
+		"504":              {unavailable(504), books.Status5xx},
+		"half a head":      {partial("HTTP/1.1 200 OK\r\nContent-"), books.Reset},
+		"nonsense":         {partial("SSH-2.0-OpenSSH\r\n\r\n"), books.Reset},
+		"half a body":      {partial("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"), books.Reset},
+		"stream of none":   {partial(sseHead), books.Reset},
+		"malformed stream": {partial(sseHead + "zz\r\n"), books.Reset},
+		"switching":        {partial("HTTP/1.1 101 Switching Protocols\r\n\r\n"), books.Reset},
 	}
 	for name, tc := range bad {
 		for _, secure := range []bool{false, true} {
@@ -82,11 +83,11 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 					})
 					r := newRig(t, []string{addr, good.addr}, withStoppedClock(), withTimeouts(func(t *Timeouts) { t.Connect = 20 * time.Second }))
 					hung.rig = r
-					var failures []policy.Failure
+					var failures []books.Failure
 					for i := range 8 {
 						r.raw(chatOf(fmt.Sprint("prompt ", i), stream)).want(t, 200, "hi")
 						rec := r.record(i)
-						if rec.Attempts > 2 || rec.Failed != policy.None || rec.Backend != "b1" {
+						if rec.Attempts > 2 || rec.Failed != books.None || rec.Backend != "b1" {
 							t.Fatalf("record %+v", rec)
 						}
 						if rec.Attempts == 2 {
@@ -95,7 +96,7 @@ func TestFailingBackendCostsNoError(t *testing.T) {
 					}
 					// One refused connection or two failed requests.
 					want := 2
-					if tc.failed == policy.Connect {
+					if tc.failed == books.Connect {
 						want = 1
 					}
 					if len(failures) != want {
@@ -350,7 +351,7 @@ func TestBusyEngineIsPassedOver(t *testing.T) {
 	r := newRig(t, []string{a.addr, idle.addr}, withStoppedClock())
 	for i := range 15 {
 		r.raw(chatOf(fmt.Sprint(i), i%2 == 0)).want(t, 200)
-		if rec := r.record(i); rec.Failed != policy.None || rec.Backend != "b1" {
+		if rec := r.record(i); rec.Failed != books.None || rec.Backend != "b1" {
 			t.Errorf("record %+v", rec)
 		}
 	}
@@ -361,7 +362,7 @@ func TestBusyEngineIsPassedOver(t *testing.T) {
 	if rp := r.raw(chat(false)).want(t, 429, "full, wait "); rp.Header.Get("Retry-After") != "3" {
 		t.Errorf("headers %v", rp.Header)
 	}
-	if rec := r.record(0); rec.Attempts != 4 || rec.Failed != policy.Busy {
+	if rec := r.record(0); rec.Attempts != 4 || rec.Failed != books.Busy {
 		t.Errorf("record %+v", rec)
 	}
 	r.raw(chat(false)).want(t, 429, "full, wait ")
@@ -414,7 +415,7 @@ func TestEnginesErrorsPassThrough(t *testing.T) {
 		t.Errorf("headers %v", rp.Header)
 	}
 	r.raw(with("500")).want(t, 500, "bug")
-	for i, want := range []policy.Failure{policy.Client4xx, policy.Busy, policy.Status5xx} {
+	for i, want := range []books.Failure{books.Client4xx, books.Busy, books.Status5xx} {
 		if rec := r.record(i); rec.Failed != want || rec.Attempts != 1 {
 			t.Errorf("record %+v", rec)
 		}
@@ -436,7 +437,7 @@ func TestStaleConnectionsAreNotFailures(t *testing.T) {
 				_, err := io.WriteString(c, chat(i%2 == 0))
 				must(t, err)
 				readReply(t, br, "POST").want(t, 200)
-				if rec := r.record(i); rec.Failed != policy.None || rec.Attempts != 1 || rec.Resent != min(i, 1) {
+				if rec := r.record(i); rec.Failed != books.None || rec.Attempts != 1 || rec.Resent != min(i, 1) {
 					t.Fatalf("request %d: %+v", i, rec)
 				}
 			}

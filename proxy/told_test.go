@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/books"
 )
 
 // After a stream's own end, a backend that hangs or breaks off causes no error event.
@@ -36,7 +36,7 @@ func TestNothingFollowsTheEnd(t *testing.T) {
 				if rp.err != nil || rp.body != tc.text+tc.end {
 					t.Errorf("body %q, %v", rp.body, rp.err)
 				}
-				if rec := r.record(0); rec.Failed != policy.None || rec.Broken {
+				if rec := r.record(0); rec.Failed != books.None || rec.Broken {
 					t.Errorf("record %+v", rec)
 				}
 			})

@@ -12,6 +12,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/clients"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/prompt"
@@ -81,7 +82,7 @@ func (p *Proxy) QueueStanding(lines int) (s QueueStanding, ok bool) {
 type seat struct {
 	waiter queue.Waiter
 	failed []int32 // engines; reused
-	parked policy.Parked
+	parked books.Parked
 	// Written before called is sent to.
 	target Target
 	err    error
@@ -219,7 +220,7 @@ func (e *exchange) pickInTurn() (t Target, settled bool, err error) {
 	w := e.proxy.waiting
 	e.query.MayWait, e.query.Behind, e.query.First = true, 0, true
 	defer func() { e.query.MayWait = false }()
-	if e.answerBy > 0 && e.last.failed == policy.None && w.cannotAnswer(e) { // one whose engine failed is late, not refused
+	if e.answerBy > 0 && e.last.failed == books.None && w.cannotAnswer(e) { // one whose engine failed is late, not refused
 		return t, false, queue.ErrLate
 	}
 	parked := false
@@ -245,7 +246,7 @@ func (e *exchange) pickInTurn() (t Target, settled bool, err error) {
 		e.last.refused = true // observed although no engine was tried
 		e.cutShort(why)
 		if why == departed {
-			e.rec.Failed = policy.ClientGone
+			e.rec.Failed = books.ClientGone
 		}
 		return t, true, nil
 	}
@@ -280,7 +281,7 @@ func (w *waitingRoom) enter(e *exchange) (parked bool, err error) {
 	}
 	s.waiter = queue.Waiter{
 		Lane: lane, Weight: 1, Priority: e.priority, Bytes: int64(len(e.body)), User: e,
-		Returns: e.last.failed != policy.None, Failed: s.failed, Waited: e.rec.Waited, Paid: s.waiter.Paid,
+		Returns: e.last.failed != books.None, Failed: s.failed, Waited: e.rec.Waited, Paid: s.waiter.Paid,
 	}
 	if e.client != nil {
 		s.waiter.Client, s.waiter.Weight = e.client.Name, e.client.Weight
@@ -598,7 +599,7 @@ func (e *exchange) refuseWait(err error) bool {
 	seconds := max(1, int((backlog+time.Second-1)/time.Second))
 	e.deny(fault{fasthttp.StatusTooManyRequests, "overloaded", message + ": try again in " + strconv.Itoa(seconds) + " s"})
 	e.retryAfter(seconds)
-	if e.last.failed == policy.Timeout { // that engine is still occupied
+	if e.last.failed == books.Timeout { // that engine is still occupied
 		e.ctx.Response.Header.Set(headerRetry, "false")
 	}
 	return true

@@ -15,6 +15,7 @@ import (
 
 	"grapevine.example/chaos/virtual"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/clients"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/prompt"
@@ -292,7 +293,7 @@ type queueRequest struct {
 	output      int
 	leaves, ttl time.Duration // 0: it stays; no deadline
 	first, rest time.Duration // at the engine
-	failed      policy.Failure
+	failed      books.Failure
 	failures    int    // engines that fail it
 	holder      uint32 // of the stored response that it goes on from; 0: none
 }
@@ -316,7 +317,7 @@ func (w *queueWorld) send(n *queueRouter) {
 	}
 	d.first, d.rest = time.Duration(r.IntN(100))*time.Millisecond, time.Duration(r.IntN(300))*time.Millisecond
 	if r.IntN(8) == 0 {
-		d.failed = []policy.Failure{policy.Connect, policy.Reset, policy.Status5xx, policy.Busy, policy.Timeout}[r.IntN(5)]
+		d.failed = []books.Failure{books.Connect, books.Reset, books.Status5xx, books.Busy, books.Timeout}[r.IntN(5)]
 		d.failures = 1 + r.IntN(3)
 	}
 	if r.IntN(8) == 0 {
@@ -419,13 +420,13 @@ func (w *queueWorld) compute(e *exchange, conn *clientConn, d *queueRequest, o *
 	e.rec.Queue = time.Since(e.rec.Start)
 	for _, part := range []time.Duration{d.first, d.rest} {
 		if !stays(conn, part) {
-			e.end(policy.ClientGone)
+			e.end(books.ClientGone)
 			o.departed = 1
 			return false
 		}
-		if d.failed != policy.None && d.failures > 0 {
+		if d.failed != books.None && d.failures > 0 {
 			d.failures--
-			if d.failed == policy.Busy {
+			if d.failed == books.Busy {
 				e.busy(false)
 			} else {
 				e.failed(d.failed)
@@ -442,7 +443,7 @@ func (w *queueWorld) compute(e *exchange, conn *clientConn, d *queueRequest, o *
 	}
 	e.usage.PromptTokens, e.usage.CachedTokens, e.usage.OutputTokens = e.query.PromptBytes/4, 0, d.output
 	e.rec.Status = fasthttp.StatusOK
-	e.end(policy.None)
+	e.end(books.None)
 	o.answered = 1
 	return false
 }

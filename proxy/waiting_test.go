@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/clients"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/prompt"
@@ -390,7 +391,7 @@ func TestQueueClientLeaves(t *testing.T) {
 	r.waiting(1)
 	gone.Close()
 	r.waiting(0)
-	if rec := r.record(0); rec.Status != StatusClientGone || rec.Failed != policy.ClientGone || rec.Attempts != 0 {
+	if rec := r.record(0); rec.Status != StatusClientGone || rec.Failed != books.ClientGone || rec.Attempts != 0 {
 		t.Errorf("record %+v", rec)
 	}
 	b.answer <- true

@@ -11,7 +11,7 @@ import (
 )
 
 // decision are the packages that make one.
-var decision = []string{"proxy/policy", "proxy/demand"}
+var decision = []string{"proxy/policy", "proxy/books", "proxy/demand"}
 
 // fixed are their constants that are not tried, with the reason.
 var fixed = map[string]string{

@@ -20,7 +20,7 @@ const (
 	unseen  = "proxy/policy/unseen.go"
 	stage   = "proxy/policy/stage.go"
 	attempt = "proxy/policy/attempt.go"
-	ledger  = "proxy/policy/ledger.go"
+	books   = "proxy/books/engine.go"
 )
 
 // mechanisms are removed one at a time. Short edits outlive changes around them; a test applies all.
@@ -30,19 +30,19 @@ var mechanisms = []variant{
 	{"crowding", "each active request makes an engine dearer", []edit{{price, "crowding = 0.1", "crowding = 0.0"}}},
 	{"overdue", "a prefill that takes longer than expected delays all behind it", []edit{{unseen, "+c.Overdue", ""}}},
 	{"peers-load", "other nodes' reported work counts as load", []edit{
-		{ledger, "peers := float64(s.peerTokens.Load())", "peers := 0.0"},
-		{stage, " + e.slot.peerTokens.Load()", ""},
-		{stage, "own+e.slot.peerActive.Load(), own", "own, own"},
+		{books, "peers := float64(e.peerTokens.Load())", "peers := 0.0"},
+		{stage, " + e.engine.PeerTokens()", ""},
+		{stage, "own+e.engine.PeerActive(), own", "own, own"},
 	}},
 	{"peers-progress", "what an engine has computed of another node's running prefill leaves its queue", []edit{
-		{ledger, "computed := min(rate", "computed := 0 * min(rate"},
+		{books, "computed := min(rate", "computed := 0 * min(rate"},
 	}},
 	{"pouring", "a request that no cache helps goes to one of the engines that it and others' unseen ones fill, not to the best", []edit{
 		{unseen, "poured := requests", "poured := 0 * requests"},
 	}},
 	{"damping", "engines are filled with more than the unseen requests", []edit{{unseen, "damping = 3", "damping = 1"}}},
 	{"turns", "the engines that are filled take turns; without, they are drawn", []edit{
-		{unseen, "turn = c.slot.untilTurn(c.water)", "turn = math.Log(1-unit(s.Rand())) / -c.water"},
+		{unseen, "turn = c.engine.UntilTurn(c.water)", "turn = math.Log(1-unit(s.Rand())) / -c.water"},
 	}},
 	{"holders-in-turn", "engines that hold as much as the cheapest holder take turns with it", []edit{
 		{unseen, "if s.unseen == 0 ||", "if true ||"},
@@ -55,14 +55,14 @@ var mechanisms = []variant{
 	}},
 	{"hot-prefixes", "the fleet agrees which engines hold a hot prefix", []edit{{"chaos/fleetsim/hot.go", "if cfg.NoHot ||", "if true || cfg.NoHot ||"}}},
 	{"overtaken", "a prefill behind one that another node reports later teaches no rate", []edit{
-		{ledger, "a.ahead += tokens", "a.ahead += 0 * tokens"},
-		{ledger, "s.headAhead.Add(tokens)", "s.headAhead.Add(0 * tokens)"},
+		{books, "c.ahead += tokens", "c.ahead += 0 * tokens"},
+		{books, "e.headAhead.Add(tokens)", "e.headAhead.Add(0 * tokens)"},
 	}},
-	{"learned-rates", "an engine's own prefill rate replaces the fleet's", []edit{{ledger, ") rateOr(prior float64) float64 {", ") rateOr(prior float64) float64 {\n\treturn prior"}}},
+	{"learned-rates", "an engine's own prefill rate replaces the fleet's", []edit{{books, ") RateOr(prior float64) float64 {", ") RateOr(prior float64) float64 {\n\treturn prior"}}},
 	{"pace", "how long an answer that is not streamed takes shows its engine's rate", []edit{
-		{attempt, "case a.nonStreaming && !a.remote && a.at.first == 0", "case false && a.nonStreaming && a.at.first == 0"},
+		{attempt, "case a.charge.NonStreaming && !a.remote && a.at.first == 0", "case false && a.charge.NonStreaming && a.at.first == 0"},
 	}},
-	{"reported-rates", "the rate that an engine reports replaces what requests show", []edit{{"proxy/policy/telemetry.go", "tokens <= 0 || tokens < enough", "true || tokens < enough"}}},
+	{"reported-rates", "the rate that an engine reports replaces what requests show", []edit{{"proxy/books/telemetry.go", "tokens <= 0 || tokens < enough", "true || tokens < enough"}}},
 	{"reported-queues", "queues that engines report replace what nodes report of each other", []edit{
 		{"proxy/policy/telemetry.go", "if s.Nodes == 1 || s.blind() {", "if true || s.Nodes == 1 || s.blind() {"},
 	}},

@@ -13,6 +13,7 @@ import (
 	"grapevine.example/node/share"
 	"grapevine.example/node/streams"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/queue"
 )
@@ -58,7 +59,7 @@ type flight struct {
 
 	client int
 	waiter queue.Waiter
-	held   policy.Parked
+	held   books.Parked
 }
 
 type fleet struct {
@@ -360,20 +361,20 @@ func (f *fleet) event(e engine.Event) {
 			f.opened(fl.node, prefixtree.Backend(fl.backend))
 		}
 	case engine.Finished:
-		f.end(fl, e.At, policy.None)
+		f.end(fl, e.At, books.None)
 	case engine.Refused:
-		f.end(fl, e.At, policy.Client4xx)
+		f.end(fl, e.At, books.Client4xx)
 	}
 }
 
-func (f *fleet) end(fl *flight, at time.Duration, failed policy.Failure) {
+func (f *fleet) end(fl *flight, at time.Duration, failed books.Failure) {
 	f.deliver(fl.node, f.now)
 	r, j := fl.request, &fl.job
 	f.engines.admitted(fl) // a refused one never was
 	s := report.Sample{
 		At: r.At, End: at, Session: r.Session, Turn: r.Turn, Backend: fl.backend,
 		PromptTokens: r.PromptTokens, CachedTokens: j.Cached, OutputTokens: r.OutputTokens, Predicted: fl.predicted,
-		TTFT: j.FirstToken - r.At, Queue: j.Admitted - r.At, Overhead: -1, Rung: fl.rung.String(), Failed: failed != policy.None,
+		TTFT: j.FirstToken - r.At, Queue: j.Admitted - r.At, Overhead: -1, Rung: fl.rung.String(), Failed: failed != books.None,
 		Client: f.cfg.Clients[fl.client].Name,
 	}
 	o := policy.Outcome{PromptTokens: r.PromptTokens, CachedTokens: j.Cached, OutputTokens: r.OutputTokens, Failed: failed}

@@ -10,6 +10,7 @@ import (
 
 	"grapevine.example/chaos/workload"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/policy"
 )
 
@@ -84,7 +85,7 @@ const reportParts = 8
 // charges of its own, so the sum is the engine's. Its unit is the time that the engine needs, in
 // tokens at the rate that the router believes.
 func (e *engines) reveal(r *policy.Router, now prefixtree.Time) {
-	var parts [reportParts][]policy.PeerLoad
+	var parts [reportParts][]books.PeerLoad
 	for id, m := range e.models {
 		s, b := m.Stats(), prefixtree.Backend(id)
 		_, own := r.Load(b)
@@ -92,7 +93,7 @@ func (e *engines) reveal(r *policy.Router, now prefixtree.Time) {
 		left, active := int64(seconds*r.Rate(b)), int64(s.Running+s.Waiting)-own
 		for i := range parts {
 			if left > 0 || active > 0 {
-				parts[i] = append(parts[i], policy.PeerLoad{Backend: b, PrefillTokens: min(left, int64(s.KVTokens)), Active: active})
+				parts[i] = append(parts[i], books.PeerLoad{Backend: b, PrefillTokens: min(left, int64(s.KVTokens)), Active: active})
 			}
 			left, active = max(left-int64(s.KVTokens), 0), 0
 		}

@@ -4,8 +4,8 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/engine"
-	"grapevine.example/proxy/policy"
 )
 
 // Telemetry is what engines report of their load, as grapevine reads it by default.
@@ -35,7 +35,7 @@ type readings struct {
 type reading struct {
 	at           time.Duration // of the engine's report
 	engine, node int
-	load         policy.Telemetry
+	load         books.Telemetry
 	adapters     []string
 }
 
@@ -76,10 +76,10 @@ func (r *readings) pass(now time.Duration, nodes []node, e *engines) {
 	r.way = r.way[n:]
 }
 
-func (e *engines) telemetry(kind Telemetry, id int, at prefixtree.Time) policy.Telemetry {
+func (e *engines) telemetry(kind Telemetry, id int, at prefixtree.Time) books.Telemetry {
 	m := e.models[id]
 	s := m.Stats()
-	t := policy.Telemetry{
+	t := books.Telemetry{
 		At: at, Running: s.Running, Waiting: s.Waiting, KVUsage: float64(s.KVUsed-s.KVEvictable) / float64(s.KVTokens),
 		Queued: -1, Prefilled: s.ComputedTokens, PrefillTime: s.PrefillTime, Prefills: s.Finished,
 		FirstTokens: s.FirstTokens, FirstComputed: s.FirstComputed,

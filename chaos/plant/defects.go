@@ -54,7 +54,7 @@ var defects = []Defect{
 func (e *exchange) askAgain() bool {
 	e.release(e.up, false)
 	e.up, e.partial = nil, e.partial[:0]
-	e.end(policy.Reset)
+	e.end(books.Reset)
 	t, err := e.pick()
 	if err != nil {
 		return false
@@ -127,9 +127,9 @@ func (e *exchange) askAgain() bool {
 		e.query.Exclude = append(e.query.Exclude, t.ID)`,
 			},
 			{
-				File: "proxy/policy/avoid.go",
-				Old:  `func (f Failure) blames() bool { return f >= Connect && f <= Status5xx }`,
-				New:  `func (f Failure) blames() bool { return f >= Connect && f <= Status5xx && !planted("asks-the-same-again") }`,
+				File: "proxy/books/avoid.go",
+				Old:  `func (f Failure) Blames() bool { return f >= Connect && f <= Status5xx }`,
+				New:  `func (f Failure) Blames() bool { return f >= Connect && f <= Status5xx && !planted("asks-the-same-again") }`,
 			},
 		},
 	},
@@ -220,12 +220,12 @@ func (e *exchange) askAgain() bool {
 		Wrong: "a router that lost a peer distrusts all its facts for good and routes round robin",
 		Edits: []Edit{
 			{
-				File: "proxy/policy/peers.go",
-				Old:  `	delete(r.peers.byOrigin, origin)`,
+				File: "proxy/policy/books.go",
+				Old:  `	r.books.DropPeer(origin)`,
 				New: `	if planted("turns-without-a-peer") {
 		lostPeer.Store(true)
 	}
-	delete(r.peers.byOrigin, origin)`,
+	r.books.DropPeer(origin)`,
 			},
 			{
 				File: "proxy/policy/decide.go",
@@ -236,11 +236,11 @@ func (e *exchange) askAgain() bool {
 		}`,
 			},
 			{
-				File: "proxy/policy/peers.go",
-				Old:  "// DropPeer takes out what the origin reported",
+				File: "proxy/policy/router.go",
+				Old:  "// NewRouter returns a router with an empty view.",
 				New: `var lostPeer atomic.Bool
 
-// DropPeer takes out what the origin reported`,
+// NewRouter returns a router with an empty view.`,
 			},
 		},
 	},
@@ -293,7 +293,7 @@ func (e *exchange) askAgain() bool {
 			File: "proxy/policy/gate.go",
 			Old:  `	grown, most := int64(0), active`,
 			New: `	if planted("each-for-itself") {
-		return g.InFlight > 0 && s.active.Load() >= int64(g.InFlight)
+		return g.InFlight > 0 && e.Active() >= int64(g.InFlight)
 	}
 	grown, most := int64(0), active`,
 		}},
@@ -339,7 +339,7 @@ func (e *exchange) askAgain() bool {
 			Old: `	before := a.stage
 	a.release(now)`,
 			New: `	before := a.stage
-	if planted("departed-stay-counted") && o.Failed == ClientGone && before == answering {
+	if planted("departed-stay-counted") && o.Failed == books.ClientGone && before == answering {
 		a.stage = ended
 	} else {
 		a.release(now)

@@ -18,7 +18,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"grapevine.example/proxy"
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/books"
 )
 
 // Which says which requests are logged. The zero value is none.
@@ -177,7 +177,7 @@ func (l *Log) Observe(r *proxy.Record) {
 	}
 	if r.Prefill.Backend != "" {
 		e.Str("prefill", r.Prefill.Backend).Int64("prefill_ms", r.Prefill.Took.Milliseconds())
-		if r.Prefill.Failed != policy.None {
+		if r.Prefill.Failed != books.None {
 			e.Stringer("prefill_failed", r.Prefill.Failed)
 		}
 	}
@@ -199,7 +199,7 @@ func (l *Log) Observe(r *proxy.Record) {
 	if r.TTFT > 0 {
 		e.Float64("ttft_ms", ms(r.TTFT))
 	}
-	if r.Failed != policy.None {
+	if r.Failed != books.None {
 		e.Stringer("failed", r.Failed)
 	}
 	e.Float64("total_ms", ms(r.Total)).Send()

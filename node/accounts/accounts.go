@@ -10,8 +10,8 @@ import (
 
 	"grapevine.example/node/metrics"
 	"grapevine.example/proxy"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/clients"
-	"grapevine.example/proxy/policy"
 )
 
 // Accounts are those of the clients in force. Safe for concurrent use; the zero value has none.
@@ -138,12 +138,12 @@ func (w work) seconds() float64 { return w.prefill + w.decode }
 // The engine's count of tokens leads; what it does not report is as the router predicted. The prefill of a request whose answer is
 // not streamed ends when it should have. Requests that an engine refused, and attempts before the last, count nothing.
 func measure(r *proxy.Record) (w work) {
-	left := r.Failed == policy.ClientGone
+	left := r.Failed == books.ClientGone
 	if r.Queue == 0 || len(r.Decision.Candidates) == 0 || r.Status >= 400 && !left || r.TTFT == 0 && !left {
 		return w
 	}
 	at := r.Decision
-	split := r.Prefill.Backend != "" && r.Prefill.Failed == policy.None
+	split := r.Prefill.Backend != "" && r.Prefill.Failed == books.None
 	if split && r.Prefill.Decision != nil && len(r.Prefill.Decision.Candidates) > 0 {
 		at = r.Prefill.Decision
 	}

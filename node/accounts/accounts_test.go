@@ -10,6 +10,7 @@ import (
 
 	"grapevine.example/node/metrics"
 	"grapevine.example/proxy"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/clients"
 	"grapevine.example/proxy/policy"
 )
@@ -49,15 +50,15 @@ func TestMeasure(t *testing.T) {
 			r.Stream, r.Total, r.TTFT = false, 110*time.Millisecond, 110*time.Millisecond
 		}, work{0.1, 0, 0.6}},
 		"left before the first token": {func(r *proxy.Record) {
-			r.Status, r.Failed, r.TTFT, r.Total = proxy.StatusClientGone, policy.ClientGone, 0, 210*time.Millisecond
+			r.Status, r.Failed, r.TTFT, r.Total = proxy.StatusClientGone, books.ClientGone, 0, 210*time.Millisecond
 			r.PromptTokens, r.CachedTokens, r.OutputTokens = -1, -1, -1
 		}, work{prefill: 0.2}},
 		"left while it waited for a backend": {func(r *proxy.Record) {
-			r.Status, r.Failed, r.TTFT, r.Queue = proxy.StatusClientGone, policy.ClientGone, 0, 0
+			r.Status, r.Failed, r.TTFT, r.Queue = proxy.StatusClientGone, books.ClientGone, 0, 0
 		}, work{}},
-		"broken off":            {func(r *proxy.Record) { r.Broken, r.Failed, r.PromptTokens = true, policy.Reset, -1 }, work{0.3, 0.5, 0.6}},
+		"broken off":            {func(r *proxy.Record) { r.Broken, r.Failed, r.PromptTokens = true, books.Reset, -1 }, work{0.3, 0.5, 0.6}},
 		"refused by its engine": {func(r *proxy.Record) { r.Status, r.TTFT, r.Total = 400, time.Millisecond, time.Millisecond }, work{}},
-		"no engine answered":    {func(r *proxy.Record) { r.Status, r.Failed, r.TTFT = 502, policy.Reset, 0 }, work{}},
+		"no engine answered":    {func(r *proxy.Record) { r.Status, r.Failed, r.TTFT = 502, books.Reset, 0 }, work{}},
 		"the rate is not known": {func(r *proxy.Record) { r.Decision.Candidates[0].Rate = 0 }, work{decode: 0.5}},
 		"another engine prefills": {func(r *proxy.Record) {
 			r.Prefill = proxy.PrefillRecord{Backend: "p", Decision: &policy.Decision{Candidates: []policy.Considered{{Rate: 4000, Active: 9}}}, Took: 100 * time.Millisecond}

@@ -14,6 +14,7 @@ import (
 	"grapevine.example/node/backends"
 	"grapevine.example/node/config"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/engine"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/raftstore"
@@ -276,8 +277,8 @@ var reasonOf = [...]Reason{
 	engine.Broken: Reset, engine.Sick: Status5xx, engine.Untrusted: TLS,
 }
 
-var reasonOfFailure = [policy.Failures]Reason{
-	policy.Connect: Connect, policy.Timeout: Timeout, policy.Reset: Reset, policy.Status5xx: Status5xx,
+var reasonOfFailure = [books.Failures]Reason{
+	books.Connect: Connect, books.Timeout: Timeout, books.Reset: Reset, books.Status5xx: Status5xx,
 }
 
 // Failed receives each request that counts against a backend.

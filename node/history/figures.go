@@ -11,6 +11,7 @@ import (
 
 	"grapevine.example/gossip/wire"
 	"grapevine.example/proxy"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/policy"
 )
 
@@ -93,7 +94,7 @@ func (c *Counts) Observe(r *proxy.Record, rate float64) {
 
 // Deciding returns the decision of the backend that computed the prompt, or nil.
 func Deciding(r *proxy.Record) *policy.Decision {
-	if r.Prefill.Backend != "" && r.Prefill.Failed == policy.None {
+	if r.Prefill.Backend != "" && r.Prefill.Failed == books.None {
 		return r.Prefill.Decision
 	}
 	return r.Decision

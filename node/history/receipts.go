@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"grapevine.example/proxy"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/policy"
 )
 
@@ -24,7 +25,7 @@ type Receipt struct {
 	Status, Attempts, Eligible               int
 	PromptTokens, CachedTokens, OutputTokens int // as the engine counts them; -1: unknown
 	PredictedTokens                          int
-	Failed                                   policy.Failure
+	Failed                                   books.Failure
 	Queue, TTFT, Total                       time.Duration
 	Candidates                               []policy.Considered // the chosen one first; empty: none decided
 }

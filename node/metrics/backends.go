@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"grapevine.example/proxy"
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/books"
 )
 
 // Few buckets: a fleet has thousands of engines.
@@ -18,7 +18,7 @@ var (
 
 // backendSeries are counted at every node and registered at none: CollectBackend shows them.
 type backendSeries struct {
-	outcomes                 [policy.Failures]prometheus.Counter
+	outcomes                 [books.Failures]prometheus.Counter
 	ttft, duration, perToken timed
 }
 
@@ -38,15 +38,15 @@ func newBackend(name string) *backendSeries {
 	for f := range b.outcomes {
 		b.outcomes[f] = prometheus.NewCounter(prometheus.CounterOpts{
 			Name: prefix + "backend_requests_total", Help: "Requests by the backend tried last and the outcome there.",
-			ConstLabels: prometheus.Labels{"backend": name, "outcome": outcome(policy.Failure(f))},
+			ConstLabels: prometheus.Labels{"backend": name, "outcome": outcome(books.Failure(f))},
 		})
 	}
 	return b
 }
 
 // outcome is the label of a failure. None is ok, since "none" reads as if there had been no request.
-func outcome(f policy.Failure) string {
-	if f == policy.None {
+func outcome(f books.Failure) string {
+	if f == books.None {
 		return "ok"
 	}
 	return f.String()
@@ -81,7 +81,7 @@ type times struct {
 
 func timesOf(r *proxy.Record) times {
 	t := times{ttft: r.TTFT.Seconds(), duration: r.Total.Seconds(), dispatch: r.Queue.Seconds(), record: r}
-	if r.Stream && r.TTFT > 0 && r.OutputTokens > 1 && r.Failed == policy.None {
+	if r.Stream && r.TTFT > 0 && r.OutputTokens > 1 && r.Failed == books.None {
 		t.perToken = max(r.Total-r.TTFT, time.Nanosecond).Seconds() / float64(r.OutputTokens-1)
 	}
 	return t
@@ -97,9 +97,9 @@ func (t *modelSeries) observe(at *times) {
 	}
 }
 
-func (b *backendSeries) observe(failed policy.Failure, at *times) {
+func (b *backendSeries) observe(failed books.Failure, at *times) {
 	b.outcomes[failed].Inc()
-	if failed != policy.None {
+	if failed != books.None {
 		return // the times of failures are those of timeouts and refusals
 	}
 	b.duration.observe(at, max(at.duration-at.dispatch, 0))

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"grapevine.example/proxy"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/clients"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/prompt"
@@ -36,7 +37,7 @@ type Metrics struct {
 
 	kinds     [prompt.Pooling + 1]kindSeries  // by prompt.Kind
 	decisions map[string][]prometheus.Counter // by strategy and rung; immutable
-	split     []prometheus.Counter            // by policy.Failure
+	split     []prometheus.Counter            // by books.Failure
 	byRung    []prometheus.Observer           // first-token times, by rung
 	retries   prometheus.Counter
 	resent    prometheus.Counter
@@ -128,7 +129,7 @@ func (m *Metrics) requestSeries(reg prometheus.Registerer) {
 	m.requests = counters("requests_total", "Finished requests, by kind of endpoint and status sent (499: the client left first).", "kind", "code")
 	m.tokens = counters("tokens_total", "Tokens as the engines count them: prompt, cached (of the prompt), output.", "model", "type")
 	split := counters("split_requests_total", "Requests whose prompt another backend computed for a decode backend: ok, or what failed; then one backend computed all.", "outcome")
-	for f := range policy.Failure(policy.Failures) {
+	for f := range books.Failure(books.Failures) {
 		m.split = append(m.split, split.WithLabelValues(outcome(f)))
 	}
 	m.ruled = counters("rule_requests_total", "Routed requests that followed a rule (its name, or # and its place in the list), to its pool or to its fallback.", "rule", "target")
@@ -254,7 +255,7 @@ func (m *Metrics) Observe(r *proxy.Record) {
 	if r.Refused != "" {
 		m.refused[r.Refused][r.Priority].Inc()
 	}
-	if r.Failed == policy.ClientGone {
+	if r.Failed == books.ClientGone {
 		if r.TTFT > 0 {
 			m.cancels.after.Inc()
 		} else {
@@ -282,7 +283,7 @@ func (m *Metrics) Observe(r *proxy.Record) {
 	}
 	if r.Prefill.Backend != "" {
 		m.split[r.Prefill.Failed].Inc()
-		if r.Prefill.Failed == policy.None {
+		if r.Prefill.Failed == books.None {
 			d = r.Prefill.Decision // the cached tokens are those of the prefill backend
 		}
 	}

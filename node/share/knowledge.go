@@ -11,6 +11,7 @@ import (
 
 	"grapevine.example/gossip/wire"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/demand"
 	"grapevine.example/proxy/policy"
 )
@@ -38,7 +39,7 @@ type Knowledge struct {
 	late    atomic.Uint64
 
 	mu         sync.Mutex // guards the rest
-	loads      []policy.PeerLoad
+	loads      []books.PeerLoad
 	claims     []Claim
 	sent       map[uint32]Claim // by key: last sent to peers
 	popularity sentPopularity
@@ -90,7 +91,7 @@ func clamp32(v int64) uint32 { return uint32(min(max(v, 0), math.MaxUint32)) }
 
 // PeerLoad takes all of a peer's outstanding work, or that on changed backends.
 func (k *Knowledge) PeerLoad(peer string, changed []wire.Load, full bool, now prefixtree.Time) {
-	var few [8]policy.PeerLoad // spares most calls an allocation
+	var few [8]books.PeerLoad // spares most calls an allocation
 	loads := few[:0]
 	for _, l := range changed {
 		b, ok := k.names.Backend(l.Backend)
@@ -98,7 +99,7 @@ func (k *Knowledge) PeerLoad(peer string, changed []wire.Load, full bool, now pr
 			k.unknown.Add(1)
 			continue
 		}
-		loads = append(loads, policy.PeerLoad{Backend: b, PrefillTokens: int64(l.PrefillTokens), Active: int64(l.Active)})
+		loads = append(loads, books.PeerLoad{Backend: b, PrefillTokens: int64(l.PrefillTokens), Active: int64(l.Active)})
 	}
 	if full {
 		k.router.SetPeerLoad(peer, loads, now)

@@ -12,6 +12,7 @@ import (
 	"grapevine.example/gossip/wire"
 	"grapevine.example/node/backends"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/rules"
 )
@@ -211,7 +212,7 @@ func TestLoadTravels(t *testing.T) {
 		if want && d.Name == busy {
 			t.Errorf("the busy engine was chosen")
 		}
-		other.End(policy.Outcome{Failed: policy.ClientGone, PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}, two.at)
+		other.End(policy.Outcome{Failed: books.ClientGone, PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}, two.at)
 	}
 	two.PeerLoad("one", append(loads, wire.Load{Backend: 12345, Active: 7}), true, two.at)
 	if two.unknown.Load() != 0 {
@@ -452,7 +453,7 @@ func TestAllNewsTravels(t *testing.T) {
 	prompt = chain(2, 12)
 	a = begin()
 	check("another placement", 28, "add")
-	a.End(policy.Outcome{Failed: policy.Reset, PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}, one.at)
+	a.End(policy.Outcome{Failed: books.Reset, PromptTokens: -1, CachedTokens: -1, OutputTokens: -1}, one.at)
 	check("its failure", 16, "revert")
 
 	prompt = chain(3, 8)

@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 
 	"grapevine.example/proxy"
-	"grapevine.example/proxy/policy"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/prompt"
 )
 
@@ -134,7 +134,7 @@ type finished struct {
 	prefill  string
 	refused  string
 	kind     prompt.Kind
-	failed   policy.Failure
+	failed   books.Failure
 	rung     string
 	broken   bool
 	lengths  [textsOf]uint16 // of the texts
@@ -223,7 +223,7 @@ func (m *message) attributes(f *finished, own *[textsOf][]byte) {
 	m.number(9, "grapevine.attempts", f.attempts)
 	words(m, 9, "grapevine.prefill_backend", f.prefill)
 	words(m, 9, "grapevine.refused", f.refused)
-	if f.failed != policy.None {
+	if f.failed != books.None {
 		words(m, 9, "error.type", f.failed.String())
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"grapevine.example/proxy"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/policy"
 	"grapevine.example/proxy/prompt"
 )
@@ -137,7 +138,7 @@ func TestSpan(t *testing.T) {
 	untraced.Trace.Span = [8]byte{}
 	x.Observe(untraced)
 	failed := record()
-	failed.Trace.Parent, failed.Status, failed.Failed, failed.Decision, failed.Picked, failed.Model = [8]byte{}, 503, policy.Timeout, nil, 0, []byte(strings.Repeat("m", 2*maxText))
+	failed.Trace.Parent, failed.Status, failed.Failed, failed.Decision, failed.Picked, failed.Model = [8]byte{}, 503, books.Timeout, nil, 0, []byte(strings.Repeat("m", 2*maxText))
 	x.Observe(failed)
 	run(t, x)()
 	if len(c.spans) != 2 || x.Sent() != 2 || x.Dropped() != 0 || c.posts != 1 {
@@ -177,7 +178,7 @@ func TestSpan(t *testing.T) {
 		t.Errorf("picked %v", at)
 	}
 	s, at = c.spans[1], texts(c.spans[1].Attributes)
-	if s.Status.GetCode() != tracepb.Status_STATUS_CODE_ERROR || len(s.ParentSpanId) != 0 || at["error.type"] != policy.Timeout.String() || len(at["gen_ai.request.model"]) != maxText {
+	if s.Status.GetCode() != tracepb.Status_STATUS_CODE_ERROR || len(s.ParentSpanId) != 0 || at["error.type"] != books.Timeout.String() || len(at["gen_ai.request.model"]) != maxText {
 		t.Errorf("%v", s)
 	}
 }

@@ -2,13 +2,14 @@ package policy
 
 import (
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/demand"
 )
 
 // Outcome is the result of an attempt. Token counts are the engine's, -1 if not reported.
 type Outcome struct {
 	PromptTokens, CachedTokens, OutputTokens int
-	Failed                                   Failure
+	Failed                                   books.Failure
 	// Request distinguishes two failures of one request from failures of two. 0: only Connect
 	// counts.
 	Request uint64
@@ -30,30 +31,23 @@ const (
 // Attempt is one try of a request at one backend, and owns its charges from Pick to End. Reusable
 // after End; not safe for concurrent use; do not copy.
 type Attempt struct {
-	router       *Router
-	slot         *slot
-	model        *modelStat
-	decision     Decision
-	trail        prefixtree.TouchHistory
-	hashes       []prefixtree.Hash
-	bytes        int
-	charged      int64
-	ahead        int64           // peers' prefill tokens that the backend computes first, as far as they have reported them
-	settled      prefixtree.Time // until when peers' reports may show more that they placed before Pick; 0: none are awaited
-	nonStreaming bool
-	held         float64
-	followed     bool // held exceeds the common prefix
-	resident     int64
-	adapter      uint64
-	run          demand.Run
-	interval     float64 // seconds of prefill; 0: unknown
-	remote       bool    // another backend prefills; see PickPrefill
-	at           struct{ picked, dispatched, first prefixtree.Time }
-	stage        stage
-	trial        bool
-
-	front int64           // charges of non-streamed requests in front at Pick
-	since prefixtree.Time // dispatch, before it Pick
+	router   *Router
+	engine   *books.Engine
+	charge   books.Charge
+	model    *modelStat
+	decision Decision
+	trail    prefixtree.TouchHistory
+	hashes   []prefixtree.Hash
+	bytes    int
+	held     float64
+	followed bool // held exceeds the common prefix
+	adapter  uint64
+	run      demand.Run
+	interval float64 // seconds of prefill; 0: unknown
+	remote   bool    // another backend prefills; see PickPrefill
+	at       struct{ picked, dispatched, first prefixtree.Time }
+	stage    stage
+	trial    bool
 }
 
 // Decision returns the choice, valid until the next Pick.
@@ -67,14 +61,12 @@ func (a *Attempt) Dispatched(now prefixtree.Time) {
 	}
 	a.stage = dispatched
 	a.at.dispatched = now
-	a.slot.started(a, now)
+	a.engine.Dispatched(&a.charge, now)
 	if len(a.hashes) > 0 {
-		a.router.tree.Record(a.slot.id, a.hashes, now, &a.trail)
+		a.router.tree.Record(a.engine.ID(), a.hashes, now, &a.trail)
 	}
 	if a.adapter != 0 {
-		a.slot.mu.Lock()
-		a.slot.adapters.begin(a.adapter, now)
-		a.slot.mu.Unlock()
+		a.engine.BeginAdapter(a.adapter, now)
 	}
 }
 
@@ -89,23 +81,17 @@ func (a *Attempt) FirstToken(now prefixtree.Time) {
 		if !a.decision.Paired { // the prefill of a pair has only begun at dispatch
 			a.router.transfers.learn(float64(a.decision.UncachedTokens), float64(now-a.at.dispatched)/1000)
 		}
-		a.router.answered(a.slot, a.at.picked, now)
+		a.router.answered(a.engine, a.at.picked, now)
 		return
 	}
-	a.slot.prefilled(a, now, true)
-	a.slot.mu.Lock()
-	// Engines prefill in order of arrival.
-	since := max(a.at.dispatched, a.slot.lastFirst)
-	a.slot.lastFirst = max(a.slot.lastFirst, now)
-	a.slot.mu.Unlock()
-	a.interval = float64(now-since) / 1000
-	a.router.answered(a.slot, a.at.picked, now)
+	a.interval = a.engine.FirstToken(&a.charge, now)
+	a.router.answered(a.engine, a.at.picked, now)
 }
 
 // Answers ends the prefill charge of an answer without a visible first token.
 func (a *Attempt) Answers(now prefixtree.Time) {
 	if a.stage == dispatched {
-		a.slot.prefilled(a, now, false)
+		a.engine.Prefilled(&a.charge, now)
 	}
 }
 
@@ -122,27 +108,25 @@ func (a *Attempt) End(o Outcome, now prefixtree.Time) {
 	before := a.stage
 	a.release(now)
 	if a.adapter != 0 && before != picked {
-		a.slot.mu.Lock()
-		a.slot.adapters.end(a.adapter)
-		a.slot.mu.Unlock()
-		if o.Failed == None {
+		a.engine.EndAdapter(a.adapter)
+		if o.Failed == books.None {
 			a.router.adapterTime.add(float64(now-a.at.dispatched) / 1000)
 		}
 	}
 	switch {
-	case o.Failed.blames():
-		if a.router.failed(a.slot, &o, a.at.picked, now) && a.router.cfg.Failed != nil {
-			a.router.cfg.Failed(a.slot.id, o.Failed, now)
+	case o.Failed.Blames():
+		if a.router.failed(a.engine, &o, a.at.picked, now) && a.router.cfg.Failed != nil {
+			a.router.cfg.Failed(a.engine.ID(), o.Failed, now)
 		}
-	case o.Failed == Busy:
-		a.slot.busy(o.RetryAfter, now)
-	case o.Failed != ClientGone && before != picked:
-		a.router.answered(a.slot, a.at.picked, now)
+	case o.Failed == books.Busy:
+		a.engine.Refused(o.RetryAfter, now)
+	case o.Failed != books.ClientGone && before != picked:
+		a.router.answered(a.engine, a.at.picked, now)
 	}
 	a.router.outcomes[min(int(o.Failed), len(a.router.outcomes)-1)].Add(1)
-	useless := o.Failed.blames() || o.Failed == Busy || o.Failed == Transfer
+	useless := o.Failed.Blames() || o.Failed == books.Busy || o.Failed == books.Transfer
 	if before == dispatched && useless && len(a.hashes) > 0 {
-		a.router.tree.Revert(a.slot.id, a.hashes, &a.trail)
+		a.router.tree.Revert(a.engine.ID(), a.hashes, &a.trail)
 	}
 	if before != picked && !useless {
 		a.learn(o, now)
@@ -164,11 +148,11 @@ func (a *Attempt) Withdraw(now prefixtree.Time) {
 
 func (a *Attempt) release(now prefixtree.Time) {
 	a.stage = ended
-	a.slot.prefilled(a, now, false)
-	a.slot.release(a)
+	a.engine.Prefilled(&a.charge, now)
+	a.engine.Release(&a.charge)
 	a.run.End(now)
 	if a.trial {
-		a.slot.trial.Store(false)
+		a.engine.EndTrial()
 	}
 }
 
@@ -187,14 +171,13 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 		uncached = float64(max(o.PromptTokens-o.CachedTokens, 0))
 	}
 	switch {
-	case a.slot.speaks(now):
-	case a.nonStreaming && !a.remote && a.at.first == 0 && o.Failed == None && o.OutputTokens > 0:
-		a.slot.learnPace(a.router.rate, uncached, float64(now-a.at.dispatched)/1000, float64(o.OutputTokens))
-	case a.interval > 0 && a.ahead == 0 && a.front == 0:
-		// Otherwise prefills of other nodes' requests or of non-streamed ones in front may have taken a part.
-		a.slot.learnRate(a.router.rate, uncached, a.interval)
+	case a.engine.ReportsRate(now):
+	case a.charge.NonStreaming && !a.remote && a.at.first == 0 && o.Failed == books.None && o.OutputTokens > 0:
+		a.router.books.LearnPace(a.engine, uncached, float64(now-a.at.dispatched)/1000, float64(o.OutputTokens))
+	case a.interval > 0 && !a.charge.Behind():
+		a.router.books.LearnRate(a.engine, uncached, a.interval)
 	}
-	if len(a.hashes) == 0 || o.CachedTokens < 0 && o.Failed != None && a.at.first == 0 {
+	if len(a.hashes) == 0 || o.CachedTokens < 0 && o.Failed != books.None && a.at.first == 0 {
 		return
 	}
 	blocks := -1 // unknown; the prompt's age still counts from now
@@ -206,8 +189,8 @@ func (a *Attempt) learn(o Outcome, now prefixtree.Time) {
 		// The prompt bytes lack the chat template's tokens: round.
 		blocks = min(int(float64(o.CachedTokens)*perToken/float64(a.router.cfg.BlockBytes)+0.5), len(a.hashes))
 	}
-	lesson := a.router.tree.Learn(a.slot.id, a.hashes, &a.trail, blocks, now)
+	lesson := a.router.tree.Learn(a.engine.ID(), a.hashes, &a.trail, blocks, now)
 	if lesson.CacheLost && a.router.cfg.Forgot != nil {
-		a.router.cfg.Forgot(a.slot.id)
+		a.router.cfg.Forgot(a.engine.ID())
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"grapevine.example/chaos/virtual"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 
 	"pgregory.net/rapid"
 )
@@ -36,7 +37,7 @@ func TestEveryCountReturnsToZero(t *testing.T) {
 		set()
 		now := t0
 		var open []*Attempt
-		slots := map[*slot]bool{}
+		engines := map[*books.Engine]bool{}
 		end := func(i int, o Outcome) {
 			open[i].End(o, now)
 			open = append(open[:i], open[i+1:]...)
@@ -53,7 +54,7 @@ func TestEveryCountReturnsToZero(t *testing.T) {
 				a := new(Attempt)
 				if err := r.Pick(q, now, a); err == nil {
 					open = append(open, a)
-					slots[a.slot] = true
+					engines[a.engine] = true
 				} else if !errors.Is(err, ErrNoBackend) {
 					t.Fatal(err)
 				}
@@ -77,7 +78,7 @@ func TestEveryCountReturnsToZero(t *testing.T) {
 				if len(open) > 0 {
 					prompt := rapid.IntRange(-1, 9000).Draw(t, "prompt")
 					end(which("which"), Outcome{PromptTokens: prompt, CachedTokens: rapid.IntRange(-1, max(prompt, 0)).Draw(t, "cached"),
-						OutputTokens: -1, Failed: Failure(rapid.IntRange(0, len(failureNames)-1).Draw(t, "failure"))})
+						OutputTokens: -1, Failed: books.Failure(rapid.IntRange(0, books.Failures-1).Draw(t, "failure"))})
 				}
 			},
 			"view": func(t *rapid.T) {
@@ -90,11 +91,9 @@ func TestEveryCountReturnsToZero(t *testing.T) {
 		for len(open) > 0 {
 			end(0, unknown())
 		}
-		for s := range slots {
-			if s.charged.Load() != 0 || s.active.Load() != 0 || s.resident.Load() != 0 || s.headTokens.Load() != 0 ||
-				len(s.line) > 0 || s.nonStreaming != 0 || s.trial.Load() {
-				t.Fatalf("backend %d generation %d keeps charged %d active %d resident %d head %d trial %v",
-					s.id, s.gen.Load(), s.charged.Load(), s.active.Load(), s.resident.Load(), s.headTokens.Load(), s.trial.Load())
+		for e := range engines {
+			if err := e.Left(); err != nil {
+				t.Fatal(err)
 			}
 		}
 	})
@@ -112,7 +111,7 @@ func TestPlacementIsRecordedAtDispatch(t *testing.T) {
 	if held() != 0 {
 		t.Fatal("recorded at selection")
 	}
-	a.End(failed(Connect), t0+1)
+	a.End(failed(books.Connect), t0+1)
 	if held() != 0 {
 		t.Fatal("a request that was never sent advertises a holder")
 	}
@@ -121,7 +120,7 @@ func TestPlacementIsRecordedAtDispatch(t *testing.T) {
 	if held() != 1 {
 		t.Fatal("not recorded at dispatch")
 	}
-	a.End(failed(Reset), t0+3)
+	a.End(failed(books.Reset), t0+3)
 	if held() != 0 {
 		t.Fatal("a request lost before its first token advertises a holder")
 	}
@@ -182,8 +181,8 @@ func TestPromptsAgeFromTheirEnd(t *testing.T) {
 	}{
 		{"reported", Outcome{PromptTokens: 4096, CachedTokens: 0, OutputTokens: 9}, true, 32},
 		{"not reported", unknown(), true, 32},
-		{"left midway", failed(ClientGone), true, 32},
-		{"left before the first token", failed(ClientGone), false, 0},
+		{"left midway", failed(books.ClientGone), true, 32},
+		{"left before the first token", failed(books.ClientGone), false, 0},
 		{"answered at once as a whole", unknown(), false, 32},
 	} {
 		r, tree := newRouter(t, Config{}, fleetOf(1))
@@ -210,7 +209,7 @@ func TestPromptsAgeFromTheirEnd(t *testing.T) {
 func TestRequestsOutliveTheirGeneration(t *testing.T) {
 	blamed := 0
 	list := fleetOf(1)
-	r, tree := newRouter(t, Config{Failed: func(prefixtree.Backend, Failure, prefixtree.Time) { blamed++ }}, list)
+	r, tree := newRouter(t, Config{Failed: func(prefixtree.Backend, books.Failure, prefixtree.Time) { blamed++ }}, list)
 	var attempts [4]Attempt
 	hashes := make([][]prefixtree.Hash, len(attempts))
 	for i := range attempts {
@@ -228,12 +227,12 @@ func TestRequestsOutliveTheirGeneration(t *testing.T) {
 	tree.SetGeneration(0, 2, t0+1)
 	setView(t, r, list)
 	attempts[0].Dispatched(t0 + 2)
-	attempts[0].End(Outcome{Failed: ClientGone}, t0+3)
+	attempts[0].End(Outcome{Failed: books.ClientGone}, t0+3)
 	attempts[1].FirstToken(t0 + 2)
 	attempts[1].End(Outcome{PromptTokens: 40 * 128, CachedTokens: 0, OutputTokens: 1}, t0+3)
-	attempts[2].End(failed(Reset), t0+3)
+	attempts[2].End(failed(books.Reset), t0+3)
 	attempts[3].FirstToken(t0 + 2)
-	attempts[3].End(Outcome{Failed: ClientGone}, t0+3)
+	attempts[3].End(Outcome{Failed: books.ClientGone}, t0+3)
 	held := 0
 	for i := range hashes {
 		var m prefixtree.Matches
@@ -252,7 +251,7 @@ func TestFirstGenerationKeepsTheLedger(t *testing.T) {
 	list := fleetOf(1)
 	list[0].Generation = 0
 	r, _ := newRouter(t, Config{}, list)
-	r.SetPeerLoad("peer", []PeerLoad{{0, 500, 2}}, t0)
+	r.SetPeerLoad("peer", []books.PeerLoad{{Backend: 0, PrefillTokens: 500, Active: 2}}, t0)
 	var a Attempt
 	if err := r.Pick(ask(prompt(1, 1, 0, 8)), t0, &a); err != nil {
 		t.Fatal(err)
@@ -277,7 +276,7 @@ func TestFirstGenerationKeepsTheLedger(t *testing.T) {
 func TestReleaseWaitsForRequests(t *testing.T) {
 	list := fleetOf(2)
 	r, _ := newRouter(t, Config{}, list)
-	r.SetPeerLoad("peer", []PeerLoad{{0, 500, 2}}, t0)
+	r.SetPeerLoad("peer", []books.PeerLoad{{Backend: 0, PrefillTokens: 500, Active: 2}}, t0)
 	setView(t, r, list[:1])
 	var old, young Attempt
 	for i, a := range []*Attempt{&old, &young} {
@@ -317,33 +316,6 @@ func TestMisuse(t *testing.T) {
 	}
 }
 
-func TestPrefillProgressCounts(t *testing.T) {
-	r, _ := newRouter(t, Config{}, fleetOf(1))
-	a := pick(t, r, ask(prompt(1, 1, 0, 800)), t0) // 102,400 tokens, 10,000/s
-	a.Dispatched(t0)
-	b := pick(t, r, ask(prompt(2, 2, 0, 8)), t0+1)
-	b.Dispatched(t0 + 1)
-	queued := func(now prefixtree.Time) float64 { q, _ := a.slot.queued(now, 10_000); return q }
-	for _, c := range []struct {
-		now           prefixtree.Time
-		want, overdue float64
-	}{{t0, 103_424, 0}, {t0 + 5_000, 53_424, 0}, {t0 + 10_240, 1_024, 0}, {t0 + 11_000, 1_024, 0.76}, {t0 + 60_000, 1_024, 60 - 10.24}} {
-		got, overdue := a.slot.queued(c.now, 10_000)
-		if got != c.want || math.Abs(overdue-c.overdue) > 1e-9 {
-			t.Errorf("after %d ms: %v tokens queued, %v s overdue, want %v, %v", c.now-t0, got, overdue, c.want, c.overdue)
-		}
-	}
-	a.FirstToken(t0 + 10_240)
-	if got := queued(t0 + 10_240 + 50); got != 524 {
-		t.Errorf("the second prefill began with the first token of the first: %v", got)
-	}
-	a.End(unknown(), t0+11_000)
-	b.End(unknown(), t0+11_000)
-	if got := queued(t0 + 11_000); got != 0 {
-		t.Errorf("%v left", got)
-	}
-}
-
 func TestConcurrentUse(t *testing.T) {
 	backends := fleetOf(16)
 	r, _ := newRouter(t, Config{}, backends)
@@ -366,7 +338,7 @@ func TestConcurrentUse(t *testing.T) {
 				}
 				a.Dispatched(now)
 				a.FirstToken(now + 3)
-				a.End(Outcome{PromptTokens: 1000, CachedTokens: rng.IntN(1000), OutputTokens: 5, Failed: Failure(rng.IntN(7))}, now+5)
+				a.End(Outcome{PromptTokens: 1000, CachedTokens: rng.IntN(1000), OutputTokens: 5, Failed: books.Failure(rng.IntN(7))}, now+5)
 			}
 		}()
 	}
@@ -377,7 +349,7 @@ func TestConcurrentUse(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.SetView(v)
-		r.SetTelemetry(prefixtree.Backend(i%16), Telemetry{KVUsage: 0.5})
+		r.SetTelemetry(prefixtree.Backend(i%16), books.Telemetry{KVUsage: 0.5})
 		var d Decision
 		if err := r.Explain(ask(prompt(1, 1, 4, 8)), t0, &d); err != nil && !errors.Is(err, ErrNoBackend) {
 			t.Error(err)

@@ -2,13 +2,14 @@ package policy
 
 import (
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/demand"
 )
 
 // A decision: open what is known of the request and the fleet; match its prompt (match.go) and
 // stage the engines (stage.go, shortlist.go in large pools); ease new ones in (slowstart.go); let
 // the strategy choose (prefix.go and unseen.go by default); charge the choice (attempt.go,
-// ledger.go).
+// package books).
 
 // Pick chooses a backend and charges the request to it. Without an error the caller must call
 // att.End exactly once. Errors: ErrNoBackend, ErrUnknownModel, ErrHolderGone, ErrAttemptInUse, and ErrFull if the request may wait.
@@ -111,7 +112,7 @@ func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 	s.slotTime, s.zoneCost = r.adapterTime.mean(), r.tuning.Load().zoneCost
 	f := r.fleet.Load()
 	s.Nodes, s.Staleness = f.nodes, min(f.staleness, maxStaleness)
-	if s.Nodes > 1 && r.peers.heard.Load() == 0 {
+	if s.Nodes > 1 && r.books.Peers() == 0 {
 		s.Staleness = maxStaleness
 	}
 	if s.peek {
@@ -127,7 +128,7 @@ func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 	}
 	s.where = s.where[:len(p.entries)]
 	s.Candidates = s.Candidates[:0]
-	s.FleetRate = r.rate.load()
+	s.FleetRate = r.books.FleetRate()
 	perToken := p.texts.bytesPerToken()
 	s.TokensPerBlock = float64(r.cfg.BlockBytes) / perToken
 	s.PromptTokens = max(int(float64(s.promptBytes(r.cfg.BlockBytes))/perToken+0.5), 1)
@@ -138,7 +139,7 @@ func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
 	for {
 		i, rung := strategy.Choose(s)
 		c := &s.Candidates[i]
-		if !c.half || s.peek || c.full || c.slot.trial.CompareAndSwap(false, true) {
+		if !c.half || s.peek || c.full || c.engine.BeginTrial() {
 			return i, rung
 		}
 		if len(s.Candidates) == 1 {
@@ -153,15 +154,16 @@ func (r *Router) choose(s *Scene, strategy *named) (int, Rung) {
 
 func (r *Router) charge(s *Scene, c *Candidate, att *Attempt) {
 	q, now := s.Request, s.Now
-	att.router, att.slot, att.model = r, c.slot, s.pool.texts
+	att.router, att.engine, att.model = r, c.engine, s.pool.texts
 	att.hashes, att.bytes = q.Hashes, s.promptBytes(r.cfg.BlockBytes)
 	if q.Continued {
 		att.bytes = 0
 	}
 	att.held, att.followed = c.Held, c.Held > s.CommonTokens && !c.exact
-	att.charged = int64(att.decision.UncachedTokens)
-	att.resident = int64(s.PromptTokens + q.OutputHint)
-	att.trial, att.interval, att.nonStreaming = c.half, 0, q.NonStreaming
+	att.charge = books.Charge{
+		Tokens: int64(att.decision.UncachedTokens), Resident: int64(s.PromptTokens + q.OutputHint), NonStreaming: q.NonStreaming,
+	}
+	att.trial, att.interval = c.half, 0
 	att.adapter = s.adapter()
 	att.run = s.pool.prefixes.Begin(&demand.Request{
 		Hashes: q.Hashes, Known: s.known, Engines: len(s.pool.entries), TokensPerBlock: s.TokensPerBlock,
@@ -169,12 +171,11 @@ func (r *Router) charge(s *Scene, c *Candidate, att *Attempt) {
 	}, now)
 	att.remote = false
 	att.at.picked, att.at.dispatched, att.at.first = now, 0, 0
-	att.settled = 0
 	if f := r.fleet.Load(); f.nodes > 1 && f.staleness < maxStaleness { // older reports count as missing
-		att.settled = now + prefixtree.Time(f.staleness)
+		att.charge.Settled = now + prefixtree.Time(f.staleness)
 	}
 	att.stage = picked
-	c.slot.charge(att, now)
+	c.engine.Charge(&att.charge, now)
 }
 
 // Explain fills d with the decision of the next Pick and changes nothing. Errors as Pick.

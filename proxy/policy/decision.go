@@ -69,7 +69,7 @@ func (d *Decision) fill(s *Scene, chosen int, rung Rung, strategy *named, lastRe
 	c := &s.Candidates[chosen]
 	b, _ := s.pool.view.Backend(c.Backend)
 	*d = Decision{
-		Backend: c.Backend, Generation: c.slot.gen.Load(), Name: b.Name, Handle: b.Handle, Strategy: strategy.name, Rung: rung,
+		Backend: c.Backend, Generation: c.engine.Generation(), Name: b.Name, Handle: b.Handle, Strategy: strategy.name, Rung: rung,
 		PromptTokens: s.PromptTokens, MatchedBlocks: int(c.HeldBlocks), PredictedTokens: int(c.Held), Exact: c.exact,
 		UncachedTokens: int(math.Ceil(c.Uncached)), Age: time.Duration(c.Age) * time.Millisecond, Branch: s.Branch,
 		Hot: s.hot.Anchor, Replicas: s.hot.Replicas, Eligible: s.size, Trial: c.half, LastResort: lastResort, FromEngines: s.FromEngines,

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/rules"
 )
 
@@ -69,6 +70,12 @@ func prompt(family, own uint64, common, blocks int) []prefixtree.Hash {
 	return h
 }
 
+// rated begins the books of a router anew, with engines that compute so many tokens/s.
+func rated(r *Router, rate float64) {
+	r.books = books.New(rate)
+	r.SetView(r.View())
+}
+
 func ask(hashes []prefixtree.Hash) *Request {
 	return &Request{Hashes: hashes, PromptBytes: len(hashes) * testBlock}
 }
@@ -101,7 +108,7 @@ func unknown() Outcome { return Outcome{PromptTokens: -1, CachedTokens: -1, Outp
 
 var requests atomic.Uint64
 
-func failed(f Failure) Outcome {
+func failed(f books.Failure) Outcome {
 	o := unknown()
 	o.Failed, o.Request = f, requests.Add(1)
 	return o

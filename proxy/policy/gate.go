@@ -4,10 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"sync/atomic"
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 )
 
 // ErrFull: the request may wait, and no open engine is worth more than to wait. Decision tells for which
@@ -41,39 +41,6 @@ func (g *Gate) check() error {
 	return nil
 }
 
-// growth is this node's load at an engine at the last two moments that are a staleness apart, and the most
-// active requests that the other nodes had there since each. Other nodes know this node's load at the earlier
-// moment, or a later one.
-type growth struct {
-	since   atomic.Int64 // ms
-	active  [2]atomic.Int64
-	charged [2]atomic.Int64
-	peak    [2]atomic.Int64
-}
-
-// of returns by how much the load has grown since the other nodes last heard of it, at least 0, and the most
-// requests that they had meanwhile: a node refills what it has freed before the others use it. Writers race
-// for moments only; each stores what it has read.
-func (g *growth) of(active, charged, others, staleness int64, now prefixtree.Time) (requests, tokens, peak int64) {
-	if since := g.since.Load(); int64(now)-since >= staleness && g.since.CompareAndSwap(since, int64(now)) {
-		g.active[0].Store(g.active[1].Load())
-		g.charged[0].Store(g.charged[1].Load())
-		g.peak[0].Store(g.peak[1].Load())
-		if int64(now)-since >= 2*staleness {
-			g.active[0].Store(active)
-			g.charged[0].Store(charged)
-			g.peak[0].Store(others)
-		}
-		g.active[1].Store(active)
-		g.charged[1].Store(charged)
-		g.peak[1].Store(others)
-	}
-	if others > g.peak[1].Load() {
-		g.peak[1].Store(others)
-	}
-	return max(active-g.active[0].Load(), 0), max(charged-g.charged[0].Load(), 0), max(g.peak[0].Load(), g.peak[1].Load())
-}
-
 // load is what is known of an engine's load.
 type load struct {
 	queued, overdue, rate float64
@@ -85,12 +52,12 @@ type load struct {
 // placed as much as this one, and to have refilled what it freed, so that N nodes place at most N requests
 // beyond the bound of those in flight. An extra request passes the bounds of prefill, not that one, if no
 // other one of this node waits there for its first token.
-func (r *Router) full(s *slot, l load, f *fleetState, extra bool, now prefixtree.Time) bool {
-	g, active, pending := &r.tuning.Load().cfg.Gate, l.active, s.pending.Load()
+func (r *Router) full(e *books.Engine, l load, f *fleetState, extra bool, now prefixtree.Time) bool {
+	g, active, pending := &r.tuning.Load().cfg.Gate, l.active, e.Pending()
 	grown, most := int64(0), active
 	if f.nodes > 1 && f.staleness > 0 {
-		own := s.active.Load()
-		requests, tokens, peak := s.growth.of(own, s.charged.Load(), s.peerActive.Load(), min(f.staleness, maxStaleness), now)
+		own := e.Active()
+		requests, tokens, peak := e.Grown(own, min(f.staleness, maxStaleness), now)
 		requests *= int64(f.nodes - 1)
 		active += requests
 		most = max(active, own+peak+requests)
@@ -109,24 +76,24 @@ func (r *Router) full(s *slot, l load, f *fleetState, extra bool, now prefixtree
 		return false
 	}
 	if pending > 0 { // those of other nodes are taken to be as long
-		pending += s.peerTokens.Load() * pending / max(s.charged.Load(), 1)
+		pending += e.PeerTokens() * pending / max(e.Charged(), 1)
 	}
-	if t := s.telemetry.Load(); t != nil && int64(now-t.At) <= waitingLasts {
-		pending = max(pending, int64(t.Waiting)-max(t.all-active, 0)) // some may have left; requests that came since count in pending
+	if t := e.Report(); t != nil && int64(now-t.At) <= waitingLasts {
+		pending = max(pending, int64(t.Waiting)-max(t.All-active, 0)) // some may have left; requests that came since count in pending
 	}
 	return pending >= int64(g.Waiting)
 }
 
 // Open reports whether a backend takes requests that may wait, at least those that are First.
 func (r *Router) Open(b prefixtree.Backend, now prefixtree.Time) bool {
-	s := r.table.Load().slot(b)
-	if s == nil {
+	e := r.table.Load().engine(b)
+	if e == nil {
 		return false
 	}
-	l := load{rate: s.rateOr(r.rate.load()), active: s.active.Load() + s.peerActive.Load()}
-	l.queued, l.overdue = s.queued(now, l.rate)
-	l.queued += float64(s.peerTokens.Load())
-	return !r.full(s, l, r.fleet.Load(), true, now)
+	l := load{rate: e.RateOr(r.books.FleetRate()), active: e.Active() + e.PeerActive()}
+	l.queued, l.overdue = e.Queued(now, l.rate)
+	l.queued += float64(e.PeerTokens())
+	return !r.full(e, l, r.fleet.Load(), true, now)
 }
 
 // Room is what the engines of a lane may hold of all routers, what they hold less, and what they hold of this one.
@@ -142,13 +109,13 @@ func (r *Router) Room(lane uint64) (room Room, bounded bool) {
 	if p == nil || g.TTFT == 0 && g.InFlight == 0 {
 		return Room{}, false
 	}
-	prior, ttft := r.rate.load(), g.TTFT.Seconds()
+	prior, ttft := r.books.FleetRate(), g.TTFT.Seconds()
 	var may, held, own, places, active, ownActive float64
 	for i := range p.entries {
-		s := p.entries[i].slot
-		t, a := float64(s.charged.Load()), float64(s.active.Load())
-		all, allActive := t+float64(s.peerTokens.Load()), a+float64(s.peerActive.Load())
-		own, held, may = own+t, held+all, may+max(ttft*s.rateOr(prior), all)
+		e := p.entries[i].engine
+		t, a := float64(e.Charged()), float64(e.Active())
+		all, allActive := t+float64(e.PeerTokens()), a+float64(e.PeerActive())
+		own, held, may = own+t, held+all, may+max(ttft*e.RateOr(prior), all)
 		ownActive, active, places = ownActive+a, active+allActive, places+max(float64(g.InFlight), allActive)
 	}
 	if g.TTFT == 0 || g.InFlight > 0 && active*may > held*places {
@@ -164,13 +131,13 @@ const nearlyFull = 0.9
 // Dry reports whether a backend will have computed all prefill that is known of before this router hears
 // what the others send it.
 func (r *Router) Dry(b prefixtree.Backend, now prefixtree.Time) bool {
-	s, g := r.table.Load().slot(b), &r.tuning.Load().cfg.Gate
-	if s == nil || g.InFlight > 0 && float64(s.active.Load()+s.peerActive.Load()+1) > nearlyFull*float64(g.InFlight) {
+	e, g := r.table.Load().engine(b), &r.tuning.Load().cfg.Gate
+	if e == nil || g.InFlight > 0 && float64(e.Active()+e.PeerActive()+1) > nearlyFull*float64(g.InFlight) {
 		return false
 	}
-	rate := s.rateOr(r.rate.load())
-	queued, _ := s.queued(now, rate)
-	return (queued+float64(s.peerTokens.Load()))*1000 <= rate*float64(r.fleet.Load().staleness)
+	rate := e.RateOr(r.books.FleetRate())
+	queued, _ := e.Queued(now, rate)
+	return (queued+float64(e.PeerTokens()))*1000 <= rate*float64(r.fleet.Load().staleness)
 }
 
 // close marks the candidates that are full. With a strategy that neither follows a key nor prices the
@@ -192,7 +159,7 @@ func (r *Router) close(s *Scene, strategy *named) {
 	}
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		c.full = r.full(c.slot, load{c.Queued, c.Overdue, c.Rate, c.Active}, f, extra, s.Now)
+		c.full = r.full(c.engine, load{c.Queued, c.Overdue, c.Rate, c.Active}, f, extra, s.Now)
 		if !c.full {
 			open++
 		}
@@ -210,26 +177,11 @@ func (r *Router) close(s *Scene, strategy *named) {
 	}
 }
 
-// Parked is what a waiting request adds to the work that waits for a backend. The zero value: nothing.
-type Parked struct {
-	slot   *slot
-	tokens int64
-}
-
 // Park counts a request as waiting for the backend of a decision, and no longer for that of an earlier one.
-func (r *Router) Park(p *Parked, d *Decision) {
+func (r *Router) Park(p *books.Parked, d *Decision) {
 	p.Leave()
-	if s := r.table.Load().slot(d.Backend); s != nil {
-		p.slot, p.tokens = s, int64(d.UncachedTokens)
-		s.parked.Add(p.tokens)
-	}
-}
-
-// Leave takes the request out again.
-func (p *Parked) Leave() {
-	if p.slot != nil {
-		p.slot.parked.Add(-p.tokens)
-		p.slot = nil
+	if e := r.table.Load().engine(d.Backend); e != nil {
+		p.Park(e, int64(d.UncachedTokens))
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 )
 
 func waits(hashes []prefixtree.Hash) *Request {
@@ -60,7 +61,7 @@ func TestGateHearsEngines(t *testing.T) {
 	r, _ := newRouter(t, Config{Gate: Gate{Waiting: 4}}, fleetOf(2))
 	a := pick(t, r, waits(lone(1)), t0)
 	busy := a.Decision().Backend
-	r.SetTelemetry(busy, Telemetry{At: t0, Running: 1, Waiting: 4, KVUsage: -1, Queued: -1})
+	r.SetTelemetry(busy, books.Telemetry{At: t0, Running: 1, Waiting: 4, KVUsage: -1, Queued: -1})
 	if r.Open(busy, t0) || !r.Open(1-busy, t0) {
 		t.Error("four requests wait in the engine, and it is open")
 	}
@@ -74,7 +75,7 @@ func TestGateHearsEngines(t *testing.T) {
 		}
 	}
 	// What came since the report and is answered does not wait.
-	r.SetTelemetry(1-busy, Telemetry{At: t0, KVUsage: -1, Queued: -1})
+	r.SetTelemetry(1-busy, books.Telemetry{At: t0, KVUsage: -1, Queued: -1})
 	for i := range 20 {
 		q := waits(lone(20 + i))
 		q.Exclude = except(2, 1-busy)
@@ -154,7 +155,7 @@ func TestGateOverFleet(t *testing.T) {
 				for len(sent[j]) > 0 && sent[j][0].at+staleness <= now {
 					for i := range routers {
 						if i != j {
-							routers[i].SetPeerLoad(string(rune('a'+j)), []PeerLoad{{Backend: 0, Active: sent[j][0].active}}, t0)
+							routers[i].SetPeerLoad(string(rune('a'+j)), []books.PeerLoad{{Backend: 0, Active: sent[j][0].active}}, t0)
 						}
 					}
 					sent[j] = sent[j][1:]
@@ -191,7 +192,7 @@ func TestDry(t *testing.T) {
 	for limit, most := range map[int]int64{0: 1000, 1: -1, 2: 0, 4: 2, 100: 89} {
 		r, _ := newRouter(t, Config{Gate: Gate{InFlight: limit}, Nodes: 2, Staleness: time.Second}, fleetOf(1))
 		for active := range int64(101) {
-			r.SetPeerLoad("peer", []PeerLoad{{Backend: 0, Active: active}}, t0)
+			r.SetPeerLoad("peer", []books.PeerLoad{{Backend: 0, Active: active}}, t0)
 			if dry := r.Dry(0, t0); dry != (active <= most) {
 				t.Errorf("dry is %v with %d requests of %d", dry, active, limit)
 			}
@@ -211,7 +212,7 @@ func TestRetuneGate(t *testing.T) {
 		t.Fatal(err)
 	}
 	apply()
-	r.SetPeerLoad("peer", []PeerLoad{{Backend: 0, Active: 4}}, t0)
+	r.SetPeerLoad("peer", []books.PeerLoad{{Backend: 0, Active: 4}}, t0)
 	if room, bounded := r.Room(lane); !bounded || room.May != 4 || room.Free != 0 || r.Dry(0, t0) {
 		t.Errorf("after a reload: room %+v, bounded %v, dry %v", room, bounded, r.Dry(0, t0))
 	}
@@ -221,7 +222,7 @@ func TestParkedReturnsToZero(t *testing.T) {
 	r, _ := newRouter(t, Config{Gate: Gate{InFlight: 1}}, fleetOf(2))
 	defer pick(t, r, waits(lone(1)), t0).End(unknown(), t0)
 	defer pick(t, r, waits(lone(2)), t0).End(unknown(), t0)
-	var p Parked
+	var p books.Parked
 	a := new(Attempt)
 	for i := range 4 {
 		if err := r.Pick(waits(lone(3+i)), t0, a); !errors.Is(err, ErrFull) {
@@ -230,8 +231,8 @@ func TestParkedReturnsToZero(t *testing.T) {
 		r.Park(&p, a.Decision())
 	}
 	sum := func() (n int64) {
-		for _, s := range r.table.Load().slots {
-			n += s.parked.Load()
+		for _, s := range r.table.Load().engines {
+			n += s.Parked()
 		}
 		return n
 	}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/demand"
 
 	"pgregory.net/rapid"
@@ -98,7 +99,9 @@ func TestPrefixHashKeysOnTheStart(t *testing.T) {
 	}
 }
 
-func entryOf(i int) *entry { return &entry{slot: new(slot), weight: 1, key: mix(uint64(i + 1))} }
+func entryOf(i int) *entry {
+	return &entry{engine: new(books.Engine), weight: 1, key: mix(uint64(i + 1))}
+}
 
 func TestMoreMatchNeverHurts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

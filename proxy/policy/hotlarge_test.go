@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 )
 
 func busy(r *Router, names []string) {
-	var loads []PeerLoad
+	var loads []books.PeerLoad
 	for _, b := range r.View().Backends {
 		if slices.Contains(names, b.Name) {
-			loads = append(loads, PeerLoad{b.ID, 400_000, 8})
+			loads = append(loads, books.PeerLoad{Backend: b.ID, PrefillTokens: 400_000, Active: 8})
 		}
 	}
 	r.SetPeerLoad("others", loads, t0)

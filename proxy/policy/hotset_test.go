@@ -57,7 +57,7 @@ func TestHotPromptsGoToTheSet(t *testing.T) {
 func TestHotPrefixMayEndAnywhere(t *testing.T) {
 	for _, ends := range []int{1, 9, 16, 21, 22, 23, 24, 400, demand.Depth} {
 		r, _ := newRouter(t, Config{}, fleetOf(16))
-		r.rate = newFleetRate(1000)
+		rated(r, 1000)
 		next := func(i int) []prefixtree.Hash { return prompt(7, uint64(i), ends, ends+8) }
 		for i := range 40 {
 			serve(t, r, ask(next(i)), t0+prefixtree.Time(100*i))

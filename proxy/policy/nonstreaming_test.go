@@ -31,7 +31,7 @@ func wholeAnswers(t *testing.T, nodes int) {
 		long              = 3_000
 	)
 	r, _ := newRouter(t, Config{}, fleetOf(engines))
-	r.rate = newFleetRate(640_000) // as the answers show it
+	rated(r, 640_000) // as the answers show it
 	if nodes > 1 {
 		r.SetFleet(nodes, 5*time.Millisecond)
 		r.SetPeerLoad("north", nil, t0)
@@ -75,55 +75,6 @@ func wholeAnswers(t *testing.T, nodes int) {
 	}
 	if beside < 50 {
 		t.Errorf("only %d turns went to an engine with a whole request of more than 1.5 s: it says nothing", beside)
-	}
-}
-
-func TestWholePrefillsLeaveTheLine(t *testing.T) {
-	const rate = 10_000
-	r, _ := newRouter(t, Config{}, fleetOf(1))
-	send := func(q *Request, at prefixtree.Time) *Attempt {
-		a := pick(t, r, q, at)
-		a.Dispatched(at)
-		return a
-	}
-	a := send(whole(prompt(1, 1, 0, 80)), t0)
-	b := send(whole(prompt(2, 2, 0, 8)), t0)
-	c := send(ask(prompt(3, 3, 0, 8)), t0+1)
-	for _, k := range []struct {
-		ms              prefixtree.Time
-		queued, overdue float64
-	}{
-		{1, 12_278, 0}, {1_000, 2_288, 0}, {1_024, 2_048, 0}, {1_100, 1_288, 0},
-		{1_127, 1_024, 0}, {1_177, 524, 0}, {5_000, 0, 5 - 1.127 - .1024},
-	} {
-		queued, overdue := a.slot.queued(t0+k.ms, rate)
-		if math.Abs(queued-k.queued) > 1 || math.Abs(overdue-k.overdue) > 1e-9 {
-			t.Errorf("after %d ms: %v tokens queued, %v s overdue, want %v and %v", k.ms, queued, overdue, k.queued, k.overdue)
-		}
-	}
-	c.FirstToken(t0 + 6_000)
-	d := send(whole(prompt(4, 4, 0, 800)), t0+6_000)
-	e := send(ask(prompt(5, 5, 0, 8)), t0+6_000)
-	if got := r.OwnLoads(nil, t0+6_001); len(got) != 1 || got[0].PrefillTokens != 103_424 || got[0].Active != 5 {
-		t.Errorf("waiting: %v", got)
-	}
-	e.FirstToken(t0 + 6_500) // prefills are in order, so the one in front is done
-	if got, overdue := a.slot.queued(t0+6_500, rate); got != 0 || overdue != 0 {
-		t.Errorf("%v tokens queued behind whose first token has come, %v s overdue", got, overdue)
-	}
-	f := send(whole(prompt(6, 6, 0, 800)), t0+7_000)
-	if got := r.OwnLoads(nil, t0+7_000); len(got) != 1 || got[0].PrefillTokens != 102_400 {
-		t.Errorf("waiting: %v", got)
-	}
-	if got := r.OwnLoads(nil, t0+20_000); len(got) != 1 || got[0].PrefillTokens != 0 || got[0].Active != 6 {
-		t.Errorf("being generated: %v", got)
-	}
-	for _, x := range []*Attempt{a, b, c, d, e, f} {
-		x.Answers(t0 + 20_001)
-		x.End(unknown(), t0+20_002)
-	}
-	if got := r.OwnLoads(nil, t0+20_002); len(got) != 0 {
-		t.Errorf("left: %v", got)
 	}
 }
 
@@ -184,7 +135,7 @@ func TestEqualWholeAnswersKeepRatesEqual(t *testing.T) {
 		for b, n := range got {
 			squares += (float64(n) - fair) * (float64(n) - fair)
 			if rate := r.Rate(prefixtree.Backend(b)); math.Abs(rate/defaultPrefillRate-1) > 0.1 {
-				t.Errorf("seed %d: backend %d of four equal ones has %.0f tokens/s, the fleet %.0f", seed+1, b, rate, r.rate.load())
+				t.Errorf("seed %d: backend %d of four equal ones has %.0f tokens/s, the fleet %.0f", seed+1, b, rate, r.books.FleetRate())
 			}
 		}
 		t.Logf("seed %d: %v", seed+1, got)
@@ -212,7 +163,7 @@ func TestWholeAnswersShowTheFleetsRate(t *testing.T) {
 				now += prefixtree.Time(1000 * took)
 				a.End(Outcome{PromptTokens: blocks * 128, CachedTokens: 0, OutputTokens: n}, now)
 			}
-			if got := r.rate.load(); math.Abs(got/rate-1) > 0.3 {
+			if got := r.books.FleetRate(); math.Abs(got/rate-1) > 0.3 {
 				t.Errorf("up to %d output tokens: the fleet computes %.0f tokens/s, and is taken for %.0f", outputs, rate, got)
 			}
 		}
@@ -238,12 +189,12 @@ func TestWholeAnswersDoNotChangeTheFleetsRate(t *testing.T) {
 	for range 50 {
 		send(false, 512) // 20,000/s
 	}
-	engine, fleet := r.Rate(0), r.rate.load()
+	engine, fleet := r.Rate(0), r.books.FleetRate()
 	for range 50 {
 		send(true, 30_000)
 	}
-	if got := r.Rate(0); math.Abs(got/engine-1) > 0.01 || math.Abs(got/20_000-1) > 0.1 || r.rate.load() != fleet {
-		t.Errorf("long whole answers changed the rate from %.0f to %.0f, the fleet's from %.0f to %.0f", engine, got, fleet, r.rate.load())
+	if got := r.Rate(0); math.Abs(got/engine-1) > 0.01 || math.Abs(got/20_000-1) > 0.1 || r.books.FleetRate() != fleet {
+		t.Errorf("long whole answers changed the rate from %.0f to %.0f, the fleet's from %.0f to %.0f", engine, got, fleet, r.books.FleetRate())
 	}
 }
 

@@ -11,14 +11,15 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/demand"
 	"grapevine.example/proxy/rules"
 )
 
 type table struct {
-	view  *View
-	slots []*slot
-	zone  zone // the node's
+	view    *View
+	engines []*books.Engine // by position in the view
+	zone    zone            // the node's
 	// The routes of the rules and of no rule, and the members of bodies that name sessions.
 	routes  []Route
 	members []string
@@ -79,7 +80,7 @@ type history struct {
 }
 
 type entry struct {
-	slot   *slot
+	engine *books.Engine
 	key    uint64  // of rendezvous orders
 	weight float64 // share of work
 	kv     int     // capacity of the KV cache in tokens; 0: unknown
@@ -100,21 +101,6 @@ func (p *pool) entryOf(b prefixtree.Backend) int {
 		return -1
 	}
 	return int(p.byID[b])
-}
-
-func (t *table) slot(b prefixtree.Backend) *slot {
-	if int(b) >= len(t.view.byID) || t.view.byID[b] < 0 {
-		return nil
-	}
-	return t.slots[t.view.byID[b]]
-}
-
-// known returns a backend's slot to read from, or an empty slot if the view has no such backend. The caller must not write to it.
-func (r *Router) known(b prefixtree.Backend) *slot {
-	if s := r.table.Load().slot(b); s != nil {
-		return s
-	}
-	return new(slot)
 }
 
 func (s *set) pool(model []byte) *pool {
@@ -141,11 +127,11 @@ func (r *Router) SetView(v *View) {
 }
 
 func (r *Router) setViewLocked(v *View) {
-	t := &table{view: v, slots: make([]*slot, len(v.Backends)), routes: r.routes(v.Rules), members: rules.Members(v.Rules), zone: unique.Make(r.tuning.Load().cfg.Zone), chosen: make(map[string]*set), shared: make(map[uint64]*engines)}
+	t := &table{view: v, engines: make([]*books.Engine, len(v.Backends)), routes: r.routes(v.Rules), members: rules.Members(v.Rules), zone: unique.Make(r.tuning.Load().cfg.Zone), chosen: make(map[string]*set), shared: make(map[uint64]*engines)}
 	for i := range v.Backends {
 		b := &v.Backends[i]
-		t.slots[i] = r.ledger.slot(b.ID, b.Generation)
-		r.begins(t.slots[i], b.Since)
+		t.engines[i] = r.books.Engine(b.ID, b.Generation, int64(mix(mix(r.cfg.Seed)+uint64(b.ID))%books.FullBucket))
+		r.begins(t.engines[i], b.Since)
 		t.roles = t.roles || b.Role != Both
 	}
 	known := map[uint64]*history{}
@@ -175,7 +161,7 @@ func (r *Router) setViewLocked(v *View) {
 // entry returns one that is in no pool.
 func (t *table) entry(at int32) entry {
 	b := &t.view.Backends[at]
-	return entry{slot: t.slots[at], key: keyOf(b), weight: b.Weight, kv: b.KVTokens, id: b.ID, role: b.Role, paired: b.Paired, at: -1, zone: b.zone()}
+	return entry{engine: t.engines[at], key: keyOf(b), weight: b.Weight, kv: b.KVTokens, id: b.ID, role: b.Role, paired: b.Paired, at: -1, zone: b.zone()}
 }
 
 // newSet makes the pools of the backends that have all the labels, and adds them to t.pools.
@@ -283,7 +269,7 @@ func (t *table) labelled(labels string, model []byte) *pool {
 // takes reports whether a backend of the pool is eligible for the request.
 func (p *pool) takes(q *Request, now prefixtree.Time) bool {
 	for i := range p.entries {
-		if e := &p.entries[i]; !slices.Contains(q.Exclude, e.id) && e.slot.health(now) != avoided {
+		if e := &p.entries[i]; !slices.Contains(q.Exclude, e.id) && e.engine.Standing(now) != books.Avoided {
 			return true
 		}
 	}

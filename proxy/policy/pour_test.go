@@ -10,6 +10,7 @@ import (
 
 	"grapevine.example/chaos/virtual"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/demand"
 )
 
@@ -55,7 +56,7 @@ func TestPour(t *testing.T) {
 		for i := range s.Candidates {
 			c := &s.Candidates[i]
 			c.weight, c.outside = float64(1+rnd.IntN(2)), i > 0 && rnd.IntN(6) == 0
-			c.slot.bucket.Store(rnd.Int64N(fullBucket))
+			c.engine.FillBucket(rnd.Int64N(books.FullBucket))
 		}
 		level, all := waterLevel(s), 0.0
 		want := make([]float64, len(seconds))
@@ -95,7 +96,7 @@ func TestBucketsHoldARequest(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(virtual.Seed(t), 9))
 	s := places(0, make([]float64, 9)...)
 	for i := range s.Candidates {
-		s.Candidates[i].slot.bucket.Store(rnd.Int64N(fullBucket))
+		s.Candidates[i].engine.FillBucket(rnd.Int64N(books.FullBucket))
 	}
 	for range 50_000 {
 		s.unseen = rnd.ExpFloat64() * 10
@@ -105,8 +106,8 @@ func TestBucketsHoldARequest(t *testing.T) {
 		at, _ := s.pour(0)
 		s.takeTurn(at)
 		for i := range s.Candidates {
-			if held := s.Candidates[i].slot.bucket.Load(); held < -1 || held > fullBucket {
-				t.Fatalf("bucket %d holds %v of a request", i, float64(held)/fullBucket)
+			if held := s.Candidates[i].engine.Bucket(); held < -1 || held > books.FullBucket {
+				t.Fatalf("bucket %d holds %v of a request", i, float64(held)/books.FullBucket)
 			}
 		}
 	}
@@ -136,8 +137,8 @@ func TestPourWithoutUnseenIsNearlyTheBest(t *testing.T) {
 func TestWhoTakesATurn(t *testing.T) {
 	r, _ := newRouter(t, Config{Seed: 5}, fleetOf(4))
 	buckets := func() (sum int64) {
-		for _, s := range r.table.Load().slots {
-			sum += s.bucket.Load()
+		for _, s := range r.table.Load().engines {
+			sum += s.Bucket()
 		}
 		return sum
 	}
@@ -165,9 +166,9 @@ func TestWhoTakesATurn(t *testing.T) {
 func TestNodesWithTheSameReportsSpread(t *testing.T) {
 	const n = 32
 	rnd := rand.New(rand.NewPCG(virtual.Seed(t), 8))
-	var loads []PeerLoad
+	var loads []books.PeerLoad
 	for b := range prefixtree.Backend(n) {
-		loads = append(loads, PeerLoad{b, 1 + int64(rnd.ExpFloat64()*5000), 1})
+		loads = append(loads, books.PeerLoad{Backend: b, PrefillTokens: 1 + int64(rnd.ExpFloat64()*5000), Active: 1})
 	}
 	used := func(staleness time.Duration) (engines, most int, longest int64) {
 		got := map[prefixtree.Backend]int{}
@@ -183,7 +184,7 @@ func TestNodesWithTheSameReportsSpread(t *testing.T) {
 	if engines, most, _ := used(time.Second); engines < 12 || most > 8 {
 		t.Errorf("%d nodes took %d engines, one of them %d times", n, engines, most)
 	}
-	shortest := slices.MinFunc(loads, func(a, b PeerLoad) int { return cmp.Compare(a.PrefillTokens, b.PrefillTokens) }).PrefillTokens
+	shortest := slices.MinFunc(loads, func(a, b books.PeerLoad) int { return cmp.Compare(a.PrefillTokens, b.PrefillTokens) }).PrefillTokens
 	if _, _, longest := used(0); longest > shortest+80*128 {
 		t.Errorf("with reports that hide nothing one waits behind %d tokens, and another engine has %d", longest, shortest)
 	}

@@ -81,7 +81,7 @@ func (r *Router) PickPrefill(q *Request, now prefixtree.Time, decode, att *Attem
 	}
 	r.charge(s, &s.Candidates[chosen], att)
 	decode.remote = true
-	decode.slot.prefilled(decode, now, false)
+	decode.engine.Prefilled(&decode.charge, now)
 	return true
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 )
 
 // rolesOf makes a backend per letter: p prefill, d decode, P and D the same of pairs, b both.
@@ -93,7 +94,7 @@ func TestPrefillWithoutRoles(t *testing.T) {
 // occupy fills a backend with running requests.
 func occupy(t *testing.T, r *Router, b prefixtree.Backend, n int) {
 	t.Helper()
-	r.SetPeerLoad("busy", []PeerLoad{{Backend: b, Active: int64(n)}}, t0)
+	r.SetPeerLoad("busy", []books.PeerLoad{{Backend: b, Active: int64(n)}}, t0)
 }
 
 // The decode backend computes a short prompt itself; a long one would delay its running requests.
@@ -229,7 +230,7 @@ func TestPrefillFails(t *testing.T) {
 		p.FirstToken(t0 + 1)
 		p.End(unknown(), t0+1)
 		d.Dispatched(t0 + 1)
-		d.End(failed(Transfer), t0+2)
+		d.End(failed(books.Transfer), t0+2)
 		if _, avoided := r.Avoided(2, t0+3); avoided {
 			t.Fatal("a failed transfer ejects the decode backend")
 		}
@@ -271,7 +272,7 @@ func TestDecodeNeedsMemory(t *testing.T) {
 	list := rolesOf("dd")
 	list[0].KVTokens, list[1].KVTokens = 100_000, 100_000
 	r, _ := newRouter(t, Config{}, list)
-	r.SetTelemetry(0, Telemetry{KVUsage: 0.99})
+	r.SetTelemetry(0, books.Telemetry{KVUsage: 0.99})
 	for i := range 20 {
 		a := pick(t, r, split(prompt(uint64(i), uint64(i), 0, 100)), t0)
 		if a.Decision().Backend != 1 {
@@ -279,7 +280,7 @@ func TestDecodeNeedsMemory(t *testing.T) {
 		}
 		a.Withdraw(t0)
 	}
-	r.SetTelemetry(1, Telemetry{KVUsage: 0.99})
+	r.SetTelemetry(1, books.Telemetry{KVUsage: 0.99})
 	pick(t, r, split(prompt(99, 99, 0, 100)), t0).Withdraw(t0)
 	released(t, r, 2)
 }

@@ -11,7 +11,7 @@ import (
 
 func TestWorkIsWhatRemains(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(8))
-	r.rate = newFleetRate(1000)
+	rated(r, 1000)
 	perBlock := testBlock / r.table.Load().all.texts.bytesPerToken()
 	var open []*Attempt
 	now := t0

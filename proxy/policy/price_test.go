@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/demand"
 )
 
@@ -62,13 +63,13 @@ func TestHolderIsKeptInABusyPool(t *testing.T) {
 		for i := range 4 * 60 {
 			r.table.Load().all.traffic.Count(demand.Prefill{Whole: 1, Uncached: c.use}, 0, t0-60_000+prefixtree.Time(250*i))
 		}
-		var loads []PeerLoad
+		var loads []books.PeerLoad
 		for b := range prefixtree.Backend(4) {
 			queue := c.others
 			if b == home {
 				queue += c.more
 			}
-			loads = append(loads, PeerLoad{b, int64(queue * second), 1})
+			loads = append(loads, books.PeerLoad{Backend: b, PrefillTokens: int64(queue * second), Active: 1})
 		}
 		r.SetPeerLoad("others", loads, t0)
 		var d Decision

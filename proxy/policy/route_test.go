@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/rules"
 )
 
@@ -104,13 +105,13 @@ func TestFallback(t *testing.T) {
 			a.End(unknown(), t0+now)
 			continue
 		}
-		a.End(failed(Connect), t0+now)
+		a.End(failed(books.Connect), t0+now)
 	}
 	now := t0 + 8
 	if b := to(&Request{}, now); b != "engine-2" {
 		t.Errorf("with the pool ejected, %s serves", b)
 	}
-	pick(t, r, &Request{}, now).End(failed(Connect), now)
+	pick(t, r, &Request{}, now).End(failed(books.Connect), now)
 	if d := serve(t, r, &Request{}, now); d.Fallback || !d.LastResort {
 		t.Errorf("with everything ejected, %s serves, last resort %t", d.Name, d.LastResort)
 	}

@@ -1,5 +1,6 @@
 // Package policy chooses a backend for one request from the request, the prefix tree's matches, a
-// view of the fleet and this node's load. Time and the random seed are parameters.
+// view of the fleet and this node's books on its engines (package books). Time and the random seed are
+// parameters.
 package policy
 
 import (
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/demand"
 )
 
@@ -30,6 +32,8 @@ var (
 const (
 	defaultHashBytes  = 8192
 	defaultBlockBytes = 512
+	// defaultPrefillRate, tokens/s, is about one GPU; only ratios between backends matter.
+	defaultPrefillRate = 10_000
 )
 
 // Config configures a Router. The zero value of every field selects its default.
@@ -50,7 +54,7 @@ type Config struct {
 	Gate     Gate  // for requests that may wait
 	// Failed, if not nil, is called for every failure that counts against its backend. It must not
 	// block.
-	Failed func(b prefixtree.Backend, f Failure, now prefixtree.Time)
+	Failed func(b prefixtree.Backend, f books.Failure, now prefixtree.Time)
 	// Forgot, if not nil, is called when a backend lost its cache. It must not block.
 	Forgot func(b prefixtree.Backend)
 }
@@ -123,14 +127,12 @@ type named struct {
 type Router struct {
 	cfg         Config
 	tree        Index
-	rate        *fleetRate
-	peers       peerLoads
-	ledger      ledger
+	books       *books.Fleet
 	adapterTime adapterTime
 	transfers   transfers
-	ejecting    sync.Mutex // serialises failures to bound ejections; taken before slot.mu
+	ejecting    sync.Mutex // serialises failures to bound ejections; taken before locks of the books
 	table       atomic.Pointer[table]
-	viewMu      sync.Mutex // serialises SetView, SetPeerTraffic and what Retune applies
+	viewMu      sync.Mutex // serialises SetView, SetPeerTraffic and what Retune applies; taken before locks of the books
 	scenes      sync.Pool
 	seq         atomic.Uint64
 	tuning      atomic.Pointer[tuning]
@@ -141,7 +143,7 @@ type Router struct {
 
 	rungs      [rungs]atomic.Uint64
 	blind      atomic.Uint64
-	outcomes   [len(failureNames)]atomic.Uint64
+	outcomes   [books.Failures]atomic.Uint64
 	doubleEnds atomic.Uint64
 }
 
@@ -157,10 +159,7 @@ func NewRouter(cfg Config, tree Index) (*Router, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrConfig, err)
 	}
-	r := &Router{
-		cfg: cfg, tree: tree, rate: newFleetRate(defaultPrefillRate), peers: peerLoads{byOrigin: map[string]map[*slot]peerLoad{}},
-		ledger: ledger{seed: cfg.Seed, slots: map[prefixtree.Backend]*slot{}},
-	}
+	r := &Router{cfg: cfg, tree: tree, books: books.New(defaultPrefillRate)}
 	r.tuning.Store(t)
 	r.scenes.New = func() any { return new(Scene) }
 	r.SetFleet(cfg.Nodes, cfg.Staleness)
@@ -240,20 +239,6 @@ func (r *Router) Retune(cfg Config) (apply func(), err error) {
 // Tuned returns the last configuration; what Retune does not apply need not be in force.
 func (r *Router) Tuned() Config { return r.tuning.Load().cfg }
 
-// Release forgets a backend outside the view, for reuse of its id. False: requests run there.
-func (r *Router) Release(b prefixtree.Backend) bool { return r.ledger.drop(b) }
-
-// Load returns this node's outstanding prefill tokens and active requests.
-func (r *Router) Load(b prefixtree.Backend) (prefillTokens, active int64) {
-	s := r.known(b)
-	return s.charged.Load(), s.active.Load()
-}
-
-// Rate returns a backend's prefill rate, else the fleet's, in tokens/s.
-func (r *Router) Rate(b prefixtree.Backend) float64 {
-	return r.known(b).rateOr(r.rate.load())
-}
-
 // Stats are counters since the start.
 type Stats struct {
 	Picks      uint64
@@ -270,13 +255,7 @@ func (r *Router) Stats() Stats {
 		st.Picks += st.Rungs[i]
 	}
 	for i := range r.outcomes {
-		st.Outcomes[failureNames[i]] = r.outcomes[i].Load()
+		st.Outcomes[books.Failure(i).String()] = r.outcomes[i].Load()
 	}
 	return st
-}
-
-// Avoided reports whether new requests avoid a backend, and until when.
-func (r *Router) Avoided(b prefixtree.Backend, now prefixtree.Time) (until prefixtree.Time, avoid bool) {
-	s := r.known(b)
-	return prefixtree.Time(min(s.retryAt.Load(), int64(now)+backoffMax)), s.health(now) != healthy
 }

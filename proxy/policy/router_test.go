@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"unsafe"
 
 	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/rules"
@@ -128,12 +127,6 @@ func TestReceipt(t *testing.T) {
 	}
 }
 
-func TestSlotLayout(t *testing.T) {
-	if size := unsafe.Sizeof(slot{}); size%64 != 0 {
-		t.Errorf("a slot has %d bytes, not a multiple of 64", size)
-	}
-}
-
 func TestPickDoesNotAllocate(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector empties pools at random")
@@ -201,11 +194,11 @@ func BenchmarkArgmin(b *testing.B) {
 		b.Run(fmt.Sprintf("backends=%d", n), func(b *testing.B) {
 			r, _ := newRouter(b, Config{}, fleetOf(n))
 			warm(b, r)
-			slots := r.table.Load().slots
+			engines := r.table.Load().engines
 			for b.Loop() {
 				best := 0
-				for i, s := range slots {
-					if s.charged.Load() < slots[best].charged.Load() {
+				for i, e := range engines {
+					if e.Charged() < engines[best].Charged() {
 						best = i
 					}
 				}

@@ -149,7 +149,7 @@ type Candidate struct {
 	Rate        float64 // prefill tokens/s, learned or the prior; above 0
 	OwnQueued   float64 // own prefill tokens in front of a new request
 	Queued      float64 // OwnQueued plus what other nodes report
-	Overdue     float64 // seconds; see slot.queued
+	Overdue     float64 // seconds; see books.Engine.Queued
 	Outstanding int64   // charged prefill tokens of all nodes
 	Active      int64   // requests of all nodes
 	OwnActive   int64
@@ -175,18 +175,4 @@ type Candidate struct {
 
 // KVUsage returns the used share of the KV cache, 0 to 1: the engine's report, else an estimate from
 // own requests; -1 without both.
-func (c *Candidate) KVUsage() float64 {
-	if t := c.slot.telemetry.Load(); t != nil && t.KVUsage >= 0 {
-		return min(t.KVUsage, 1)
-	}
-	if c.kv > 0 {
-		return min(float64(c.slot.resident.Load())/float64(c.kv), 1)
-	}
-	return -1
-}
-
-func (c *Candidate) holdsAdapter(name uint64) bool {
-	c.slot.mu.Lock()
-	defer c.slot.mu.Unlock()
-	return c.slot.adapters.find(name) != nil
-}
+func (c *Candidate) KVUsage() float64 { return c.engine.KVUsage(c.kv) }

@@ -13,6 +13,7 @@ import (
 
 	"grapevine.example/chaos/virtual"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/rules"
 )
 
@@ -26,7 +27,7 @@ type bench struct {
 
 	backends []Backend
 	places   map[slotKey]*place
-	peers    map[string]map[*place]PeerLoad
+	peers    map[string]map[*place]books.PeerLoad
 	open     []*try
 	picks    int
 	ends     int
@@ -44,7 +45,7 @@ type place struct {
 	active, charged        int64
 	whole                  int64 // non-streamed requests' charges, some of which may have left the line
 	peerTokens, peerActive int64
-	slot                   *slot
+	engine                 *books.Engine
 }
 
 type try struct {
@@ -61,7 +62,7 @@ var benchModels = []string{"", "llama", "qwen", "mistral", "nobody's"}
 func newBench(t *testing.T, seed uint64) *bench {
 	r := virtual.Rand(seed, 1)
 	w := &bench{
-		t: t, r: r, now: t0, places: map[slotKey]*place{}, peers: map[string]map[*place]PeerLoad{},
+		t: t, r: r, now: t0, places: map[slotKey]*place{}, peers: map[string]map[*place]books.PeerLoad{},
 		size: []int{1, 3, 8, 30, weighAll + 40}[r.IntN(5)],
 	}
 	cfg := Config{
@@ -114,7 +115,7 @@ func (w *bench) join() {
 }
 
 func (w *bench) free(id prefixtree.Backend) bool {
-	if slices.ContainsFunc(w.backends, func(b Backend) bool { return b.ID == id }) || w.a.table.Load().slot(id) != nil {
+	if slices.ContainsFunc(w.backends, func(b Backend) bool { return b.ID == id }) || w.a.table.Load().engine(id) != nil {
 		return false
 	}
 	busy := slices.ContainsFunc(w.open, func(q *try) bool { return q.place.key.id == id })
@@ -144,7 +145,7 @@ func (w *bench) view() {
 	for _, b := range w.backends {
 		k := slotKey{b.ID, b.Generation}
 		if w.places[k] = was[k]; w.places[k] == nil {
-			w.places[k] = &place{key: k, slot: w.a.table.Load().slot(b.ID)}
+			w.places[k] = &place{key: k, engine: w.a.table.Load().engine(b.ID)}
 		}
 		w.both(func(r *Router) { r.tree.(*prefixtree.Tree).SetGeneration(b.ID, b.Generation, w.now) })
 	}
@@ -215,9 +216,9 @@ func (w *bench) request() *Request {
 func (w *bench) pick() {
 	q := w.request()
 	ids, served := w.eligible(q)
-	best := avoided
+	best := books.Avoided
 	for _, id := range ids {
-		best = min(best, w.a.table.Load().slot(id).health(w.now))
+		best = min(best, w.a.table.Load().engine(id).Standing(w.now))
 	}
 	var shown Decision
 	explained := w.a.Explain(q, w.now, &shown) // on one router only: they diverge if it changes anything
@@ -245,7 +246,7 @@ func (w *bench) pick() {
 }
 
 // judge checks a decision among ids, the healthiest of which has health best.
-func (w *bench) judge(d *Decision, q *Request, ids []prefixtree.Backend, best health) {
+func (w *bench) judge(d *Decision, q *Request, ids []prefixtree.Backend, best books.Standing) {
 	w.t.Helper()
 	chosen := w.places[slotKey{d.Backend, d.Generation}]
 	switch {
@@ -253,9 +254,9 @@ func (w *bench) judge(d *Decision, q *Request, ids []prefixtree.Backend, best he
 		w.t.Fatalf("not of the view: %v", d)
 	case !slices.Contains(ids, d.Backend):
 		w.t.Fatalf("excluded, drained, down or of another model, while %v are free: %v", ids, d)
-	case d.LastResort != (best == avoided):
+	case d.LastResort != (best == books.Avoided):
 		w.t.Fatalf("last resort %v, the healthiest is %d: %v", d.LastResort, best, d)
-	case d.Trial && chosen.slot.trial.Load() != true:
+	case d.Trial && chosen.engine.BeginTrial():
 		w.t.Fatalf("a trial that nobody noted: %v", d)
 	case d.PromptTokens < 1, d.UncachedTokens < 1, d.UncachedTokens > d.PromptTokens, d.PredictedTokens < 0, d.PredictedTokens > d.PromptTokens, d.Age < 0:
 		w.t.Fatalf("impossible tokens: %+v", *d)
@@ -267,7 +268,7 @@ func (w *bench) judge(d *Decision, q *Request, ids []prefixtree.Backend, best he
 			w.t.Fatalf("impossible candidate %+v of %v", c, d)
 		}
 	}
-	if best == healthy && !d.Trial && chosen.slot.health(w.now) != healthy {
+	if best == books.Healthy && !d.Trial && chosen.engine.Standing(w.now) != books.Healthy {
 		w.t.Fatalf("goes to one that is left alone, no trial: %v", d)
 	}
 }
@@ -296,7 +297,7 @@ func (w *bench) step(i int, end bool) {
 			}
 		}
 		if w.r.IntN(3) == 0 {
-			o.Failed, o.Request = Failure(w.r.IntN(len(failureNames))), uint64(w.r.IntN(4))
+			o.Failed, o.Request = books.Failure(w.r.IntN(books.Failures)), uint64(w.r.IntN(4))
 			if w.r.IntN(3) == 0 {
 				o.FailedBefore = []prefixtree.Backend{prefixtree.Backend(w.r.IntN(w.size + 1))}
 			}
@@ -323,20 +324,20 @@ var benchPeers = []string{"north", "south", "west"}
 
 func (w *bench) peer() {
 	origin := benchPeers[w.r.IntN(len(benchPeers))]
-	var loads []PeerLoad
+	var loads []books.PeerLoad
 	for _, b := range w.backends {
 		if w.r.IntN(3) == 0 {
-			loads = append(loads, PeerLoad{Backend: b.ID, PrefillTokens: w.r.Int64N(20_000) - 100, Active: w.r.Int64N(5)})
+			loads = append(loads, books.PeerLoad{Backend: b.ID, PrefillTokens: w.r.Int64N(20_000) - 100, Active: w.r.Int64N(5)})
 		}
 	}
-	loads = append(loads, PeerLoad{Backend: 60_000, PrefillTokens: 7, Active: 7}) // not in any view
+	loads = append(loads, books.PeerLoad{Backend: 60_000, PrefillTokens: 7, Active: 7}) // not in any view
 	held := w.peers[origin]
 	if held == nil {
-		held = map[*place]PeerLoad{}
+		held = map[*place]books.PeerLoad{}
 	}
 	switch w.r.IntN(3) {
 	case 0:
-		held = map[*place]PeerLoad{}
+		held = map[*place]books.PeerLoad{}
 		w.both(func(r *Router) { r.SetPeerLoad(origin, loads, w.now) })
 	case 1:
 		w.both(func(r *Router) { r.UpdatePeerLoad(origin, loads, w.now) })
@@ -348,7 +349,7 @@ func (w *bench) peer() {
 	for _, l := range loads {
 		for k, p := range w.places {
 			if k.id == l.Backend {
-				held[p] = PeerLoad{PrefillTokens: max(l.PrefillTokens, 0), Active: max(l.Active, 0)}
+				held[p] = books.PeerLoad{PrefillTokens: max(l.PrefillTokens, 0), Active: max(l.Active, 0)}
 			}
 		}
 	}
@@ -374,7 +375,7 @@ func (w *bench) fleet() {
 		b, rate, weight := prefixtree.Backend(w.r.IntN(w.size)), w.r.Float64()*20_000, float64(w.r.IntN(30))
 		w.both(func(r *Router) { r.SetPeerRate(b, rate, weight) })
 	case 4:
-		b, say := prefixtree.Backend(w.r.IntN(w.size)), Telemetry{Running: w.r.IntN(50), Waiting: w.r.IntN(9), KVUsage: w.r.Float64()}
+		b, say := prefixtree.Backend(w.r.IntN(w.size)), books.Telemetry{Running: w.r.IntN(50), Waiting: w.r.IntN(9), KVUsage: w.r.Float64()}
 		w.both(func(r *Router) { r.SetTelemetry(b, say) })
 	}
 }
@@ -434,9 +435,9 @@ func (w *bench) sane(values ...float64) {
 }
 
 func (w *bench) finish() {
-	slots := map[*slot]bool{}
+	engines := map[*books.Engine]bool{}
 	for _, q := range w.open {
-		slots[q.a.slot], slots[q.b.slot] = true, true
+		engines[q.a.engine], engines[q.b.engine] = true, true
 	}
 	for len(w.open) > 0 {
 		w.now += prefixtree.Time(w.r.IntN(2_000))
@@ -448,8 +449,8 @@ func (w *bench) finish() {
 	}
 	w.books()
 	for _, r := range []*Router{w.a, w.b} {
-		for _, s := range r.ledger.slots {
-			slots[s] = true
+		if err := r.books.Left(); err != nil {
+			w.t.Fatal(err)
 		}
 		for _, p := range r.table.Load().pools {
 			if n := p.prefixes.Active(); n != 0 {
@@ -457,11 +458,9 @@ func (w *bench) finish() {
 			}
 		}
 	}
-	for s := range slots {
-		if s.active.Load() != 0 || s.charged.Load() != 0 || s.resident.Load() != 0 || s.headTokens.Load() != 0 ||
-			s.peerTokens.Load() != 0 || s.peerActive.Load() != 0 || len(s.line) > 0 || s.nonStreaming != 0 || s.trial.Load() {
-			w.t.Fatalf("left on backend %d: %d active, %d charged, %d resident, head %d, peers' %d and %d, trial %v",
-				s.id, s.active.Load(), s.charged.Load(), s.resident.Load(), s.headTokens.Load(), s.peerTokens.Load(), s.peerActive.Load(), s.trial.Load())
+	for e := range engines {
+		if err := e.Left(); err != nil {
+			w.t.Fatal(err)
 		}
 	}
 }

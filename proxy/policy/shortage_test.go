@@ -10,6 +10,7 @@ import (
 
 	"grapevine.example/chaos/virtual"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 )
 
 func TestLargePoolOfFew(t *testing.T) {
@@ -46,9 +47,9 @@ func TestLargePoolOfManyCold(t *testing.T) {
 		list[i].Since = t0
 	}
 	r, _ := newRouter(t, Config{}, list)
-	var loads []PeerLoad
+	var loads []books.PeerLoad
 	for i := cold; i < n-free; i++ {
-		loads = append(loads, PeerLoad{prefixtree.Backend(i), 50_000, 4})
+		loads = append(loads, books.PeerLoad{Backend: prefixtree.Backend(i), PrefillTokens: 50_000, Active: 4})
 	}
 	r.SetPeerLoad("others", loads, t0)
 	const requests = 2000

@@ -1,6 +1,9 @@
 package policy
 
-import "grapevine.example/prefixtree"
+import (
+	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
+)
 
 // Weighing thousands of engines would cost more than the rest of a request. In a large pool a
 // decision weighs the deepest holders, the hot prefix's set and a sample, the best of which is
@@ -46,7 +49,7 @@ func (s *Scene) putHolders() {
 		if float64(h.Expected)*s.TokensPerBlock <= s.CommonTokens || n == len(best) && !deeper(&h, &best[n-1]) {
 			continue
 		}
-		if at := s.pool.entryOf(h.Backend); at < 0 || s.health(&s.pool.entries[at]) == avoided {
+		if at := s.pool.entryOf(h.Backend); at < 0 || s.standing(&s.pool.entries[at]) == books.Avoided {
 			continue
 		}
 		j := min(n, len(best)-1)

@@ -10,6 +10,7 @@ import (
 
 	"grapevine.example/chaos/virtual"
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 )
 
 func TestPoolsAreLargeFromABoundOn(t *testing.T) {
@@ -57,9 +58,9 @@ func TestLargePoolFindsTheIdle(t *testing.T) {
 			busy = append(busy, b)
 		}
 	}
-	var loads []PeerLoad
+	var loads []books.PeerLoad
 	for _, b := range busy {
-		loads = append(loads, PeerLoad{b, 50_000, 4})
+		loads = append(loads, books.PeerLoad{Backend: b, PrefillTokens: 50_000, Active: 4})
 	}
 	r.SetPeerLoad("other", loads, t0)
 	taken, waits := map[prefixtree.Backend]int{}, 0
@@ -88,11 +89,11 @@ func TestLargePoolChoosesNearlyTheBest(t *testing.T) {
 	const n, requests = 600, 400
 	rng := rand.New(rand.NewPCG(virtual.Seed(t), 0))
 	r, _ := newRouter(t, Config{}, fleetOf(n))
-	var loads []PeerLoad
+	var loads []books.PeerLoad
 	queues := make([]int64, n)
 	for i := range queues {
 		queues[i] = 20_000 + int64(rng.ExpFloat64()*20_000)
-		loads = append(loads, PeerLoad{prefixtree.Backend(i), queues[i], 1})
+		loads = append(loads, books.PeerLoad{Backend: prefixtree.Backend(i), PrefillTokens: queues[i], Active: 1})
 	}
 	r.SetPeerLoad("others", loads, t0)
 	sorted := slices.Sorted(slices.Values(queues))
@@ -299,7 +300,7 @@ func TestLargePoolConcurrently(t *testing.T) {
 			list := fleetOf(n)
 			list[i].State = Draining
 			setView(t, r, list)
-			r.SetPeerLoad("peer", []PeerLoad{{prefixtree.Backend(i), 1000, 1}}, t0)
+			r.SetPeerLoad("peer", []books.PeerLoad{{Backend: prefixtree.Backend(i), PrefillTokens: 1000, Active: 1}}, t0)
 		}
 	})
 	wg.Wait()

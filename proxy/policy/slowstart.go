@@ -2,11 +2,13 @@ package policy
 
 import (
 	"cmp"
+	"sync/atomic"
 	"time"
 
 	"github.com/zeebo/xxh3"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 )
 
 const (
@@ -23,16 +25,25 @@ type sticky interface {
 	key(s *Scene) (key uint64, ok bool)
 }
 
-func (r *Router) begins(s *slot, at prefixtree.Time) {
+func (r *Router) begins(e *books.Engine, at prefixtree.Time) {
 	if at <= 0 {
 		return
 	}
-	raise(&s.began, int64(at))
+	e.Begins(at)
 	raise(&r.coldUntil, int64(at)+r.tuning.Load().slowStart)
 }
 
-func (r *Router) warmth(s *slot, now prefixtree.Time) float64 {
-	began, slowStart := s.began.Load(), r.tuning.Load().slowStart
+func raise(value *atomic.Int64, v int64) {
+	for {
+		was := value.Load()
+		if was >= v || value.CompareAndSwap(was, v) {
+			return
+		}
+	}
+}
+
+func (r *Router) warmth(e *books.Engine, now prefixtree.Time) float64 {
+	began, slowStart := int64(e.Began()), r.tuning.Load().slowStart
 	if began == 0 || int64(now)-began >= slowStart {
 		return 1
 	}
@@ -48,7 +59,7 @@ func (r *Router) easeIn(s *Scene, strategy *named) {
 	cold := 0
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		if c.warmth = r.warmth(c.slot, s.Now); c.warmth < 1 {
+		if c.warmth = r.warmth(c.engine, s.Now); c.warmth < 1 {
 			cold++
 		}
 		total += c.warmth * c.weight

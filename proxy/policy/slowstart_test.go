@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 )
 
 // returning plays 60 s of prompts on n backends, the last of which returns after 10 s, and counts
@@ -172,14 +173,14 @@ func TestRecoveryBeginsSlowly(t *testing.T) {
 		r, _ := newRouter(t, Config{}, fleetOf(4))
 		now := t0
 		for range failures {
-			fail(t, r, 0, Connect, 4, now)
+			fail(t, r, 0, books.Connect, 4, now)
 			now += 10_000
 		}
 		a := pick(t, r, &Request{Exclude: except(4, 0)}, now)
 		a.Dispatched(now)
 		a.FirstToken(now)
 		a.End(unknown(), now)
-		if got := r.warmth(r.table.Load().slot(0), now) < 1; got != want {
+		if got := r.warmth(r.table.Load().engine(0), now) < 1; got != want {
 			t.Errorf("after %d failures in a row: cold is %v", failures, got)
 		}
 	}
@@ -201,7 +202,7 @@ func TestReportedIsAvoidedWithoutTrials(t *testing.T) {
 	if _, avoided := r.Avoided(1, now); avoided {
 		t.Error("avoided although nobody reports it any more")
 	}
-	if r.warmth(r.table.Load().slot(1), now) == 1 {
+	if r.warmth(r.table.Load().engine(1), now) == 1 {
 		t.Error("warm at once after a minute of absence")
 	}
 
@@ -216,14 +217,14 @@ func TestReportedIsAvoidedWithoutTrials(t *testing.T) {
 func TestFailedIsTold(t *testing.T) {
 	type told struct {
 		b prefixtree.Backend
-		f Failure
+		f books.Failure
 	}
 	var got []told
-	r, _ := newRouter(t, Config{Failed: func(b prefixtree.Backend, f Failure, _ prefixtree.Time) { got = append(got, told{b, f}) }}, fleetOf(2))
-	for f := None; int(f) < len(failureNames); f++ {
+	r, _ := newRouter(t, Config{Failed: func(b prefixtree.Backend, f books.Failure, _ prefixtree.Time) { got = append(got, told{b, f}) }}, fleetOf(2))
+	for f := books.None; int(f) < books.Failures; f++ {
 		fail(t, r, 1, f, 2, t0+prefixtree.Time(f)*100_000)
 	}
-	want := []told{{1, Connect}, {1, Timeout}, {1, Reset}, {1, Status5xx}}
+	want := []told{{1, books.Connect}, {1, books.Timeout}, {1, books.Reset}, {1, books.Status5xx}}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("told of %v, want %v", got, want)
 	}
@@ -257,9 +258,9 @@ func TestExplainTellsWhoIsLetIn(t *testing.T) {
 		list := fleetOf(n)
 		list[n-1].Since = t0
 		r, _ := newRouter(t, Config{}, list)
-		var loads []PeerLoad
+		var loads []books.PeerLoad
 		for i := range n - 1 {
-			loads = append(loads, PeerLoad{prefixtree.Backend(i), 5000, 2})
+			loads = append(loads, books.PeerLoad{Backend: prefixtree.Backend(i), PrefillTokens: 5000, Active: 2})
 		}
 		r.SetPeerLoad("others", loads, t0)
 		let, requests := 0, max(10*n, 400)
@@ -291,9 +292,9 @@ func TestShareOfSeveralModels(t *testing.T) {
 		list[i].Models = []string{"a", "b"}
 	}
 	r, _ := newRouter(t, Config{}, list)
-	var loads []PeerLoad
+	var loads []books.PeerLoad
 	for i := range n - 1 {
-		loads = append(loads, PeerLoad{prefixtree.Backend(i), 5000, 2})
+		loads = append(loads, books.PeerLoad{Backend: prefixtree.Backend(i), PrefillTokens: 5000, Active: 2})
 	}
 	r.SetPeerLoad("others", loads, t0)
 	got := 0

@@ -3,6 +3,8 @@ package policy
 import (
 	"math"
 	"slices"
+
+	"grapevine.example/proxy/books"
 )
 
 // stage adds the eligible backends, of a large pool some if it may, or, if all are avoided, those with
@@ -32,18 +34,19 @@ func (s *Scene) stage(some bool) (lastResort bool) {
 
 func (s *Scene) put(at int) {
 	e := &s.pool.entries[at]
-	if h := s.health(e); h != avoided {
-		s.add(at, e, h == halfOpen)
+	if h := s.standing(e); h != books.Avoided {
+		s.add(at, e, h == books.HalfOpen)
 	}
 }
 
-func (s *Scene) health(e *entry) health {
+// standing returns an engine's for the request.
+func (s *Scene) standing(e *entry) books.Standing {
 	if slices.Contains(s.Request.Exclude, e.id) {
-		return avoided
+		return books.Avoided
 	}
-	h := e.slot.health(s.Now)
-	if s.wary && (h == halfOpen || e.slot.struck.Load()) {
-		return avoided
+	h := e.engine.Standing(s.Now)
+	if s.wary && (h == books.HalfOpen || e.engine.Struck()) {
+		return books.Avoided
 	}
 	return h
 }
@@ -56,7 +59,7 @@ func (s *Scene) stageLeastBad() {
 		if slices.Contains(s.Request.Exclude, e.id) {
 			continue
 		}
-		n := e.slot.consecutive()
+		n := e.engine.Consecutive()
 		if n > fewest {
 			continue
 		}
@@ -77,20 +80,20 @@ func (s *Scene) add(at int, e *entry, half bool) {
 }
 
 func (s *Scene) stand(e *entry, half bool) {
-	rate := e.slot.rateOr(s.FleetRate)
-	own := e.slot.active.Load()
+	rate := e.engine.RateOr(s.FleetRate)
+	own := e.engine.Active()
 	// A composite literal would be copied: a third of a Pick at 2,000 backends.
 	s.Candidates = s.Candidates[:len(s.Candidates)+1]
 	c := &s.Candidates[len(s.Candidates)-1]
 	c.entry, c.Backend, c.Rate = e, e.id, rate
 	c.half, c.outside, c.exact, c.full = half, false, false, false
-	c.OwnQueued, c.Overdue = e.slot.queued(s.Now, rate)
-	c.Queued = e.slot.ahead(c.OwnQueued, s.Now, rate)
-	c.Outstanding = e.slot.charged.Load() + e.slot.peerTokens.Load()
-	c.Active, c.OwnActive = own+e.slot.peerActive.Load(), own
+	c.OwnQueued, c.Overdue = e.engine.Queued(s.Now, rate)
+	c.Queued = e.engine.Ahead(c.OwnQueued, s.Now, rate)
+	c.Outstanding = e.engine.Charged() + e.engine.PeerTokens()
+	c.Active, c.OwnActive = own+e.engine.PeerActive(), own
 	c.parked = 0
 	if s.gated {
-		c.parked = float64(e.slot.parked.Load()) * float64(s.Nodes) / rate
+		c.parked = float64(e.engine.Parked()) * float64(s.Nodes) / rate
 	}
 	c.HeldBlocks, c.Held, c.Age = 0, 0, 0
 	c.Cost, c.start, c.way, c.compute, c.later = math.Inf(1), 0, 0, 0, 0

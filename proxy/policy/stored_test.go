@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 )
 
 func TestStoredGoesToItsHolder(t *testing.T) {
@@ -24,7 +25,7 @@ func TestStoredGoesToItsHolder(t *testing.T) {
 						t.Fatalf("%s, %s: %+v", strategy, b.Name, d)
 					}
 					a := pick(t, r, q, t0)
-					a.End(Outcome{Failed: Connect}, t0)
+					a.End(Outcome{Failed: books.Connect}, t0)
 				}
 			}
 			if tokens, active := r.Load(b.ID); tokens != 0 || active != 0 {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 )
 
 func TestPrefixFollowsTheCache(t *testing.T) {
@@ -199,9 +200,9 @@ func TestWeightedScorers(t *testing.T) {
 	})
 	t.Run("kv usage", func(t *testing.T) {
 		r, _ := newRouter(t, Config{Strategy: Weighted, Weights: map[string]float64{"kv-usage": 1}}, fleetOf(3))
-		r.SetTelemetry(0, Telemetry{KVUsage: 0.9})
-		r.SetTelemetry(1, Telemetry{KVUsage: 0.2})
-		r.SetTelemetry(2, Telemetry{KVUsage: 0.5})
+		r.SetTelemetry(0, books.Telemetry{KVUsage: 0.9})
+		r.SetTelemetry(1, books.Telemetry{KVUsage: 0.2})
+		r.SetTelemetry(2, books.Telemetry{KVUsage: 0.5})
 		if d := serve(t, r, &Request{}, t0); d.Backend != 1 {
 			t.Errorf("%v", d)
 		}

@@ -6,10 +6,11 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 )
 
 // computes reports that the engine computes so many tokens/s while it prefills, for half of the time.
-func computes(r *Router, b prefixtree.Backend, rate float64, from, to prefixtree.Time, since Telemetry) Telemetry {
+func computes(r *Router, b prefixtree.Backend, rate float64, from, to prefixtree.Time, since books.Telemetry) books.Telemetry {
 	for now := from; now <= to; now += 1000 {
 		since.At = now
 		since.Prefilled += int64(rate / 2)
@@ -35,9 +36,9 @@ func TestEnginesTellTheirRates(t *testing.T) {
 		a.Dispatched(now - took)
 		a.End(Outcome{PromptTokens: 10_240, OutputTokens: 100}, now)
 	}
-	r.SetTelemetry(0, Telemetry{At: t0, Prefilled: 1 << 40, PrefillTime: time.Hour})
+	r.SetTelemetry(0, books.Telemetry{At: t0, Prefilled: 1 << 40, PrefillTime: time.Hour})
 	about("one report shows nothing", defaultPrefillRate)
-	last := computes(r, 0, 40_000, t0+1000, t0+60_000, Telemetry{Prefilled: 1 << 40, PrefillTime: time.Hour})
+	last := computes(r, 0, 40_000, t0+1000, t0+60_000, books.Telemetry{Prefilled: 1 << 40, PrefillTime: time.Hour})
 	about("a minute of 40,000", 40_000)
 	if got := r.Rate(1); math.Abs(got-40_000) > 1000 {
 		t.Errorf("an engine that reports nothing is taken for %v, the fleet computes 40,000", got)
@@ -45,19 +46,19 @@ func TestEnginesTellTheirRates(t *testing.T) {
 	answer(1, 1000, t0+60_000)
 	answer(0, 10_000, t0+61_000)
 	about("an answer took long", 40_000)
-	r.SetTelemetry(0, Telemetry{At: t0 + 62_000, Prefilled: 10, PrefillTime: time.Second})
+	r.SetTelemetry(0, books.Telemetry{At: t0 + 62_000, Prefilled: 10, PrefillTime: time.Second})
 	about("it restarted", 40_000)
-	r.SetTelemetry(0, Telemetry{At: t0 + 63_000, Prefilled: math.MaxInt64, PrefillTime: time.Second + 1})
+	r.SetTelemetry(0, books.Telemetry{At: t0 + 63_000, Prefilled: math.MaxInt64, PrefillTime: time.Second + 1})
 	about("it claims nonsense", 40_000)
-	r.SetTelemetry(0, Telemetry{At: t0 + 63_500, Prefilled: 10, PrefillTime: time.Hour})
-	r.SetTelemetry(0, Telemetry{At: t0 + 63_600, Prefilled: 1000 * (rateMinTokens - 1), PrefillTime: time.Hour + 10*time.Second, Prefills: 1000})
+	r.SetTelemetry(0, books.Telemetry{At: t0 + 63_500, Prefilled: 10, PrefillTime: time.Hour})
+	r.SetTelemetry(0, books.Telemetry{At: t0 + 63_600, Prefilled: 1000 * 255, PrefillTime: time.Hour + 10*time.Second, Prefills: 1000})
 	about("its requests computed little each", 40_000)
 	last = computes(r, 0, 8_000, t0+64_000, t0+184_000, last)
 	about("a minute of prefill at 8,000", 8_000)
 	if rate, weight := r.OwnRate(0); rate != 0 || weight != 0 {
 		t.Errorf("%v of weight %v goes to the other nodes, which read the engine themselves", rate, weight)
 	}
-	answer(0, 10_000, last.At+reportsLast)
+	answer(0, 10_000, last.At+books.ReportsLast)
 	if got := r.Rate(0); math.Abs(got-8_000) < 80 {
 		t.Errorf("half a minute after the last report requests still teach nothing: %v", got)
 	}
@@ -66,7 +67,7 @@ func TestEnginesTellTheirRates(t *testing.T) {
 func TestNewerReportsOfEnginesReplaceThoseOfPeers(t *testing.T) {
 	const stale = 5000
 	r := among(t, 8, stale*time.Millisecond, fleetOf(2))[0]
-	r.SetPeerLoad("others", []PeerLoad{{Backend: 1, PrefillTokens: 150_000, Active: 9}}, t0)
+	r.SetPeerLoad("others", []books.PeerLoad{{Backend: 1, PrefillTokens: 150_000, Active: 9}}, t0)
 	var d Decision
 	seen := func(now prefixtree.Time) *Candidate {
 		s := new(Scene)
@@ -90,9 +91,9 @@ func TestNewerReportsOfEnginesReplaceThoseOfPeers(t *testing.T) {
 	}
 	want("only peers report, 5 s ago", t0, 150_000, 9)
 	from(false, stale*time.Millisecond)
-	r.SetTelemetry(0, Telemetry{At: t0})
+	r.SetTelemetry(0, books.Telemetry{At: t0})
 	want("the other engine says nothing", t0, 150_000, 9)
-	r.SetTelemetry(1, Telemetry{At: t0, Queued: 30_000, Running: 2, Waiting: 3})
+	r.SetTelemetry(1, books.Telemetry{At: t0, Queued: 30_000, Running: 2, Waiting: 3})
 	want("the engine has 30,000", t0, 30_000, 5)
 	want("it has computed for a second", t0+1000, 20_000, 5)
 	from(true, time.Second)
@@ -105,7 +106,7 @@ func TestNewerReportsOfEnginesReplaceThoseOfPeers(t *testing.T) {
 	want("older than what peers report", t0+stale, 110_240, 10)
 	r.SetFleet(8, time.Hour)
 	want("the peers are silent, so the key decides", t0+4000, 120_240, 10)
-	r.SetTelemetry(1, Telemetry{At: t0 + 4000, Queued: -1})
+	r.SetTelemetry(1, books.Telemetry{At: t0 + 4000, Queued: -1})
 	r.SetFleet(8, stale*time.Millisecond)
 	want("the engine does not report its queue", t0+4000, 120_240, 10)
 	a.End(unknown(), t0+4000)
@@ -131,7 +132,7 @@ func TestRequestsThatWaitAtAnEngineDelayNewOnes(t *testing.T) {
 		}
 	}
 	want("no report", t0, 0)
-	r.SetTelemetry(0, Telemetry{At: t0, Waiting: 16, Queued: -1})
+	r.SetTelemetry(0, books.Telemetry{At: t0, Waiting: 16, Queued: -1})
 	want("16 requests wait, of which 8 may be small", t0, 8*1.024)
 	want("2 s later", t0+2000, 8*1.024-2)
 	q := ask(prompt(2, 2, 0, 80))
@@ -141,55 +142,9 @@ func TestRequestsThatWaitAtAnEngineDelayNewOnes(t *testing.T) {
 	want("one more was placed", t0+2000, 9*1.024-2)
 	a.End(unknown(), t0+2000)
 	want("the line is done", t0+25_000, 0)
-	r.SetTelemetry(0, Telemetry{At: t0 + 25_000, Waiting: 100, Queued: -1})
+	r.SetTelemetry(0, books.Telemetry{At: t0 + 25_000, Waiting: 100, Queued: -1})
 	want("100 requests wait", t0+25_000, 80*1.024)
-	want("the report is too old", t0+25_000+reportsLast, 0)
-	r.SetTelemetry(0, Telemetry{At: t0 + 60_000, Waiting: 20, Queued: 0})
+	want("the report is too old", t0+25_000+books.ReportsLast, 0)
+	r.SetTelemetry(0, books.Telemetry{At: t0 + 60_000, Waiting: 20, Queued: 0})
 	want("the engine reports tokens", t0+60_000, 0)
-}
-
-// vLLM's sums are of finished requests. An engine that became slow finishes none of the requests that it began while slow for a long
-// time, but they are known to have waited.
-func TestAnEngineWithWaitingRequestsShowsItsRateAtOnce(t *testing.T) {
-	const tokens = 1_000 // of each prompt
-	for _, c := range []struct {
-		name           string
-		waiting, begun int64
-		left           int // that wait at the end
-		ended          int64
-		kv             float64
-		want           float64
-	}{
-		{"computed all the time", 11, 10, 1, 5, .5, 10 * tokens / 5},
-		{"may have rested after the last", 10, 10, 1, 0, .5, 40_000},
-		{"clients left", 11, 10, 0, 0, .5, 40_000},
-		{"computes its first prompt", 10, 0, 10, 0, .5, 40_000},
-		{"nothing waited", 0, 1, 1, 0, .5, 40_000},
-		{"lacks places", 11, 10, 1, 10, .5, 40_000},
-		{"lacks memory", 11, 10, 1, 0, .95, 40_000},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			r, _ := newRouter(t, Config{}, fleetOf(2))
-			last := computes(r, 0, 40_000, t0, t0+60_000, Telemetry{PrefillTime: time.Hour, Prefilled: 1 << 40, FirstTokens: 1 << 20, FirstComputed: 1 << 40})
-			last.At, last.Waiting = last.At+5_000, int(c.waiting)
-			r.SetTelemetry(0, last)
-			last.At, last.FirstTokens, last.FirstComputed = last.At+5_000, last.FirstTokens+c.begun, last.FirstComputed+c.begun*tokens
-			last.Waiting, last.KVUsage = c.left, c.kv
-			last.Prefilled, last.PrefillTime, last.Prefills = last.Prefilled+c.ended*4_000, last.PrefillTime+time.Duration(c.ended)*time.Second/10, last.Prefills+c.ended
-			r.SetTelemetry(0, last)
-			if got := r.Rate(0); math.Abs(got-c.want) > c.want/50 {
-				t.Errorf("%v tokens/s, want %v", got, c.want)
-			}
-			if c.want < 40_000 { // what finished meanwhile was computed before
-				last.Waiting = 11
-				r.SetTelemetry(0, last)
-				last.At, last.Prefilled, last.PrefillTime, last.Prefills = last.At+5_000, last.Prefilled+8_000, last.PrefillTime+time.Second/5, last.Prefills+5
-				last.FirstTokens, last.FirstComputed = last.FirstTokens+10, last.FirstComputed+10*tokens
-				r.SetTelemetry(0, last)
-				if got, want := r.Rate(0), 10*tokens/5.0; math.Abs(got-want) > want/50 {
-					t.Errorf("five seconds later %v tokens/s, want %v", got, want)
-				}
-			}
-		})
-	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/demand"
 )
 
@@ -122,7 +123,7 @@ func BenchmarkPickAmongNodes(b *testing.B) {
 	for _, n := range []int{8, 64, 256} {
 		b.Run(fmt.Sprintf("backends=%d", n), func(b *testing.B) {
 			r, _ := newRouter(b, Config{Nodes: 16, Staleness: 200 * time.Millisecond}, fleetOf(n))
-			r.SetPeerLoad("others", []PeerLoad{{0, 5000, 2}}, t0)
+			r.SetPeerLoad("others", []books.PeerLoad{{Backend: 0, PrefillTokens: 5000, Active: 2}}, t0)
 			q := ask(prompt(1, 1, 0, 256))
 			for i := range 64 {
 				serve(b, r, ask(prompt(1, uint64(i), 0, 256)), t0)

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/zeebo/xxh3"
+
+	"grapevine.example/proxy/books"
 )
 
 // maxStaleness in ms is the greatest age of reports that counts, and the age of missing ones.
@@ -101,7 +103,7 @@ func (s *Scene) fill(requests, others float64, key uint64) (at int, tied bool) {
 		if key != 0 {
 			turn = -rendezvous(key, c.key, c.water, true)
 		} else {
-			turn = c.slot.untilTurn(c.water)
+			turn = c.engine.UntilTurn(c.water)
 		}
 		if among++; turn < first {
 			at, first = i, turn
@@ -135,24 +137,15 @@ func (s *Scene) spread(cheapest int) (at int, inTurn bool) {
 // leastWater, in seconds, leaves a share to an engine whose place is the level.
 const leastWater = 1e-9
 
-// A slot has a bucket for one request. All fill in proportion to their water; the first that is full
-// gets the request and is emptied. So this node's own requests are even, as draws are not. Buckets
-// begin filled at random, so that nodes differ.
-const fullBucket = 1 << 32
-
-func (s *slot) untilTurn(water float64) float64 {
-	return max(fullBucket-float64(s.bucket.Load()), 0) / water
-}
-
-// takeTurn fills the buckets until that of the poured candidate is full, and empties this one.
+// takeTurn fills the buckets (see books.FullBucket) until that of the poured candidate is full, and empties this one.
 func (s *Scene) takeTurn(at int) {
-	until := s.Candidates[at].slot.untilTurn(s.Candidates[at].water)
+	until := s.Candidates[at].engine.UntilTurn(s.Candidates[at].water)
 	for i := range s.Candidates {
 		if c := &s.Candidates[i]; c.water > 0 {
-			c.slot.bucket.Add(int64(until * c.water))
+			c.engine.FillBucket(int64(until * c.water))
 		}
 	}
-	s.Candidates[at].slot.bucket.Add(-fullBucket)
+	s.Candidates[at].engine.FillBucket(-books.FullBucket)
 }
 
 // orderKey returns the key of the order that places a conversation without reports, and 0 with them:

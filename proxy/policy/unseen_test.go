@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 )
 
 const never = time.Hour
@@ -43,7 +44,7 @@ func TestCommonMatchIsNotFollowed(t *testing.T) {
 func TestFirstTurnsSpreadWhileCalm(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(10))
 	for b := range 10 { // learned rates differ by a few percent
-		r.table.Load().slots[b].learnRate(r.rate, 10_000+100*float64(b), 1)
+		r.books.LearnRate(r.table.Load().engines[b], 10_000+100*float64(b), 1)
 	}
 	var open []*Attempt
 	most := map[prefixtree.Backend]int{}
@@ -161,17 +162,17 @@ func TestHotPrefixLeavesItsHolder(t *testing.T) {
 
 func TestOwnPrefillBehindPeersIsNotLate(t *testing.T) {
 	r := among(t, 2, 0, fleetOf(1))[0]
-	s := r.table.Load().slots[0]
-	r.SetPeerLoad("others", []PeerLoad{{0, 50_000, 1}}, t0)
+	e := r.table.Load().engines[0]
+	r.SetPeerLoad("others", []books.PeerLoad{{Backend: 0, PrefillTokens: 50_000, Active: 1}}, t0)
 	a := pick(t, r, ask(prompt(1, 1, 0, 80)), t0)
 	a.Dispatched(t0)
-	if _, overdue := s.queued(t0+5500, 10_000); overdue != 0 {
+	if _, overdue := e.Queued(t0+5500, 10_000); overdue != 0 {
 		t.Errorf("%v s late while its turn has not come", overdue)
 	}
-	if tokens, _ := s.queued(t0+4000, 10_000); tokens != 80*128 {
+	if tokens, _ := e.Queued(t0+4000, 10_000); tokens != 80*128 {
 		t.Errorf("%v tokens left of an own prefill that has not begun", tokens)
 	}
-	if _, overdue := s.queued(t0+10_000, 10_000); overdue < 3.9 || overdue > 4.1 {
+	if _, overdue := e.Queued(t0+10_000, 10_000); overdue < 3.9 || overdue > 4.1 {
 		t.Errorf("4 s beyond its turn, yet %v s late", overdue)
 	}
 	a.FirstToken(t0 + 6000)

@@ -47,7 +47,7 @@ func (r Role) String() string {
 
 type Backend struct {
 	ID         prefixtree.Backend
-	Generation uint32   // a new generation starts with an empty slot; 0: unknown
+	Generation uint32   // a new generation starts with empty books; 0: unknown
 	Name       string   // stable across restarts: rendezvous orders depend on it
 	Models     []string // empty: serves any model
 	Adapters   []string // those of Models that are LoRA adapters; sorted

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"grapevine.example/prefixtree"
+	"grapevine.example/proxy/books"
 	"grapevine.example/proxy/rules"
 )
 
@@ -72,9 +73,9 @@ func BenchmarkDecide(b *testing.B) {
 			r, _ := newRouter(b, Config{Nodes: 100}, fleetOf(n))
 			r.SetFleet(100, 200*time.Millisecond)
 			for peer := range 99 {
-				var loads []PeerLoad
+				var loads []books.PeerLoad
 				for i := peer; i < n; i += 7 {
-					loads = append(loads, PeerLoad{prefixtree.Backend(i), int64(1000 * (peer%5 + 1)), int64(peer % 3)})
+					loads = append(loads, books.PeerLoad{Backend: prefixtree.Backend(i), PrefillTokens: int64(1000 * (peer%5 + 1)), Active: int64(peer % 3)})
 				}
 				r.SetPeerLoad(fmt.Sprint("node-", peer), loads, t0)
 			}

@@ -90,7 +90,7 @@ func (w *weighted) Choose(s *Scene) (int, Rung) {
 		if i == pin {
 			score += w.w[scoreSession]
 		}
-		if adapter != 0 && c.holdsAdapter(adapter) {
+		if adapter != 0 && c.engine.HoldsAdapter(adapter) {
 			score += w.w[scoreLoRA]
 		}
 		c.Cost = -score

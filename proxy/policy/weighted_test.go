@@ -9,6 +9,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"grapevine.example/chaos/virtual"
+	"grapevine.example/proxy/books"
 )
 
 // measured is what the scorers of strategy weighted see of an engine. Values are few, so that many are equal.
@@ -61,10 +62,11 @@ func (w *weighing) choose(weights [scorers]float64, reversed bool) (chosen int, 
 		c := &s.Candidates[i]
 		e := w.engines[c.Backend]
 		c.Held, c.Queued, c.Active = e.held, e.queued, int64(e.active)
-		c.slot.telemetry.Store(&telemetry{Telemetry: Telemetry{KVUsage: e.used}})
-		c.slot.adapters = adapters{}
+		anew := *c.entry
+		c.entry, anew.engine = &anew, new(books.Engine)
+		w.r.books.SetTelemetry(anew.engine, books.Telemetry{KVUsage: e.used})
 		if e.adapter {
-			c.slot.adapters.begin(xxh3.Hash([]byte("poet")), t0)
+			anew.engine.BeginAdapter(xxh3.Hash([]byte("poet")), t0)
 		}
 	}
 	at, _ := (&weighted{weights}).Choose(s)
@@ -179,8 +181,8 @@ func TestKVUsage(t *testing.T) {
 	defer a.End(unknown(), t0)
 	for _, c := range []struct{ reported, first, second float64 }{{-1, 0.256, -1}, {math.NaN(), 0.256, -1}, {0, 0, 0}, {0.5, 0.5, 0.5}, {7, 1, 1}} {
 		for i, want := range []float64{c.first, c.second} {
-			e := entry{slot: r.table.Load().slots[i], kv: backends[i].KVTokens}
-			r.SetTelemetry(backends[i].ID, Telemetry{KVUsage: c.reported})
+			e := entry{engine: r.table.Load().engines[i], kv: backends[i].KVTokens}
+			r.SetTelemetry(backends[i].ID, books.Telemetry{KVUsage: c.reported})
 			if got := (&Candidate{entry: &e}).KVUsage(); math.Abs(got-want) > 1e-9 {
 				t.Errorf("%v is reported, and engine %d uses %v, want %v", c.reported, i, got, want)
 			}

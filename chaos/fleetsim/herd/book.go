@@ -134,7 +134,7 @@ func (b *book) add(j job, reports []report.Report, cpu time.Duration) error {
 	return err
 }
 
-var deciding = []string{"prefixtree", "proxy/policy", "node/share", "node/hot", "chaos/engine", "chaos/workload", "chaos/fleetsim"}
+var deciding = []string{"prefixtree", "proxy/policy", "proxy/books", "node/share", "node/hot", "chaos/engine", "chaos/workload", "chaos/fleetsim"}
 
 // codeDigest names the code below root that decides a run, so that results of other versions do not
 // count.

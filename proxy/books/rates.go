@@ -1,4 +1,4 @@
-package policy
+package books
 
 import (
 	"math"
@@ -9,14 +9,12 @@ import (
 )
 
 const (
-	// defaultPrefillRate, tokens/s, is about one GPU; only ratios between backends matter.
-	defaultPrefillRate = 10_000
-	rateWindow         = 30      // a rate's memory in seconds of prefill
-	ratePrior          = 10      // seconds of prefill that make a backend's rate its own; before, the fleet's fills them up
-	fleetPrior         = 1       // the same for the fleet's rate, filled up by the configured one
-	paceWindow         = 1 << 10 // answers
-	leastPace          = 50      // answers before a line fits their durations
-	rateMinTokens      = 256     // smaller prefills take one engine step whatever their length
+	rateWindow    = 30      // a rate's memory in seconds of prefill
+	ratePrior     = 10      // seconds of prefill that make a backend's rate its own; before, the fleet's fills them up
+	fleetPrior    = 1       // the same for the fleet's rate, filled up by the configured one
+	paceWindow    = 1 << 10 // answers
+	leastPace     = 50      // answers before a line fits their durations
+	rateMinTokens = 256     // smaller prefills take one engine step whatever their length
 	// rateOutlier bounds how far a sample counts below the estimate: one hang must not condemn a
 	// backend.
 	rateOutlier = 16
@@ -57,18 +55,18 @@ func (r rateSums) estimate(prior, enough float64) float64 {
 	return (r.tokens + prior*missing) / (r.seconds + missing)
 }
 
+// fleetRate is the rate of all engines. Safe for concurrent use after begin.
 type fleetRate struct {
+	bits  atomic.Uint64
 	mu    sync.Mutex
 	sums  rateSums
 	prior float64   // configured, or what answers that were not streamed show
 	whole durations // of these
-	bits  atomic.Uint64
 }
 
-func newFleetRate(initial float64) *fleetRate {
-	f := &fleetRate{prior: initial}
-	f.bits.Store(math.Float64bits(initial))
-	return f
+func (f *fleetRate) begin(prior float64) {
+	f.prior = prior
+	f.bits.Store(math.Float64bits(prior))
 }
 
 func (f *fleetRate) load() float64 { return math.Float64frombits(f.bits.Load()) }
@@ -80,46 +78,45 @@ func (f *fleetRate) add(tokens, seconds float64) {
 	f.bits.Store(math.Float64bits(f.sums.estimate(f.prior, fleetPrior)))
 }
 
+// FleetRate returns the prefill rate of all engines, in tokens/s; above 0.
+func (f *Fleet) FleetRate() float64 { return f.rate.load() }
+
 // OwnRate returns the rate measured by this node, in tokens/s, and its weight in seconds of
 // prefill.
-func (r *Router) OwnRate(b prefixtree.Backend) (tokensPerSecond, weight float64) {
-	s := r.table.Load().slot(b)
-	if s == nil {
+func (e *Engine) OwnRate() (tokensPerSecond, weight float64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.rates.seconds <= 0 {
 		return 0, 0
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.rates.seconds <= 0 {
-		return 0, 0
-	}
-	return s.rates.tokens / s.rates.seconds, s.rates.seconds
+	return e.rates.tokens / e.rates.seconds, e.rates.seconds
 }
 
-// SetPeerRate replaces the other nodes' mean rate and total weight; 0 removes it.
-func (r *Router) SetPeerRate(b prefixtree.Backend, tokensPerSecond, weight float64) {
-	s := r.ledger.of(b)
+// SetPeerRate replaces the other nodes' mean rate of a backend, in tokens/s, and its total weight, in seconds of prefill; 0 removes it.
+func (f *Fleet) SetPeerRate(id prefixtree.Backend, tokensPerSecond, weight float64) {
+	e := f.of(id)
 	var peers rateSums
 	if tokensPerSecond > 0 && weight > 0 && !math.IsInf(tokensPerSecond, 0) && !math.IsInf(weight, 0) {
 		peers = rateSums{tokens: tokensPerSecond * weight, seconds: weight}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.peerRates = peers
-	s.combine()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.peerRates = peers
+	e.combine()
 }
 
-// learnPace records an answer that was not streamed, the prefill of which is hidden in its duration.
-// Compared with what the fleet takes for as many tokens, the duration shows the engine's speed.
-func (s *slot) learnPace(f *fleetRate, tokens, seconds, outputs float64) {
+// LearnPace records an answer of so many computed prompt tokens, seconds and output tokens that was not streamed, the prefill of which is
+// hidden in its duration. Compared with what the fleet takes for as many tokens, the duration shows the engine's speed.
+func (f *Fleet) LearnPace(e *Engine, tokens, seconds, outputs float64) {
 	if tokens < rateMinTokens || seconds <= 0 {
 		return
 	}
-	usual, prefill, rate := f.pace(tokens, seconds, outputs)
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	usual, prefill, rate := f.rate.pace(tokens, seconds, outputs)
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	// Long answers count more than short ones, which are mostly prefill and seem slow.
-	s.rates.add(rate*usual*prefill, seconds*prefill, rate)
-	s.combine()
+	e.rates.add(rate*usual*prefill, seconds*prefill, rate)
+	e.combine()
 }
 
 // pace adds an answer, and returns what the fleet usually takes for one like it, the part of all durations that is prefill, and the
@@ -181,90 +178,22 @@ func (d *durations) expect(perPrompt, tokens, outputs float64) (seconds, share f
 }
 
 // combine needs mu.
-func (s *slot) combine() {
-	all := s.rates.plus(s.peerRates)
-	if s.reported.seconds > 0 {
-		all = s.reported
+func (e *Engine) combine() {
+	all := e.rates.plus(e.peerRates)
+	if e.reported.seconds > 0 {
+		all = e.reported
 	}
-	s.measured.Store(uint64(math.Float32bits(float32(all.tokens)))<<32 | uint64(math.Float32bits(float32(all.seconds))))
+	e.measured.Store(uint64(math.Float32bits(float32(all.tokens)))<<32 | uint64(math.Float32bits(float32(all.seconds))))
 }
 
-// learnRate records a prefill.
-func (s *slot) learnRate(f *fleetRate, tokens, seconds float64) {
+// LearnRate records a prefill of so many tokens and seconds.
+func (f *Fleet) LearnRate(e *Engine, tokens, seconds float64) {
 	if tokens < rateMinTokens {
 		return
 	}
-	f.add(tokens, seconds)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.rates.add(tokens, seconds, s.rateOr(f.load()))
-	s.combine()
-}
-
-const (
-	defaultBytesPerToken = 4.0     // typical of English and code
-	bytesWindow          = 1 << 20 // tokens: a few dozen long prompts
-	bytesPrior           = 1 << 11
-	// Beyond these bounds the bytes do not describe the prompt (images by hash).
-	minBytesPerToken, maxBytesPerToken = 1.0, 16.0
-)
-
-// modelStat is one model's bytes per token, and how much engines cache beyond a match.
-type modelStat struct {
-	bits          atomic.Uint64
-	mu            sync.Mutex
-	bytes, tokens float64
-
-	answers      atomic.Uint64
-	found, fresh float64 // decayed tokens beyond matches: cached ones, and all
-}
-
-func newModelStat() *modelStat {
-	m := &modelStat{bytes: bytesPrior * defaultBytesPerToken, tokens: bytesPrior}
-	m.bits.Store(math.Float64bits(defaultBytesPerToken))
-	return m
-}
-
-func (m *modelStat) bytesPerToken() float64 { return math.Float64frombits(m.bits.Load()) }
-
-func (m *modelStat) learn(promptBytes, promptTokens int) {
-	if promptBytes <= 0 || promptTokens <= 0 {
-		return
-	}
-	if r := float64(promptBytes) / float64(promptTokens); r < minBytesPerToken || r > maxBytesPerToken {
-		return
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.bytes += float64(promptBytes)
-	m.tokens += float64(promptTokens)
-	if m.tokens > bytesWindow {
-		m.bytes /= 2
-		m.tokens /= 2
-	}
-	m.bits.Store(math.Float64bits(m.bytes / m.tokens))
-}
-
-const (
-	answersWindow = 1 << 20
-	answersPrior  = 1 << 13 // tokens: a few follow-ups
-)
-
-// cachedAnswers returns the cached share beyond a match: generated answers.
-func (m *modelStat) cachedAnswers() float64 { return math.Float64frombits(m.answers.Load()) }
-
-// learnAnswers ignores counts below the match, which concern the tree.
-func (m *modelStat) learnAnswers(held, cached, prompt float64) {
-	if cached < held || cached > prompt || prompt <= held {
-		return
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.found += cached - held
-	m.fresh += prompt - held
-	if m.fresh > answersWindow {
-		m.found /= 2
-		m.fresh /= 2
-	}
-	m.answers.Store(math.Float64bits(m.found / (m.fresh + answersPrior)))
+	f.rate.add(tokens, seconds)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.rates.add(tokens, seconds, e.RateOr(f.rate.load()))
+	e.combine()
 }
