@@ -356,6 +356,28 @@ func TestWorkAtAnEngineThatLies(t *testing.T) {
 	}
 }
 
+// A client whose requests are refused within a second had none that waited.
+func TestRefusedDoNotWait(t *testing.T) {
+	for took, want := range map[time.Duration]State{800 * time.Millisecond: NotExercised, 5 * sec: Violated} {
+		e := evident()
+		e.clients, e.past.stays = []Client{{Name: "a"}, {Name: "b"}}, nil
+		for i := range 300 {
+			at := time.Duration(i) * 100 * time.Millisecond
+			e.past.stays = append(e.past.stays, stay{sent: at, began: at + sec, end: at + 2*sec, tokens: 100, client: 0},
+				stay{sent: at, began: -1, end: at + took, client: 1, refused: true})
+		}
+		if v := verdicts(e)[shareKept.Name]; v.State != want {
+			t.Errorf("refused after %v: %+v", took, v)
+		}
+	}
+	e := evident()
+	a := e.attempts[200]
+	a.Client, a.Outcome = "a", Refused
+	if s, ok := e.stayOf(a); !ok || !s.refused {
+		t.Errorf("a refused attempt: %+v", s)
+	}
+}
+
 // A node that stops may close a kept connection on which a request has just come, but drops nothing from its queue.
 func TestCutWhileANodeStops(t *testing.T) {
 	for _, c := range []struct {

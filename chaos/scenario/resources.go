@@ -15,7 +15,7 @@ var resourcesReturn = Invariant{
 	Promise: "memory, goroutines and descriptors of a node return to their values before the faults, and do not grow with the requests served",
 	Bound: "20 s after the last request ended: at most a quarter and 40 goroutines, 40 descriptors, 16 MiB of live heap, 48 MiB " +
 		"resident above the highest values under load before the faults. The tree and the gossip journal, which fill for " +
-		"minutes, do not count",
+		"minutes, do not count, nor a goroutine and a descriptor for each open client connection",
 	Seen: "each node's process metrics, every two seconds. A process that lived for three minutes or longer has grown if the " +
 		"median of its last quarter exceeds that of its second by a tenth and 4 MiB of live heap, 16 MiB resident, 20 goroutines " +
 		"or descriptors",

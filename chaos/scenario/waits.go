@@ -18,6 +18,7 @@ type stay struct {
 	tokens           float32       // that the engine computed
 	client           int16         // in evidence.clients
 	admitted         bool          // surely: it came to an engine
+	refused          bool
 }
 
 // waited is when the attempt got an engine, or ended without one.
@@ -33,7 +34,7 @@ func (e *evidence) stayOf(a *Attempt) (s stay, ok bool) {
 	if i < 0 {
 		return s, false
 	}
-	s = stay{sent: a.Sent, began: -1, end: a.End, client: int16(i)}
+	s = stay{sent: a.Sent, began: -1, end: a.End, client: int16(i), refused: a.Outcome == Refused}
 	if v := e.visits[a.ID]; len(v) > 0 {
 		s.began, s.admitted = v[0].Began, true
 		s.left = max(v[len(v)-1].Ended, 0)
@@ -115,7 +116,11 @@ func (e *evidence) doings() (out []doing, largest []float64) {
 	for i := range e.past.stays {
 		s := &e.past.stays[i]
 		l := &out[s.client]
-		for at := int(s.sent/shareStep) + 1; at <= int(s.waited()/shareStep) && at < steps; at++ {
+		from := s.sent
+		if s.refused { // by a limit, perhaps, before it could wait
+			from += staleAfter
+		}
+		for at := int(from/shareStep) + 1; at <= int(s.waited()/shareStep) && at < steps; at++ {
 			l.waiting[at]++
 		}
 		if at := int(s.began / shareStep); s.began >= 0 && at < steps {
@@ -139,7 +144,7 @@ func (l *doing) work(from, to int) (sum float64) {
 }
 
 // staleAfter is how old peers' reports may be: far more than is measured, on a busy machine. So long a router may also take until it
-// admits a request.
+// admits or refuses a request.
 const staleAfter = time.Second
 
 // held is when a request surely counts against a limit: at the latest from a second after it was sent, and until an engine has ended
