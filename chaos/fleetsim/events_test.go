@@ -43,7 +43,7 @@ func TestEventsOfManyHolders(t *testing.T) {
 		t.Fatal(err)
 	}
 	cfg := Config{
-		Workload: w, Policies: []string{"prefix+events"}, Backends: 128, Warmup: 6 * time.Second,
+		Workload: w, Policies: []string{"prefix+events"}, Backends: 64, Warmup: 6 * time.Second,
 		Options: workload.Options{Duration: 14 * time.Second, Seed: 1},
 	}
 	if r := run(t, cfg)[0]; r.Prediction.Share > 0.005 {
