@@ -39,8 +39,8 @@ func (g *growth) of(active, charged, others, staleness int64, now prefixtree.Tim
 	return max(active-g.active[0].Load(), 0), max(charged-g.charged[0].Load(), 0), max(g.peak[0].Load(), g.peak[1].Load())
 }
 
-// Grown returns by how many requests and prefill tokens this router's load, of which active is what Active just returned, has grown since
-// the other routers, who hear of it with so many ms of staleness, last heard of it, and the most requests that they had here meanwhile.
-func (e *Engine) Grown(active, staleness int64, now prefixtree.Time) (requests, tokens, peak int64) {
-	return e.growth.of(active, e.charged.Load(), e.peerActive.Load(), staleness, now)
+// Grown returns by how many requests and prefill tokens this router's load has grown since the other routers, who hear of it with so many
+// ms of staleness, last heard of it, and the most requests that they had here meanwhile.
+func (e *Engine) Grown(staleness int64, now prefixtree.Time) (requests, tokens, peak int64) {
+	return e.growth.of(e.active.Load(), e.charged.Load(), e.peerActive.Load(), staleness, now)
 }

@@ -56,11 +56,10 @@ func (r *Router) full(e *books.Engine, l load, f *fleetState, extra bool, now pr
 	g, active, pending := &r.tuning.Load().cfg.Gate, l.active, e.Pending()
 	grown, most := int64(0), active
 	if f.nodes > 1 && f.staleness > 0 {
-		own := e.Active()
-		requests, tokens, peak := e.Grown(own, min(f.staleness, maxStaleness), now)
+		requests, tokens, peak := e.Grown(min(f.staleness, maxStaleness), now)
 		requests *= int64(f.nodes - 1)
 		active += requests
-		most = max(active, own+peak+requests)
+		most = max(active, e.Active()+peak+requests)
 		grown = tokens * int64(f.nodes-1)
 	}
 	if g.InFlight > 0 && most >= int64(g.InFlight) {
