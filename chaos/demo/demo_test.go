@@ -194,7 +194,7 @@ func TestExcuses(t *testing.T) {
 	if k.excuse(cut) {
 		t.Error("excused before anything was killed")
 	}
-	k.killed, k.restarted, k.ready = 10*time.Second, 12*time.Second, 13*time.Second
+	k.killed, k.dead, k.restarted, k.ready = 10*time.Second, 10*time.Second, 12*time.Second, 13*time.Second
 	if !k.excuse(cut) {
 		t.Error("an answer that broke off with its router is not excused")
 	}

@@ -46,8 +46,9 @@ type killing struct {
 	done          sync.WaitGroup
 	ended         []replay.Ended
 
-	mu                       sync.Mutex // guards the script's fields
-	killed, restarted, ready time.Duration
+	mu sync.Mutex // guards the script's fields
+	// killed is before the signal, so that no failure it causes has an earlier time; dead is after the process has ended.
+	killed, dead, restarted, ready time.Duration
 }
 
 // never is later than any request.
@@ -56,7 +57,7 @@ const never = time.Duration(math.MaxInt64)
 func newKilling(n *fleet.Node, d time.Duration, happens func(at time.Duration, what string)) *killing {
 	return &killing{
 		node: n, kill: share(d, killAt), restart: share(d, restartAt), happens: happens,
-		killed: never, restarted: never, ready: never,
+		killed: never, dead: never, restarted: never, ready: never,
 	}
 }
 
@@ -70,24 +71,27 @@ func (k *killing) start(ctx context.Context, began time.Time, fail context.Cance
 }
 
 func (k *killing) script(ctx context.Context, began time.Time) error {
-	mark := func(field *time.Duration, what string) {
+	mark := func(field *time.Duration) time.Duration {
 		at := time.Since(began)
 		k.mu.Lock()
+		defer k.mu.Unlock()
 		*field = at
-		k.mu.Unlock()
-		k.happens(at, "router "+k.node.Name()+" "+what)
+		return at
 	}
+	happens := func(at time.Duration, what string) { k.happens(at, "router "+k.node.Name()+" "+what) }
 	if !sleepUntil(ctx, began.Add(k.kill)) {
 		return ctx.Err()
 	}
-	mark(&k.killed, "is killed with SIGKILL") // before the signal, so that no failure it causes has an earlier time
+	killed := mark(&k.killed)
 	if err := k.node.Kill(); err != nil {
 		return err
 	}
+	mark(&k.dead)
+	happens(killed, "is killed with SIGKILL")
 	if !sleepUntil(ctx, began.Add(k.restart)) {
 		return ctx.Err()
 	}
-	mark(&k.restarted, "is started again")
+	happens(mark(&k.restarted), "is started again")
 	if err := k.node.Start(); err != nil {
 		return err
 	}
@@ -96,7 +100,7 @@ func (k *killing) script(ctx context.Context, began time.Time) error {
 	if err := k.node.WaitReady(waiting); err != nil {
 		return fmt.Errorf("after its restart %w", err)
 	}
-	mark(&k.ready, "is ready again")
+	happens(mark(&k.ready), "is ready again")
 	return nil
 }
 
@@ -111,13 +115,13 @@ func sleepUntil(ctx context.Context, at time.Time) bool {
 	}
 }
 
-// excuse reports whether the kill broke a request: its answer had begun at the killed router and
+// excuse reports whether the kill broke a request: its answer had begun at the router before that was dead, and
 // broke off at the kill.
 func (k *killing) excuse(e replay.Ended) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	broken := e.Class == replay.Reset || e.Class == replay.Truncated
-	return broken && e.Node == k.node.Name() && e.Sent < k.killed && e.End >= k.killed && e.End < k.restarted
+	return broken && e.Node == k.node.Name() && e.Sent < k.dead && e.End >= k.killed && e.End < k.restarted
 }
 
 func (k *killing) observe(e replay.Ended) { k.ended = append(k.ended, e) }
