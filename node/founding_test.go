@@ -17,7 +17,8 @@ func TestChangesComeAfterOwnList(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := agree(t, n, raftstore.Config{})
+	n.raftTimers.Call = patientChange
+	s := agree(t, n, raftstore.Config{Timers: n.raftTimers})
 	change := raftstore.AddBackends{Backends: []raftstore.Backend{{Name: "early", URL: "http://127.0.0.1:3"}}}
 	early, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()

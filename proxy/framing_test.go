@@ -21,7 +21,7 @@ import (
 func TestFraming(t *testing.T) {
 	b := newBackend(t, false, answering)
 	r := newRig(t, []string{b.addr})
-	impatient := newRig(t, []string{b.addr}, withTimeouts(func(t *Timeouts) { t.Read = 300 * time.Millisecond }))
+	impatient := newRig(t, []string{b.addr}, withTimeouts(func(t *Timeouts) { t.Read = time.Second }))
 	const host = "Host: a\r\n"
 	smuggled := "GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
 	post := func(headers, body string) string { return "POST /v1/x HTTP/1.1\r\n" + host + headers + "\r\n" + body }
@@ -378,7 +378,7 @@ func TestStrangeBodiesReachTheEngineUnchanged(t *testing.T) {
 }
 
 func TestSlowLoris(t *testing.T) {
-	r := newRig(t, []string{newBackend(t, false, answering).addr}, withTimeouts(func(t *Timeouts) { t.Read = 300 * time.Millisecond }))
+	r := newRig(t, []string{newBackend(t, false, answering).addr}, withTimeouts(func(t *Timeouts) { t.Read = time.Second }))
 	for name, start := range map[string]string{
 		"request line":  "GE",
 		"headers":       "POST /v1/x HTTP/1.1\r\nHost: a\r\n",

@@ -319,6 +319,9 @@ func tryReply(br *bufio.Reader, method string) (reply, error) {
 
 func (rp reply) want(t testing.TB, status int, parts ...string) reply {
 	t.Helper()
+	if rp.Response == nil {
+		t.Fatal("no response")
+	}
 	if rp.StatusCode != status {
 		t.Fatalf("status %d, want %d; body %q", rp.StatusCode, status, rp.body)
 	}

@@ -101,8 +101,8 @@ func TestQueueWaits(t *testing.T) {
 	if rec := r.record(0); rec.Waited != 0 {
 		t.Errorf("the first one waited %v", rec.Waited)
 	}
-	if rec := r.record(2); rec.Waited <= 0 || rec.Queue < rec.Waited || rec.Overhead >= rec.Waited || rec.Priority != clients.Batch {
-		t.Errorf("waited %v, until dispatch %v, overhead %v, %v", rec.Waited, rec.Queue, rec.Overhead, rec.Priority)
+	if rec := r.record(2); rec.Waited <= 0 || rec.Queue < rec.Waited || rec.Overhead+rec.Waited > rec.Total || rec.Priority != clients.Batch {
+		t.Errorf("waited %v, until dispatch %v, overhead %v, in all %v, %v", rec.Waited, rec.Queue, rec.Overhead, rec.Total, rec.Priority)
 	}
 }
 
@@ -291,7 +291,7 @@ func TestQueueTakesBackForAWhile(t *testing.T) {
 	<-good.begun
 	bad.answer <- true
 	(<-moved).want(t, 429, "overloaded")
-	if rec := r.record(0); rec.Refused != RefusedTimeout || rec.Attempts != 1 || rec.Waited < 50*time.Millisecond {
+	if rec := r.record(0); rec.Refused != RefusedTimeout || rec.Attempts != 1 || rec.Waited <= 0 || rec.Total < 50*time.Millisecond {
 		t.Errorf("record %+v", rec)
 	}
 	good.answer <- true
@@ -330,7 +330,7 @@ func TestQueueTimesOut(t *testing.T) {
 	<-b.begun
 	_, second := r.start("second")
 	(<-second).want(t, 429, "overloaded")
-	if rec := r.record(0); rec.Refused != RefusedTimeout || rec.Waited < 50*time.Millisecond {
+	if rec := r.record(0); rec.Refused != RefusedTimeout || rec.Waited <= 0 || rec.Total < 50*time.Millisecond {
 		t.Errorf("record %+v", rec)
 	}
 	b.answer <- true
@@ -370,10 +370,17 @@ func TestQueueDeadlines(t *testing.T) {
 	_, another := r.start("another")
 	<-b.begun
 	<-b.begun
-	_, waits := r.start("waits", "X-Llm-D-Slo-Ttft-Ms: 150")
-	(<-waits).want(t, 429, "overloaded")
-	if rec := r.record(3); rec.Refused != RefusedTimeout || rec.Waited <= 0 {
-		t.Errorf("refused as %q after %v, want %q", rec.Refused, rec.Waited, RefusedTimeout)
+	for i, within := 3, 150; ; i, within = i+1, 4*within {
+		_, waits := r.start("waits", "X-Llm-D-Slo-Ttft-Ms: "+strconv.Itoa(within))
+		(<-waits).want(t, 429, "overloaded")
+		rec := r.record(i)
+		if rec.Refused == RefusedLate && within < 5_000 {
+			continue // a stalled machine may use up a short time before the wait begins
+		}
+		if rec.Refused != RefusedTimeout || rec.Waited <= 0 {
+			t.Errorf("refused as %q after %v, want %q", rec.Refused, rec.Waited, RefusedTimeout)
+		}
+		break
 	}
 	b.answer <- true
 	b.answer <- true

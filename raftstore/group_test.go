@@ -7,7 +7,7 @@ import (
 func TestFleetOfOne(t *testing.T) {
 	t.Parallel()
 	for _, dir := range []string{"", t.TempDir()} {
-		s, err := Open(Config{Dir: dir, Server: true, Constants: Constants{BlockBytes: 512}})
+		s, err := Open(Config{Dir: dir, Server: true, Timers: quickTimers(), Constants: Constants{BlockBytes: 512}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -56,7 +56,7 @@ func TestThreeNodes(t *testing.T) {
 // TestAStopLosesNothing: the next process serves what was committed before it has a quorum.
 func TestAStopLosesNothing(t *testing.T) {
 	t.Parallel()
-	cfg := Config{Dir: t.TempDir(), Server: true, Constants: Constants{BlockBytes: 512}}
+	cfg := Config{Dir: t.TempDir(), Server: true, Timers: quickTimers(), Constants: Constants{BlockBytes: 512}}
 	var names []string
 	for _, name := range []string{"one", "two", "three"} {
 		s, err := Open(cfg)

@@ -107,7 +107,7 @@ func TestLifecycle(t *testing.T) {
 			t.Error("a stopped store starts")
 		}
 	}
-	s, err := Open(Config{})
+	s, err := Open(Config{Timers: quickTimers()})
 	if err != nil {
 		t.Fatal(err)
 	}

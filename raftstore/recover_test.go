@@ -183,7 +183,7 @@ func TestRecoverRefuses(t *testing.T) {
 func TestDamagedData(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	s, err := Open(Config{Dir: dir, Server: true})
+	s, err := Open(Config{Dir: dir, Server: true, Timers: quickTimers()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,8 @@ type mirror struct {
 	copies   map[uint64]int
 	sessions map[string]int // stores
 	state    events.State
-	unknown  int // removals of blocks that were not stored
+	degraded bool // at some time
+	unknown  int  // removals of blocks that were not stored
 	cleared  int
 	resets   int
 }
@@ -62,6 +63,7 @@ func (m *mirror) State(s events.State, _ string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.state = s
+	m.degraded = m.degraded || s == events.Degraded
 }
 
 // follow subscribes to the engine until the end of the test.
@@ -168,13 +170,13 @@ func TestEventsMirrorTheCache(t *testing.T) {
 				l.traffic(rng, 60)
 				eventually(t, "mirror", mirrored)
 				if name == "restart" || name == "mute" {
+					sent := int64(len(l.published()))
 					if err := l.Inject(Fault{Kind: name}); err != nil {
 						t.Fatal(err)
 					}
-					heard := stream.Counters.Batches.Load()
 					l.traffic(rng, 60)
-					if n := stream.Counters.Batches.Load(); name == "mute" && n != heard {
-						t.Errorf("%d batches through a stream that is mute", n-heard)
+					if n := stream.Counters.Batches.Load(); name == "mute" && n > sent {
+						t.Errorf("%d batches through a stream that is mute", n-sent)
 					}
 				}
 				if name == "mute" {
@@ -187,7 +189,7 @@ func TestEventsMirrorTheCache(t *testing.T) {
 					same := mirrored()
 					m.mu.Lock()
 					defer m.mu.Unlock()
-					return same && test.seen(stream, m)
+					return same && m.state == events.Live && test.seen(stream, m)
 				})
 				m.mu.Lock()
 				defer m.mu.Unlock()
@@ -199,6 +201,7 @@ func TestEventsMirrorTheCache(t *testing.T) {
 	}
 }
 
+// After more losses the stream is down, perhaps before the test looks again.
 func TestEventsLostWithoutReplay(t *testing.T) {
 	cfg := eventConfig(StyleVLLM)
 	cfg.EventsReplay, cfg.EventsLoss = "", 20
@@ -209,7 +212,7 @@ func TestEventsLostWithoutReplay(t *testing.T) {
 		l.traffic(rng, 5)
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		return m.state == events.Degraded && stream.Counters.Missing.Load() > 0
+		return m.degraded && stream.Counters.Missing.Load() > 0
 	})
 }
 

@@ -78,9 +78,9 @@ func TestRotation(t *testing.T) {
 		t.Fatal(err)
 	}
 	post(key, 200) // to the renamed file, which is still open
-	p.signal(t, syscall.SIGHUP)
-	eventually(t, "a new file", func() bool { _, err := os.Stat(log); return err == nil })
 	eventually(t, "the third line", func() bool { return len(lines(log+".1")) == 3 })
+	p.signal(t, syscall.SIGHUP)
+	eventually(t, "a new file in use", func() bool { return strings.Contains(p.log.String(), `"event":"config_reloaded"`) })
 	post(key, 200)
 	eventually(t, "the fourth line", func() bool { return len(lines(log)) == 1 })
 	all := append(lines(log+".1"), lines(log)...)

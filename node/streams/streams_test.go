@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -77,7 +78,7 @@ func newFake(t *testing.T) *fake {
 				return
 			}
 			switch err := greet(c); {
-			case errors.Is(err, io.EOF): // the follower was closed meanwhile
+			case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE): // the follower was closed meanwhile
 				_ = c.Close()
 				continue
 			case err != nil:
