@@ -286,7 +286,7 @@ def test_leaving_a_stream_ends_the_work():
         pass
     assert busy() == 1
     s.close()
-    wait_until(lambda: busy() == 0 and aborted() == before + 1, 10, "the engine stops after its client left mid-stream")
+    wait_until(lambda: busy() == 0 and aborted() == before + 1, 1, "the engine stops after its client left mid-stream")
 
 
 async def _leave_before_the_answer():
@@ -308,7 +308,7 @@ def test_leaving_before_the_answer_ends_the_work():
     wait_until(lambda: busy() == 0, 10, "engines idle before the test")
     before = aborted()
     asyncio.run(_leave_before_the_answer())
-    wait_until(lambda: busy() == 0 and aborted() == before + 1, 10, "the engine stops after its client left before the answer")
+    wait_until(lambda: busy() == 0 and aborted() == before + 1, 1, "the engine stops after its client left before the answer")
 
 
 def test_leaving_an_anthropic_stream_ends_the_work():
@@ -317,7 +317,7 @@ def test_leaving_an_anthropic_stream_ends_the_work():
     with ant.messages.create(model=MODEL, max_tokens=100_000, messages=[user(unique())], stream=True) as s:
         for _, _event in zip(range(5), s):
             pass
-    wait_until(lambda: busy() == 0 and aborted() == before + 1, 10, "the engine stops after its client left mid-stream")
+    wait_until(lambda: busy() == 0 and aborted() == before + 1, 1, "the engine stops after its client left mid-stream")
 
 
 # Affinity

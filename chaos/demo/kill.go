@@ -115,8 +115,8 @@ func sleepUntil(ctx context.Context, at time.Time) bool {
 	}
 }
 
-// excuse reports whether the kill broke a request: its answer had begun at the router before that was dead, and
-// broke off at the kill.
+// excuse reports whether the kill broke a request: the router got it before it was dead, had begun to
+// answer, and the answer broke off at the kill.
 func (k *killing) excuse(e replay.Ended) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
