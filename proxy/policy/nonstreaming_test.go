@@ -148,7 +148,7 @@ func TestEqualWholeAnswersKeepRatesEqual(t *testing.T) {
 }
 
 // Where nothing is streamed, durations of answers to prompts of different lengths show the rate. A play's estimate scatters by 16 %
-// where prefill takes half a second of five, so eight are judged by their mean.
+// where prefill takes half a second of five, so eight are judged by their mean, which scatters by 6 %.
 func TestWholeAnswersShowTheFleetsRate(t *testing.T) {
 	const plays = 8
 	rnd := rand.New(rand.NewPCG(virtual.Seed(t), 2))
@@ -169,7 +169,7 @@ func TestWholeAnswersShowTheFleetsRate(t *testing.T) {
 				}
 				sum += math.Log(r.books.FleetRate())
 			}
-			if got := math.Exp(sum / plays); math.Abs(got/rate-1) > 0.3 {
+			if got := math.Exp(sum / plays); math.Abs(got/rate-1) > 0.25 {
 				t.Errorf("up to %d output tokens: the fleet computes %.0f tokens/s, and is taken for %.0f", outputs, rate, got)
 			}
 		}
