@@ -3,9 +3,9 @@ package gossip
 import (
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/gossip/member"
 )
 
@@ -53,7 +53,7 @@ func stopAll(t *testing.T, nodes []*testNode) {
 func TestNewsReachesEveryNodeWithinAFlush(t *testing.T) {
 	for _, count := range []int{8, 32} {
 		t.Run(fmt.Sprint(count), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				net := newMemnet(t)
 				nodes := net.startAll(count, nil)
 				defer stopAll(t, nodes)
@@ -83,7 +83,7 @@ func TestNewsReachesEveryNodeWithinAFlush(t *testing.T) {
 }
 
 func TestLoadFollowsAndEndsWithItsOrigin(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(3, nil)
 		defer stopAll(t, nodes[1:])
@@ -114,7 +114,7 @@ func TestLoadFollowsAndEndsWithItsOrigin(t *testing.T) {
 }
 
 func TestUsageFollowsAndEndsWithItsOrigin(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(3, nil)
 		defer stopAll(t, nodes[1:])
@@ -147,7 +147,7 @@ func TestUsageFollowsAndEndsWithItsOrigin(t *testing.T) {
 // A peer is reported no earlier than its usage is known, and again after each break: until then, what it lets clients use would be
 // used twice. And a node counts its peers as soon as it knows of them.
 func TestReportedPeersUsageIsKnown(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		var nodes []*testNode
 		know := func(m *model) {
@@ -185,7 +185,7 @@ func TestReportedPeersUsageIsKnown(t *testing.T) {
 
 // A new process of which a node hears before the end of the former one: this may still run requests.
 func TestUnseenEndOfAProcess(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(2, nil)
 		defer stopAll(t, nodes)
@@ -204,7 +204,7 @@ func TestUnseenEndOfAProcess(t *testing.T) {
 }
 
 func TestFiguresFollowAndEndWithTheirOrigin(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(2, nil)
 		defer stopAll(t, nodes[1:])
@@ -239,7 +239,7 @@ func TestFiguresFollowAndEndWithTheirOrigin(t *testing.T) {
 // Claims replace the previous ones within a flush, cost nothing while they do not change, and end with their
 // origin. A node that never had any sends none.
 func TestClaimsFollowAndEndWithTheirOrigin(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(2, nil)
 		defer stopAll(t, nodes[1:])
@@ -272,7 +272,7 @@ func TestClaimsFollowAndEndWithTheirOrigin(t *testing.T) {
 }
 
 func TestStateIsSentWhenItChanges(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(2, nil)
 		defer stopAll(t, nodes)
@@ -294,7 +294,7 @@ func TestStateIsSentWhenItChanges(t *testing.T) {
 }
 
 func TestTouchedStateIsSentSoon(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(2, nil)
 		defer stopAll(t, nodes)
@@ -328,7 +328,7 @@ func TestTouchedStateIsSentSoon(t *testing.T) {
 }
 
 func TestRestartedOriginStartsAnew(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(3, nil)
 		defer stopAll(t, nodes[1:])
@@ -411,7 +411,7 @@ func TestStalenessIsThatOfThreeQuarters(t *testing.T) {
 }
 
 func TestLagForgetsAnOutage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		net.notice = time.Hour
 		nodes := net.startAll(2, nil)
@@ -435,7 +435,7 @@ func TestLagForgetsAnOutage(t *testing.T) {
 }
 
 func TestLagOfAnIdlePeerIsMeasured(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(2, nil)
 		defer stopAll(t, nodes)
@@ -451,7 +451,7 @@ func TestLagOfAnIdlePeerIsMeasured(t *testing.T) {
 }
 
 func TestStalenessIsMeasured(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		net.latency = 40 * time.Millisecond
 		nodes := net.startAll(4, nil)
@@ -480,7 +480,7 @@ func TestStalenessIsMeasured(t *testing.T) {
 }
 
 func TestBytesGoOnOverReconnections(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(2, nil)
 		defer stopAll(t, nodes)

@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/gossip/member"
 )
 
@@ -18,7 +18,7 @@ func seeded(t *testing.T) *rand.Rand {
 }
 
 func TestPartitionHeals(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(8, nil)
 		defer stopAll(t, nodes)
@@ -61,7 +61,7 @@ func TestPartitionHeals(t *testing.T) {
 }
 
 func TestProcessesThatBeganDuringAPartitionAreFollowedFromTheirFirstBatch(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(4, nil)
 		time.Sleep(12 * time.Second)
@@ -87,7 +87,7 @@ func TestProcessesThatBeganDuringAPartitionAreFollowedFromTheirFirstBatch(t *tes
 }
 
 func TestHungPeerCostsOnlyItsOwnStream(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		net.notice = time.Hour // alive to membership all the while
 		net.buffer = 16 << 10
@@ -110,7 +110,7 @@ func TestHungPeerCostsOnlyItsOwnStream(t *testing.T) {
 }
 
 func TestBrokenStreamResumes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		net.notice = time.Hour
 		nodes := net.startAll(2, nil)
@@ -137,7 +137,7 @@ func TestBrokenStreamResumes(t *testing.T) {
 }
 
 func TestSubscriberBehindTheJournalTakesASnapshot(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		net.notice = time.Hour
 		net.buffer = 4 << 10
@@ -164,7 +164,7 @@ func TestSubscriberBehindTheJournalTakesASnapshot(t *testing.T) {
 }
 
 func TestOneSnapshotReplacesMissingBatchesOfAllPeers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(8, func(c *Config) { c.JournalBytes = minJournal })
 		defer stopAll(t, nodes)
@@ -190,7 +190,7 @@ func TestOneSnapshotReplacesMissingBatchesOfAllPeers(t *testing.T) {
 func TestPartitionThatOutlastsTheJournalsIsMadeGoodBySnapshots(t *testing.T) {
 	for _, quiet := range []bool{false, true} {
 		t.Run(fmt.Sprintf("quiet=%v", quiet), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				net := newMemnet(t)
 				nodes := net.startAll(4, nil)
 				defer stopAll(t, nodes)

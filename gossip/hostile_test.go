@@ -7,9 +7,9 @@ import (
 	"io"
 	"net"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/gossip/member"
 	"grapevine.example/gossip/wire"
 )
@@ -106,7 +106,7 @@ func TestHostilePublisherIsCutOff(t *testing.T) {
 		"a subscriber's frame": func(h *hostile, _ *testNode) []byte { return wire.AppendPing(h.start(), 1) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				net := newMemnet(t)
 				nodes := net.startAll(2, nil)
 				defer stopAll(t, nodes)
@@ -147,7 +147,7 @@ func TestHostileSubscriberIsCutOff(t *testing.T) {
 		"a thousand pings": bytes.Repeat(wire.AppendPing(nil, 1), 1000),
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				net := newMemnet(t)
 				nodes := net.startAll(2, nil)
 				fill(nodes, 100_000)
@@ -167,7 +167,7 @@ func TestHostileSubscriberIsCutOff(t *testing.T) {
 }
 
 func TestSlowReaderIsGivenUpAndCostsNobody(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		net.buffer = 8 << 10
 		nodes := net.startAll(2, nil)
@@ -197,7 +197,7 @@ func TestSlowReaderIsGivenUpAndCostsNobody(t *testing.T) {
 }
 
 func TestSubscriberThatFallsBehindTheJournalIsCutOff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		net.buffer = 8 << 10
 		node := net.start("n0", func(c *Config) { c.JournalBytes = minJournal })
@@ -231,7 +231,7 @@ func TestSubscriberThatFallsBehindTheJournalIsCutOff(t *testing.T) {
 }
 
 func TestEndlessSnapshotIsCut(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		good := net.start("good", nil)
 		until(t, time.Second, "warm", good.warming.warm)
@@ -276,7 +276,7 @@ func TestEndlessSnapshotIsCut(t *testing.T) {
 }
 
 func TestFramesOfLaterVersionsAreSkipped(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		node := net.start("n0", nil)
 		defer node.stop(t)
@@ -297,7 +297,7 @@ func TestFramesOfLaterVersionsAreSkipped(t *testing.T) {
 
 // A joiner that reads just fast enough not to stall does not block other joiners.
 func TestSnapshotIsNotServedForEver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		net.buffer = 8 << 10
 		node := net.start("n0", nil)
@@ -331,7 +331,7 @@ func TestSnapshotIsNotServedForEver(t *testing.T) {
 }
 
 func TestForgedPositionDoesNotPartHonestNodes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(2, nil)
 		defer stopAll(t, nodes)

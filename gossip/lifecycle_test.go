@@ -9,10 +9,12 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"grapevine.example/chaos/bubble"
 )
 
 func TestLifecycle(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		ctx := context.Background()
 		never, err := prepare(Config{Knowledge: newModel("x"), Log: zerolog.Nop()})
 		if err != nil {
@@ -52,7 +54,7 @@ func TestLifecycle(t *testing.T) {
 }
 
 func TestStreamOfANodeThatLeavesIsReadToItsEnd(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		var delayed atomic.Bool
 		net.slow = func(from, _ string) time.Duration {
@@ -100,7 +102,7 @@ func (m lateStart) Stop(ctx context.Context) error {
 
 func TestStopDuringStart(t *testing.T) {
 	for _, fault := range []error{nil, errUnreachable} {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			ctx := context.Background()
 			net := newMemnet(t)
 			f, err := prepare(Config{Knowledge: newModel("x"), Log: zerolog.Nop()})
@@ -131,7 +133,7 @@ func TestStopDuringStart(t *testing.T) {
 }
 
 func TestStopIsBoundedByItsContext(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		net.buffer = 1 << 10
 		nodes := net.startAll(2, nil)

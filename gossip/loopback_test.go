@@ -10,12 +10,12 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/gossip/member"
 )
 
@@ -157,7 +157,7 @@ func (m *model) busy(step int) {
 }
 
 func TestBytesAgainstPayload(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(8, nil)
 		defer stopAll(t, nodes)

@@ -4,14 +4,15 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"grapevine.example/chaos/bubble"
 )
 
 // A paused node finds its peers silent before it reads their waiting frames; the model panics if
 // they change a void vector.
 func TestSilentPeerBeginsAnewWithItsWholeLoad(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(2, nil)
 		defer stopAll(t, nodes)

@@ -5,10 +5,11 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"grapevine.example/chaos/bubble"
 )
 
 // fill gives nodes facts that no journal has.
@@ -23,7 +24,7 @@ func fill(nodes []*testNode, count int) {
 }
 
 func TestJoinerTakesASnapshotBeforeItIsWarm(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(3, nil)
 		fill(nodes, 50_000)
@@ -55,7 +56,7 @@ func TestJoinerTakesASnapshotBeforeItIsWarm(t *testing.T) {
 }
 
 func TestNobodyToLearnFromIsWarmAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		began := time.Now()
 		alone := net.start("n0", nil)
@@ -89,7 +90,7 @@ func inOrder(nodes []*testNode, joiner string) []*testNode {
 func TestSecondSourceWhenTheFirstStalls(t *testing.T) {
 	for _, how := range []string{"hangs", "dies"} {
 		t.Run(how, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			bubble.Test(t, func(t *testing.T) {
 				net := newMemnet(t)
 				nodes := net.startAll(3, nil)
 				fill(nodes, 20_000)
@@ -140,7 +141,7 @@ func slowPages(nodes []*testNode, from int) (release chan struct{}) {
 }
 
 func TestReadyAtTheDeadlineWithoutKnowledge(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(2, nil)
 		fill(nodes, 20_000)
@@ -164,7 +165,7 @@ func TestReadyAtTheDeadlineWithoutKnowledge(t *testing.T) {
 }
 
 func TestPartOfASnapshotIsNotServed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(2, nil)
 		fill(nodes, 20_000)
@@ -192,7 +193,7 @@ func TestPartOfASnapshotIsNotServed(t *testing.T) {
 }
 
 func TestManyJoinersAreServedFewAtATime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		net.latency = 2 * time.Millisecond
 		nodes := net.startAll(1, nil)
@@ -229,7 +230,7 @@ func TestManyJoinersAreServedFewAtATime(t *testing.T) {
 }
 
 func TestBudgetPacesSnapshotsAndSparesLoad(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		const rate = 64 << 10
 		nodes := net.startAll(1, func(c *Config) { c.Budget = rate })
@@ -259,7 +260,7 @@ func TestBudgetPacesSnapshotsAndSparesLoad(t *testing.T) {
 }
 
 func TestBudgetHoldsNewsBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		const rate = 32 << 10
 		nodes := net.startAll(3, func(c *Config) { c.Budget = rate })
@@ -287,7 +288,7 @@ func TestBudgetHoldsNewsBack(t *testing.T) {
 }
 
 func TestNewsBeyondTheBudgetLeavesASnapshotItsShare(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		const rate = 64 << 10
 		nodes := net.startAll(1, func(c *Config) { c.Budget = rate })
@@ -334,7 +335,7 @@ func TestManySubscribersOfASmallBudgetAreSentNews(t *testing.T) {
 
 // The pages may lack that batch.
 func TestPositionsLeaveOutABatchThatIsBeingApplied(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		nodes := net.startAll(2, nil)
 		defer stopAll(t, nodes)
@@ -377,7 +378,7 @@ func TestPositionsLeaveOutABatchThatIsBeingApplied(t *testing.T) {
 }
 
 func TestJoinerTakesWhatItsSourceHasNotHeard(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		net := newMemnet(t)
 		net.notice = time.Hour
 		nodes := net.startAll(2, nil)

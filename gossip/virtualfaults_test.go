@@ -4,9 +4,9 @@ import (
 	"os"
 	"strconv"
 	"testing"
-	"testing/synctest"
 	"time"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/chaos/virtual"
 	"grapevine.example/gossip/member"
 )
@@ -193,7 +193,7 @@ func TestSeedsFleet(t *testing.T) {
 		}
 	}
 	virtual.Seeds(t, 2, 8, func(t *testing.T, seed uint64) {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			v := newVirtualFleet(t, seed, size)
 			defer v.stop()
 			v.note("seed %d: exact %v, clocks are set %v, journal %d, budget %d, flush %v", seed, v.exact, v.restless, v.journal, v.budget, v.flush)

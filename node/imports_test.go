@@ -68,6 +68,7 @@ var mayImport = map[string][]string{
 	"chaos/dnstest":    {},
 	"chaos/ablate":     {"chaos/overlay", "chaos/report"},
 	"chaos/apart":      {"chaos/engine", "node", "node/config"},
+	"chaos/bubble":     {},
 	"chaos/figures":    {},
 	"chaos/instrument": {"chaos/overlay", "chaos/plant"},
 	"chaos/netswitch":  {},

@@ -7,12 +7,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/rs/zerolog"
 	"github.com/valyala/fasthttp"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/chaos/virtual"
 	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/books"
@@ -28,7 +28,7 @@ import (
 func TestSeedsQueue(t *testing.T) {
 	var all queueOutcomes
 	virtual.Seeds(t, 8, 1, func(t *testing.T, seed uint64) {
-		synctest.Test(t, func(t *testing.T) { newQueueWorld(t, seed).play(&all) })
+		bubble.Test(t, func(t *testing.T) { newQueueWorld(t, seed).play(&all) })
 	})
 	t.Logf("%+v", all)
 	if all.requests < 1000 {

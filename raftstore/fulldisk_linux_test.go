@@ -9,7 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
+
+	"grapevine.example/chaos/bubble"
 )
 
 // mount starts no process: until a child runs its program it holds this process's files, so a data
@@ -54,7 +55,7 @@ func TestAloneOnAFullDisk(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
 			dir := smallDisk(t)
-			synctest.Test(t, func(t *testing.T) { aloneOnAFullDisk(t, dir, how) })
+			bubble.Test(t, func(t *testing.T) { aloneOnAFullDisk(t, dir, how) })
 		})
 	}
 }

@@ -12,11 +12,12 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
+
+	"grapevine.example/chaos/bubble"
 )
 
 // patience is long because a slow machine is no failure.
@@ -115,7 +116,7 @@ func quickTimers() Timers {
 func virtually(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
 	t.Parallel()
-	synctest.Test(t, test)
+	bubble.Test(t, test)
 }
 
 // newFleet starts no node; its network is in memory.

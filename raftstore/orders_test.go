@@ -8,8 +8,9 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"grapevine.example/chaos/bubble"
 )
 
 var seedFlag = flag.Uint64("seed", 0, "seed of random tests; 0 draws one")
@@ -46,7 +47,7 @@ func TestOneGroupWhateverTheOrder(t *testing.T) {
 			size = 5
 		}
 		seed := r.Uint64()
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			quick := func(c *Config) {
 				c.Timers.Heartbeat, c.Timers.Lease, c.Timers.Poll = 250*time.Millisecond, 250*time.Millisecond, 25*time.Millisecond
 				c.Timers.Call = 2 * time.Second

@@ -10,11 +10,11 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/raft"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/chaos/history"
 	"grapevine.example/chaos/virtual"
 )
@@ -210,7 +210,7 @@ func TestSeedsGroup(t *testing.T) {
 	virtual.Seeds(t, 2, 20, func(t *testing.T, seed uint64) {
 		dir := memoryDir(t)
 		h := &historian{count: make(map[string]int)}
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			r := virtual.Rand(seed, 0)
 			f := makeFleet(t, newWire(dir), 3+2*r.IntN(2), func(c *Config) {
 				c.Timers = Timers{SnapshotEvery: time.Second, SnapshotAfter: 32, KeepLog: 8}

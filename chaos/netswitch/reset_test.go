@@ -52,7 +52,7 @@ func resets(t *testing.T, got []arrival) (seqs []uint32, others int) {
 }
 
 func TestResetBothEnds(t *testing.T) {
-	bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
+	virtually(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
 		handshake(wires)
 		arrivals(wires[1])
 		arrivals(wires[2])
@@ -87,7 +87,7 @@ func TestResetBothEnds(t *testing.T) {
 }
 
 func TestResetLeavesOthers(t *testing.T) {
-	bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
+	virtually(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
 		handshake(wires)
 		for _, pair := range [][2]string{{"a", "c"}, {"c", Everybody}} {
 			if n, err := s.Reset(pair[0], pair[1]); n != 0 || err != nil {

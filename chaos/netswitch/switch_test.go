@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"grapevine.example/chaos/bubble"
 )
 
 type wire struct {
@@ -93,8 +95,8 @@ func arrivals(w *wire) (out []arrival) {
 	}
 }
 
-func bubble(t *testing.T, f func(t *testing.T, s *Switch, wires map[int]*wire)) {
-	synctest.Test(t, func(t *testing.T) {
+func virtually(t *testing.T, f func(t *testing.T, s *Switch, wires map[int]*wire)) {
+	bubble.Test(t, func(t *testing.T) {
 		s, wires := network(t, 1)
 		f(t, s, wires)
 		if err := s.Close(); err != nil {
@@ -169,7 +171,7 @@ func TestFates(t *testing.T) {
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
+			virtually(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
 				set(t, s, "a", "b", test.link)
 				sent := send(wires[1], 1, 2, time.Millisecond)
 				got := arrivals(wires[2])
@@ -197,7 +199,7 @@ func TestFates(t *testing.T) {
 }
 
 func TestRate(t *testing.T) {
-	bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
+	virtually(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
 		const rate, size, count = 1_000_000, 1000, 400
 		set(t, s, "a", "b", Link{Rate: rate})
 		began := time.Now()
@@ -217,7 +219,7 @@ func TestRate(t *testing.T) {
 }
 
 func TestNoTCP(t *testing.T) {
-	bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
+	virtually(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
 		set(t, s, "a", "b", Link{NoTCP: true})
 		wires[1].out <- tcpPacket(1, 2, false, flagSYN, 99, 0, 0)
 		wires[1].out <- datagram(1, 2, 7, 100)
@@ -233,7 +235,7 @@ func TestNoTCP(t *testing.T) {
 
 func TestFlightIsBounded(t *testing.T) {
 	for _, l := range []Link{{Delay: time.Second}, {Delay: time.Second, Rate: 1 << 30}} {
-		bubble(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
+		virtually(t, func(t *testing.T, s *Switch, wires map[int]*wire) {
 			set(t, s, "a", "b", l)
 			const size, count = 60_000, 400
 			for i := range count {
@@ -254,7 +256,7 @@ func TestSeed(t *testing.T) {
 	const count = 500
 	lost := func(seed uint64, from, to int, l Link) string {
 		var out string
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Test(t, func(t *testing.T) {
 			s, wires := network(t, seed)
 			set(t, s, Everybody, Everybody, l)
 			for i := range count {
@@ -292,7 +294,7 @@ func TestSeed(t *testing.T) {
 }
 
 func TestStrangers(t *testing.T) {
-	bubble(t, func(t *testing.T, _ *Switch, wires map[int]*wire) {
+	virtually(t, func(t *testing.T, _ *Switch, wires map[int]*wire) {
 		good := datagram(1, 2, 7, 40)
 		six := slices.Clone(good)
 		six[0] = 0x65
@@ -312,7 +314,7 @@ func TestStrangers(t *testing.T) {
 }
 
 func TestAttach(t *testing.T) {
-	bubble(t, func(t *testing.T, s *Switch, _ map[int]*wire) {
+	virtually(t, func(t *testing.T, s *Switch, _ map[int]*wire) {
 		for _, p := range []Port{
 			{Name: "a", Addr: addr(9)}, {Name: "e", Addr: addr(1)}, {Name: "", Addr: addr(9)}, {Name: Everybody, Addr: addr(9)},
 			{Name: "e", Addr: netip.IPv6Loopback()}, {Name: "e"},

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/chaos/fleet"
 )
 
@@ -243,7 +244,7 @@ func TestLinksHealBeforeTheNextFault(t *testing.T) {
 }
 
 func TestFaultsOfANodeTakeTurns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		var w world
 		begin := func(line string) (over func(), waits func() bool) {
 			t.Helper()

@@ -12,11 +12,12 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/rs/zerolog"
 	"go.uber.org/goleak"
+
+	"grapevine.example/chaos/bubble"
 )
 
 const patience = 90 * time.Second
@@ -284,7 +285,7 @@ func TestFleet(t *testing.T) {
 }
 
 func TestFailureDetection(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		nodes, _ := virtualFleet(t, 4)
 		begin := time.Now()
 		stop(t, nodes[3])
@@ -374,7 +375,7 @@ func TestSeedRestartsAlone(t *testing.T) {
 }
 
 func TestMovedNode(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		nodes, network := virtualFleet(t, 2)
 		stop(t, nodes[1])
 		whole(t, []*testNode{nodes[0], startVirtual(t, network, "node-1", 3, 2)})
@@ -383,7 +384,7 @@ func TestMovedNode(t *testing.T) {
 
 // memberlist never heals a partition by itself.
 func TestRejoinAfterPartition(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		nodes, network := virtualFleet(t, 4)
 		sides := make(map[netip.AddrPort]int)
 		for i := range nodes {

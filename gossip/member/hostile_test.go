@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"grapevine.example/chaos/bubble"
 )
 
 func connect(t *testing.T, n *testNode) net.Conn {
@@ -54,7 +56,7 @@ func (g *gate) count() int {
 }
 
 func TestFloodOfHalfOpenHandshakes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		nodes, network := virtualFleet(t, 2)
 		handshakes := &nodes[0].transport.handshakes
 		var flood []net.Conn
@@ -92,7 +94,7 @@ func TestFloodOfHalfOpenHandshakes(t *testing.T) {
 }
 
 func TestSlowLoris(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		_, network := virtualFleet(t, 1)
 		hello := append([]byte{firstTLS, 3, 1, 2, 0, 1, 0, 1, 0xfc}, make([]byte, 400)...)
 		state := append([]byte{firstLabel, byte(len("grapevine/test"))}, "grapevine/test"...)

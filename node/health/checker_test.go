@@ -11,11 +11,11 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/rs/zerolog"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/node/backends"
 	"grapevine.example/node/config"
 	"grapevine.example/prefixtree"
@@ -210,7 +210,7 @@ func TestReturnedEngineIsAskedAtOnce(t *testing.T) {
 
 // TestRoundsAreBounded: at most a hundred a second.
 func TestRoundsAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		r, store := newRig(t), &fakeStore{} // each round calls Leading
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup

@@ -16,6 +16,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/chaos/dnstest"
 	"grapevine.example/node/config"
 	"grapevine.example/raftstore"
@@ -373,7 +374,7 @@ func TestFileIsFollowed(t *testing.T) {
 	}
 	const first, second = "http://a:1", "http://b:1"
 	write(first + "\n")
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s, err := New([]string{"file:" + path}, func(string) bool { return false }, zerolog.Nop())
 		if err != nil {
 			t.Fatal(err)

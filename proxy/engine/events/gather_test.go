@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"grapevine.example/chaos/bubble"
 )
 
 // slowSocket keeps what arrives, and wakes a reader that has a deadline only then.
@@ -73,7 +75,7 @@ func (s *slowSocket) readSoFar() int {
 }
 
 func TestBusyStreamIsReadOnceARest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &slowSocket{arrived: make(chan struct{}, 1)}
 		var mu sync.Mutex
 		var late time.Duration // the latest of a message that came
@@ -129,7 +131,7 @@ func TestBusyStreamIsReadOnceARest(t *testing.T) {
 
 // A stream that brings plenty is read once in a long rest, and once in a rest again when it brings less.
 func TestPlentyIsReadOnceALongRest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	bubble.Test(t, func(t *testing.T) {
 		s := &slowSocket{arrived: make(chan struct{}, 1)}
 		go func() {
 			g := &gatherer{Conn: s, gather: true}
