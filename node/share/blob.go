@@ -46,7 +46,6 @@ const (
 	maxWeight       = prefixtree.MaxEvidence // a rate's weight is seconds of prefill, at most 30
 	maxLRUDistance  = 1e9                    // blocks
 	maxRate         = 1e7                    // tokens/s
-	maxTrafficSeen  = 1e4                    // requests of one pool
 	maxPrefixSeen   = 2048                   // a node's requests that count for popular prefixes
 	maxTraffic      = 1e6                    // requests or prefill seconds, per second
 	maxTrafficWhole = 3600.                  // seconds of a mean prefill
@@ -155,9 +154,11 @@ func measure(b []byte, most float64) Measure {
 
 func (s *State) readTraffic(head, entries []byte, size int) {
 	p := demand.Report{
-		Pool: binary.LittleEndian.Uint64(head), Rate: value(head[8:], 0, maxTraffic), Prefill: value(head[8:], 1, maxTraffic), Requests: value(head[8:], 2, maxTrafficSeen),
+		Pool: binary.LittleEndian.Uint64(head), Rate: value(head[8:], 0, maxTraffic), Prefill: value(head[8:], 1, maxTraffic),
 	}
-	p.Work = value(head[8:], 3, p.Requests*maxTrafficWhole)
+	if requests := value(head[8:], 2, maxTraffic); requests > 0 {
+		p.Whole = p.Rate * min(value(head[8:], 3, math.MaxFloat64)/requests, maxTrafficWhole)
+	}
 	if slices.ContainsFunc(s.Popularity.Traffic, func(q demand.Report) bool { return q.Pool == p.Pool }) {
 		return // counted already
 	}
@@ -225,7 +226,9 @@ func appendPopularity(blob []byte, h *Popularity) []byte {
 	for i := range h.Traffic {
 		p := &h.Traffic[i]
 		section := binary.LittleEndian.AppendUint64([]byte{prefixEntry}, p.Pool)
-		section = appendValues(section, p.Rate, p.Prefill, p.Requests, p.Work)
+		// The mean prefill is the quotient of the last two. Earlier versions send sums over some thousand requests, and so give
+		// the means of this one little weight.
+		section = appendValues(section, p.Rate, p.Prefill, p.Rate, p.Whole)
 		for _, c := range p.Prefixes {
 			section = binary.LittleEndian.AppendUint64(section, uint64(c.Anchor))
 			section = append(appendValues(section, c.Requests), byte(min(c.Left, math.MaxUint8)))

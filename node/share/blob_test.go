@@ -93,12 +93,12 @@ func TestBlobOfANewerNode(t *testing.T) {
 	}
 }
 
-// TestBlobOfAnOlderNode: its traffic was followed by entries of three bytes, or none.
+// TestBlobOfAnOlderNode: its traffic had sums of requests and of their whole prefills, and was followed by entries of three bytes, or none.
 func TestBlobOfAnOlderNode(t *testing.T) {
 	head := appendValues(binary.LittleEndian.AppendUint64([]byte{3}, 7), 2, 1, 4, 8)
 	for _, section := range [][]byte{head, append(slices.Clone(head), 1, 2, 3, 4, 5, 6)} {
 		s, err := Parse(AppendSection([]byte{version}, sectionTraffic, section))
-		if err != nil || len(s.Popularity.Traffic) != 1 || s.Popularity.Traffic[0].Rate != 2 || len(s.Popularity.Traffic[0].Prefixes) != 0 {
+		if err != nil || len(s.Popularity.Traffic) != 1 || s.Popularity.Traffic[0].Rate != 2 || s.Popularity.Traffic[0].Whole != 4 || len(s.Popularity.Traffic[0].Prefixes) != 0 {
 			t.Errorf("%+v, %v", s, err)
 		}
 	}
@@ -171,7 +171,7 @@ func FuzzBlob(f *testing.F) {
 			if len(p.Prefixes) > layouts[sectionTraffic].most || slices.ContainsFunc(p.Prefixes, func(c demand.Count) bool { return !(c.Requests <= maxPrefixSeen) }) {
 				t.Fatalf("%d counts of prefixes: %+v", len(p.Prefixes), p.Prefixes)
 			}
-			if !(p.Rate <= maxTraffic && p.Prefill <= maxTraffic && p.Requests <= maxTrafficSeen && p.Work <= p.Requests*maxTrafficWhole) {
+			if !(p.Rate <= maxTraffic && p.Prefill <= maxTraffic && p.Whole <= p.Rate*maxTrafficWhole) {
 				t.Fatalf("%+v", p)
 			}
 		}
@@ -186,7 +186,7 @@ func FuzzBlob(f *testing.F) {
 func somePopularity(rnd *rand.Rand) *Popularity {
 	h := new(Popularity)
 	for range maxSentPools {
-		p := demand.Report{Pool: rnd.Uint64(), Rate: 100 * rnd.Float64(), Prefill: 10 * rnd.Float64(), Requests: 1 + 1000*rnd.Float64(), Work: 500 * rnd.Float64()}
+		p := demand.Report{Pool: rnd.Uint64(), Rate: 100 * rnd.Float64(), Prefill: 10 * rnd.Float64(), Whole: 500 * rnd.Float64()}
 		p.Prefixes = []demand.Count{{Requests: 500 + 1000*rnd.Float64(), Left: 1}}
 		for range rnd.IntN(33) {
 			p.Prefixes = append(p.Prefixes, demand.Count{Anchor: prefixtree.Hash(rnd.Uint64()), Requests: 500 * rnd.Float64(), Left: 1 + rnd.IntN(500)})
@@ -228,7 +228,7 @@ func TestPopularityRoundTrip(t *testing.T) {
 		}
 		for i, p := range h.Traffic {
 			g := got.Traffic[i]
-			if g.Pool != p.Pool || !near(g.Rate, p.Rate) || !near(g.Prefill, p.Prefill) || !near(g.Requests, p.Requests) || !near(g.Work, p.Work) ||
+			if g.Pool != p.Pool || !near(g.Rate, p.Rate) || !near(g.Prefill, p.Prefill) || !near(g.Whole, min(p.Whole, p.Rate*maxTrafficWhole)) ||
 				!slices.EqualFunc(g.Prefixes, p.Prefixes, func(a, b demand.Count) bool {
 					return a.Anchor == b.Anchor && near(a.Requests, b.Requests) && a.Left == min(b.Left, math.MaxUint8)
 				}) {

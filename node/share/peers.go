@@ -140,8 +140,7 @@ func (p *peers) traffic() (sum map[uint64]demand.Report, changed bool) {
 		}
 		for _, one := range s.Popularity.Traffic {
 			all := sum[one.Pool]
-			all.Pool, all.Rate, all.Prefill = one.Pool, all.Rate+one.Rate, all.Prefill+one.Prefill
-			all.Requests, all.Work = all.Requests+one.Requests, all.Work+one.Work
+			all.Pool, all.Rate, all.Whole, all.Prefill = one.Pool, all.Rate+one.Rate, all.Whole+one.Whole, all.Prefill+one.Prefill
 			for _, c := range one.Prefixes {
 				k := prefix{one.Pool, c.Anchor}
 				i, known := at[k]

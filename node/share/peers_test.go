@@ -141,11 +141,17 @@ func TestTrafficIsSummedOnChanges(t *testing.T) {
 		}
 	}
 	check("alone", false, false)
-	p.set("a", &State{Popularity: Popularity{Traffic: []demand.Report{{Pool: 1, Rate: 2, Requests: 3}}}})
+	p.set("a", &State{Popularity: Popularity{Traffic: []demand.Report{{Pool: 1, Rate: 2}}}})
 	check("a peer", true, true)
 	check("the same peer", false, false)
 	p.set("unknown", nil)
 	check("another peer that left", false, false)
 	p.set("a", nil)
 	check("no peer", false, true)
+	p.set("a", &State{Popularity: Popularity{Traffic: []demand.Report{{Pool: 1, Rate: 2, Whole: 8, Prefill: 1}, {Pool: 2, Rate: 16}}}})
+	p.set("b", &State{Popularity: Popularity{Traffic: []demand.Report{{Pool: 1, Rate: 3, Whole: 1, Prefill: 0.5}}}})
+	sum, _ := p.traffic()
+	if got := sum[1]; len(sum) != 2 || got.Pool != 1 || got.Rate != 5 || got.Whole != 9 || got.Prefill != 1.5 || sum[2].Rate != 16 {
+		t.Errorf("two peers: %+v", sum)
+	}
 }

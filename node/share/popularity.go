@@ -19,23 +19,19 @@ type Popularity struct {
 	Works   []demand.Work
 }
 
-// sentPopularity stays until a sixteenth more requests came, because gossip does not repeat an
-// equal blob.
+// sentPopularity stays until a sixteenth more requests came, at most 250, because gossip does not
+// repeat an equal blob.
 type sentPopularity struct {
-	blob     []byte
-	picks    uint64
-	requests float64
-	at       prefixtree.Time
+	blob  []byte
+	picks uint64
+	at    prefixtree.Time
 }
 
 func (s *sentPopularity) append(blob []byte, r *policy.Router, now prefixtree.Time) []byte {
 	picks := r.Stats().Picks
-	if s.at == 0 || float64(picks-s.picks) > s.requests/16 || now-s.at >= popularityKept || now < s.at {
+	if s.at == 0 || picks-s.picks > min(s.picks/16, 250) || now-s.at >= popularityKept || now < s.at {
 		h := Popularity{r.OwnTraffic(maxSentPools, now), r.OwnWork(maxSentPools, now)}
-		s.blob, s.picks, s.at, s.requests = appendPopularity(s.blob[:0], &h), picks, now, 0
-		for i := range h.Traffic {
-			s.requests += h.Traffic[i].Requests
-		}
+		s.blob, s.picks, s.at = appendPopularity(s.blob[:0], &h), picks, now
 	}
 	return append(blob, s.blob...)
 }

@@ -24,7 +24,6 @@ type Work struct {
 
 const (
 	workWindow = 10.0 // seconds: a prefix that turns hot gets its replicas soon
-	workStart  = 1.0  // the least time averaged over, in seconds
 	workSets   = 128  // per pool; an anchor belongs to one of them
 	workPlaces = 8    // per set, as a word has bytes
 	workTold   = 64   // prefixes per pool, in a report
@@ -116,7 +115,7 @@ func (d running) work(now prefixtree.Time) (w Work) {
 		return w
 	}
 	d.pass(now)
-	over := d.covers(now, workWindow, workStart)
+	over := d.covers(now, workWindow)
 	return Work{Requests: d.requests / over, Fresh: d.fresh / over, Prefill: d.prefill / over, Active: d.busy / over}
 }
 

@@ -10,10 +10,7 @@ import (
 )
 
 const (
-	loadSmooth = 0.01 // the least weight of one request
-	loadWindow = 4000 // bounds the weight of the mean among nodes, in requests
-	// Memory of the rates, and the least time averaged over, in seconds.
-	demandWindow, demandStart = 60.0, 5.0
+	demandWindow = 60.0 // seconds: memory of the rates
 	// LeastRate, in requests/s, is that of a pool in use: one request in ten windows.
 	LeastRate = 0.1 / demandWindow
 )
@@ -21,9 +18,7 @@ const (
 // Traffic measures how many requests arrive and what prefill they need. The zero value is ready. Safe for concurrent use.
 type Traffic struct {
 	mu    sync.Mutex
-	mean  float64 // whole prefill in seconds; 0: no request yet
-	total float64 // requests, at most loadWindow
-	peers Report  // of the other nodes; zero if unknown
+	peers Report // of the other nodes; zero if unknown
 
 	clock
 	arrivals float64 // requests, decayed with demandWindow
@@ -56,12 +51,13 @@ func (c clock) fade(now prefixtree.Time, window float64) float64 {
 	return math.Exp(-seconds(c.last, now) / window)
 }
 
-// covers returns the seconds, weighted as sums fade, that they stand for.
-func (c clock) covers(now prefixtree.Time, window, start float64) float64 {
+// covers returns the seconds, weighted as sums fade, that they stand for: a tenth of the window more than since the first request, or a
+// few requests in a row would show a high rate.
+func (c clock) covers(now prefixtree.Time, window float64) float64 {
 	if c.since == 0 {
 		c.since = now
 	}
-	return window * (1 - math.Exp(-(seconds(c.since, max(now, c.last))+start)/window))
+	return window * (1 - math.Exp(-(seconds(c.since, max(now, c.last))/window + 0.1)))
 }
 
 func seconds(from, to prefixtree.Time) float64 { return float64(max(to-from, 0)) / 1000 }
@@ -72,12 +68,10 @@ func (t *Traffic) Rates(whole float64, nodes int, now prefixtree.Time) Rates {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	fade, covered := t.faded(now)
-	o := Rates{Mean: t.mean, Own: (t.arrivals*fade + 1) / covered, Prefill: t.sums.Uncached * fade / covered}
-	if t.peers.Requests > 0 {
-		o.Mean = (t.mean*t.total + t.peers.Work) / (t.total + t.peers.Requests)
-	}
-	if o.Mean == 0 {
-		o.Mean = whole
+	own := t.report(fade / covered)
+	o := Rates{Mean: whole, Own: own.Rate + 1/covered, Prefill: own.Prefill}
+	if all := own.Rate + t.peers.Rate; all >= LeastRate && own.Whole+t.peers.Whole > 0 {
+		o.Mean = (own.Whole + t.peers.Whole) / all
 	}
 	if t.peers.Rate > 0 {
 		o.Others = t.peers.Rate
@@ -96,9 +90,7 @@ func (t *Traffic) Rates(whole float64, nodes int, now prefixtree.Time) Rates {
 func (t *Traffic) Count(p Prefill, price float64, now prefixtree.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.total, t.price = min(t.total+1, loadWindow), price
-	t.mean += max(loadSmooth, 1/t.total) * (p.Whole - t.mean)
-	if t.since == 0 {
+	if t.price = price; t.since == 0 {
 		t.since = now
 	}
 	fade, s := t.fade(now, demandWindow), t.sums
@@ -111,9 +103,8 @@ func (t *Traffic) Count(p Prefill, price float64, now prefixtree.Time) {
 type Report struct {
 	Pool     uint64  // the same on all nodes
 	Rate     float64 // requests/s
-	Prefill  float64 // seconds of prefill per second that caches do not save
-	Requests float64 // number of requests in Work
-	Work     float64 // seconds of whole prefills
+	Whole    float64 // seconds of prefill per second that they need without caches
+	Prefill  float64 // of these, what caches do not save
 	Prefixes []Count // the first counts all requests; of one node at most prefixesTold others
 }
 
@@ -122,12 +113,19 @@ func (t *Traffic) Report(pool uint64, now prefixtree.Time) Report {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	fade, covered := t.faded(now)
-	return Report{Pool: pool, Rate: t.arrivals * fade / covered, Prefill: t.sums.Uncached * fade / covered, Requests: t.total, Work: t.mean * t.total}
+	own := t.report(fade / covered)
+	own.Pool = pool
+	return own
+}
+
+// report returns the rates if so much of the sums counts per second. Needs mu.
+func (t *Traffic) report(part float64) Report {
+	return Report{Rate: t.arrivals * part, Whole: t.sums.Whole * part, Prefill: t.sums.Uncached * part}
 }
 
 // faded returns what is left of the sums, and the seconds that they stand for. Needs mu.
 func (t *Traffic) faded(now prefixtree.Time) (fade, covered float64) {
-	return t.fade(now, demandWindow), t.covers(now, demandWindow, demandStart)
+	return t.fade(now, demandWindow), t.covers(now, demandWindow)
 }
 
 // SetPeers takes the other nodes' sum; zero: unknown.
@@ -154,7 +152,8 @@ func (t *Traffic) Affinity(model string, now prefixtree.Time) Affinity {
 	defer t.mu.Unlock()
 	fade, covered := t.faded(now)
 	f := fade / covered
-	return Affinity{model, t.arrivals * f, t.sums.Whole * f, t.sums.Uncached * f, t.sums.Saved * f, t.sums.Waited * f, t.price}
+	own := t.report(f)
+	return Affinity{model, own.Rate, own.Whole, own.Prefill, t.sums.Saved * f, t.sums.Waited * f, t.price}
 }
 
 // Add adds another pool's; the higher price stays.

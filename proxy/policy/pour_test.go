@@ -174,7 +174,7 @@ func TestNodesWithTheSameReportsSpread(t *testing.T) {
 		got := map[prefixtree.Backend]int{}
 		for i, r := range among(t, n, staleness, fleetOf(n)) {
 			r.SetPeerLoad("others", loads, t0)
-			r.SetPeerTraffic(map[uint64]demand.Report{poolAll: {Pool: poolAll, Rate: n - 1, Requests: 1000, Work: 1000}})
+			r.SetPeerTraffic(map[uint64]demand.Report{poolAll: {Pool: poolAll, Rate: n - 1, Whole: n - 1}})
 			b := pick(t, r, ask(prompt(uint64(i), 0, 80, 80)), t0).Decision().Backend
 			got[b]++
 			most, longest = max(most, got[b]), max(longest, loads[b].PrefillTokens)

@@ -421,7 +421,7 @@ func (w *bench) books() {
 		w.sane(k.Requests, k.Fresh, k.Prefill, k.Active)
 	}
 	for _, p := range w.a.OwnTraffic(8, w.now) {
-		w.sane(p.Rate, p.Prefill, p.Requests, p.Work)
+		w.sane(p.Rate, p.Whole, p.Prefill)
 	}
 }
 

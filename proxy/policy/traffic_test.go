@@ -36,12 +36,16 @@ func TestTrafficOfAFleet(t *testing.T) {
 	others := make([]demand.Report, nodes)
 	for i, r := range routers {
 		own := r.OwnTraffic(4, now)
-		if len(own) != 1 || own[0].Requests != 20 {
-			t.Fatalf("node %d tells %d traffic", i, len(own))
+		blocks := 20.
+		if i == 3 {
+			blocks = 200
+		}
+		if len(own) != 1 || math.Abs(own[0].Rate-20/26.) > 0.05 || math.Abs(own[0].Whole/own[0].Rate-blocks*128/10_000) > 1e-9 {
+			t.Fatalf("node %d reports %+v", i, own)
 		}
 		for j := range others {
 			if o := &others[j]; j != i {
-				*o = demand.Report{Pool: own[0].Pool, Rate: o.Rate + own[0].Rate, Prefill: o.Prefill + own[0].Prefill, Requests: o.Requests + own[0].Requests, Work: o.Work + own[0].Work}
+				*o = demand.Report{Pool: own[0].Pool, Rate: o.Rate + own[0].Rate, Prefill: o.Prefill + own[0].Prefill, Whole: o.Whole + own[0].Whole}
 			}
 		}
 	}
@@ -65,6 +69,11 @@ func TestTrafficOfAFleet(t *testing.T) {
 	if o := traffic(routers[0]); o != alone {
 		t.Errorf("alone again: %+v, at first %+v", o, alone)
 	}
+	for now = t0; now < t0+prefixtree.Time(24*time.Hour/time.Millisecond); now += 600_000 { // until the sums are 0
+		if o := traffic(routers[0]); !(o.Mean > 0 && o.Mean <= 1 && o.Uncached > 0 && o.Uncached <= 1) {
+			t.Fatalf("idle for %d s: %+v", (now-t0)/1000, o)
+		}
+	}
 }
 
 func TestPaceReachesNewModels(t *testing.T) {
@@ -74,7 +83,7 @@ func TestPaceReachesNewModels(t *testing.T) {
 	key := r.table.Load().byModel["a"].key
 	two[0].Models, two[1].Models = []string{"b"}, []string{"b"}
 	setView(t, r, two)
-	r.SetPeerTraffic(map[uint64]demand.Report{key: {Pool: key, Rate: 5, Requests: 100, Work: 700}})
+	r.SetPeerTraffic(map[uint64]demand.Report{key: {Pool: key, Rate: 5, Whole: 35}})
 	two[0].Models = []string{"a", "b"}
 	setView(t, r, two)
 	if o := r.table.Load().byModel["a"].traffic.Rates(1, 2, t0); o.Others != 5 || o.Mean != 7 {
@@ -93,7 +102,7 @@ func TestTrafficAndViewsAtOnce(t *testing.T) {
 		model := fmt.Sprint("m", i)
 		many[0].Models = append(many[0].Models, model)
 		key := xxh3.HashString(model)
-		sum[key] = demand.Report{Pool: key, Rate: 5, Requests: 100, Work: 700}
+		sum[key] = demand.Report{Pool: key, Rate: 5, Whole: 35}
 	}
 	v, err := NewView(many, nil)
 	if err != nil {
