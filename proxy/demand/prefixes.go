@@ -32,15 +32,17 @@ const (
 )
 
 // A prefix is popular under three conditions. At its end popularLeast prompts branched off from earlier ones, which the
-// follow-ups of one conversation do not. Requests that begin with it are popularShare of an engine's fair share. The prefill
-// of these requests keeps popularBusy of an engine busy: with less, no request waits for the engine that holds the prefix, so
-// a second engine would compute it for nothing. The counts are sums over all nodes. A node halves its counts once it has seen
-// its part of popularWindow requests, but at least leastWindow.
+// follow-ups of one conversation do not. Requests that begin with it are popularShare of an engine's fair share. And either
+// their prefill keeps popularBusy of an engine busy (with less, no request waits for the engine that holds the prefix, so a
+// second engine would compute it for nothing), or they are popularMany fair shares: otherwise an engine that returns with an
+// empty cache gets none of them in a fleet that is nearly idle. The counts are sums over all nodes. A node halves its counts
+// once it has seen its part of popularWindow requests.
 const (
-	popularLeast               = 4
-	popularShare, popularBusy  = 0.5, 0.1
-	popularWindow, leastWindow = 2048, 32
-	prefixesTold               = 32
+	popularLeast              = 4
+	popularShare, popularBusy = 0.5, 0.1
+	popularMany               = 2
+	popularWindow             = 2048
+	prefixesTold              = 32
 	// Depth is how many blocks of a prompt are looked at: 128k tokens.
 	Depth = 1024
 )
@@ -188,12 +190,14 @@ func (m *Prefixes) Common(hashes []prefixtree.Hash, known, engines int) (blocks 
 // add counts a request for every prefix of its prompt that has a place, gives one to the longest that
 // engines hold, since there the prompt leaves an earlier one, and returns the deepest popular one.
 func (m *Prefixes) add(hashes []prefixtree.Hash, known, engines int) (deepest *place, blocks int) {
-	if m.total++; m.total > max(popularWindow/float64(1+m.peers.Left), leastWindow) {
+	// All counts halve before the request is in any, or a prefix would have more requests than there are.
+	if m.total >= popularWindow/float64(1+m.peers.Left) {
 		m.total /= 2
 		for i := range m.places {
 			m.places[i].seen /= 2
 		}
 	}
+	m.total++
 	m.number++
 	above := prefixtree.Hash(0)
 	for i, h := range hashes[:min(known, Depth)] {
@@ -222,7 +226,11 @@ func (m *Prefixes) add(hashes []prefixtree.Hash, known, engines int) (deepest *p
 
 func (m *Prefixes) popular(p *place, engines int) bool {
 	share := (p.seen + p.peers.Requests) / (m.total + m.peers.Requests)
-	return p.left+p.peers.Left >= popularLeast && share*float64(engines) >= popularShare && (m.busy == 0 || share*m.busy >= popularBusy)
+	fair := share * float64(engines)
+	if p.left+p.peers.Left < popularLeast || fair < popularShare {
+		return false
+	}
+	return m.busy == 0 || share*m.busy >= popularBusy || fair >= popularMany
 }
 
 // Count counts the requests of a pool whose prompts begin with a prefix.

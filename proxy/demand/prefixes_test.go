@@ -43,6 +43,22 @@ func TestWorkHasRoomForWhatIsPopular(t *testing.T) {
 	}
 }
 
+// However short a node's part of the window is, a prefix has no more requests than there are.
+func TestSharesAreAtMostOne(t *testing.T) {
+	const engines = 16
+	h := []prefixtree.Hash{7}
+	for _, peers := range []int{0, 99, 499, 2047, 9999} {
+		var m Prefixes
+		m.SetPeers([]Count{{Requests: 1, Left: peers}}, engines)
+		for n := range 5000 {
+			m.add(h, 1, engines)
+			if p := m.find(7); p == nil || p.seen != m.total || m.total > popularWindow {
+				t.Fatalf("%d peers, after %d requests with one prefix: %+v of %v", peers, n+1, p, m.total)
+			}
+		}
+	}
+}
+
 // Other nodes' popular prefixes take the place neither of each other nor of what this node finds popular by itself, however many peers count.
 func TestPopularPrefixesOfPeersEvictNothingPopular(t *testing.T) {
 	const engines, popular, private = 16, 8, 3000
@@ -88,21 +104,25 @@ func TestPopularPrefixesOfPeersEvictNothingPopular(t *testing.T) {
 	}
 }
 
-// Where a prefix's requests keep little of an engine busy, others gain nothing by computing it, too.
+// Where a prefix's requests keep little of an engine busy, others gain nothing by computing it, too, unless they
+// are popularMany fair shares.
 func TestPopularByWork(t *testing.T) {
-	const engines = 4
 	var m Prefixes
 	hashes := []prefixtree.Hash{7}
 	for range 20 {
-		m.Begin(&Request{Hashes: hashes, Known: 1, Engines: engines, TokensPerBlock: 64, Tokens: 640, Uncached: 576, Rate: 1000}, t0)
+		m.Begin(&Request{Hashes: hashes, Known: 1, Engines: 1, TokensPerBlock: 64, Tokens: 640, Uncached: 576, Rate: 1000}, t0)
 	}
 	for _, c := range []struct {
-		busy float64
-		want int
-	}{{0, 1}, {1.01 * popularBusy, 1}, {0.99 * popularBusy, 0}, {0, 0}, {engines, 1}} {
-		m.Begin(&Request{Hashes: hashes, Known: 1, Engines: engines, TokensPerBlock: 64, Tokens: 640, Uncached: 576, Rate: 1000, Busy: c.busy}, t0)
-		if got := m.Common(hashes, 1, engines); got != c.want {
-			t.Errorf("%v engines are busy with it: %d blocks are common, want %d", c.busy, got, c.want)
+		busy    float64
+		engines int // all requests begin with the prefix, so these are its fair shares, too
+		want    int
+	}{
+		{0, 1, 1}, {1.01 * popularBusy, 1, 1}, {0.99 * popularBusy, 1, 0}, {0, 1, 0}, {1, 1, 1},
+		{0.99 * popularBusy, popularMany - 1, 0}, {0.99 * popularBusy, popularMany, 1},
+	} {
+		m.Begin(&Request{Hashes: hashes, Known: 1, Engines: c.engines, TokensPerBlock: 64, Tokens: 640, Uncached: 576, Rate: 1000, Busy: c.busy}, t0)
+		if got := m.Common(hashes, 1, c.engines); got != c.want {
+			t.Errorf("%v of %d engines are busy with it: %d blocks are common, want %d", c.busy, c.engines, got, c.want)
 		}
 	}
 }
