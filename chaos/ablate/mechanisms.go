@@ -28,7 +28,7 @@ var mechanisms = []variant{
 	{"eviction-price", "computing a token costs more than its time, because it evicts another", []edit{{price, "eviction = 2.0", "eviction = 0.0"}}},
 	{"delayed-price", "work costs also the time by which it delays later requests", []edit{{price, "eviction + (o.Own", "eviction + 0*(o.Own"}}},
 	{"crowding", "each active request makes an engine dearer", []edit{{price, "crowding = 0.1", "crowding = 0.0"}}},
-	{"overdue", "a prefill that takes longer than expected delays all behind it", []edit{{unseen, "+c.Overdue", ""}}},
+	{"overdue", "a prefill that takes longer than expected delays all behind it", []edit{{unseen, " + c.Overdue", ""}}},
 	{"peers-load", "other nodes' reported work counts as load", []edit{
 		{books, "peers := float64(e.peerTokens.Load())", "peers := 0.0"},
 		{stage, " + e.engine.PeerTokens()", ""},
@@ -66,7 +66,9 @@ var mechanisms = []variant{
 	{"reported-queues", "queues that engines report replace what nodes report of each other", []edit{
 		{"proxy/policy/telemetry.go", "if s.Nodes == 1 || s.blind() {", "if true || s.Nodes == 1 || s.blind() {"},
 	}},
-	{"reported-waiting", "requests that an engine reports as waiting delay new ones", []edit{{"proxy/policy/telemetry.go", "t.Waiting <= 0 ||", "true || t.Waiting <= 0 ||"}}},
+	{"active-excess", "in a fleet, new work avoids engines with many more active requests than others", []edit{
+		{unseen, "if active <= usual {", "if true {"},
+	}},
 	{"slow-start", "a new engine gets fewer requests at first", []edit{{"proxy/policy/decide.go", "if int64(now) < r.cold", "if false && int64(now) < r.cold"}}},
 	{"cached-answers", "a holder is expected to hold the last answer, too", []edit{{match, "answers := s.pool.texts.cachedAnswers()", "answers := 0.0"}}},
 	{"cached-tokens", "reported cached tokens correct the tree and the horizon", []edit{{attempt, "if o.CachedTokens >= 0 {", "if false && o.CachedTokens >= 0 {"}}},

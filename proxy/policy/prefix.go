@@ -85,7 +85,11 @@ func (s *Scene) price() {
 	for i := range s.Candidates {
 		least = min(least, s.Candidates[i].wait)
 	}
-	backlog := least + (s.unseen*o.Uncached+s.behind())/engines
+	unseen := s.unseen
+	if s.blind() {
+		unseen = 0 // a blind node has no reports to add them to, and engines have computed most of them
+	}
+	backlog := least + (unseen*o.Uncached+s.behind())/engines
 	s.later = eviction + (o.Own+o.Others)/engines*backlog/max(1-o.Prefill/engines, leastIdle)
 	uncommon := s.uncommon()
 	for i := range s.Candidates {

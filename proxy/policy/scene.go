@@ -162,7 +162,7 @@ type Candidate struct {
 	parked  float64 // seconds of work that waits for it at routers
 	start   float64 // wait, with the price of active requests, of the adapter's slot and of the way
 	way     float64 // seconds; the price of the way to another zone
-	place   float64 // start and the computation of what is not common
+	place   float64 // start, later with an excess of active requests, and the computation of what is not common
 	water   float64 // poured requests in it, in seconds x weight; see pour
 	compute float64 // seconds to compute what its cache lacks
 	later   float64 // seconds that this costs other requests

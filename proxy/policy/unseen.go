@@ -36,17 +36,43 @@ func (s *Scene) blind() bool { return s.Nodes > 1 && s.Staleness >= maxStaleness
 // await sets the seconds until each candidate would begin with the request, and until it would have
 // computed what is not common of it, as far as reports show.
 func (s *Scene) await() {
-	uncommon := s.uncommon()
+	uncommon, usual := s.uncommon(), s.usualActive()
 	s.ways = false
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		c.wait = max(c.Queued/c.Rate+c.Overdue, s.reportedWait(c))
+		c.wait = c.Queued/c.Rate + c.Overdue
 		if c.way = s.way(c); c.way > 0 {
 			s.ways = true
 		}
 		c.start = c.wait + s.aheadAtRouters(c) + crowding*s.traffic.Mean*float64(c.Active)/c.weight + c.way
-		c.place = c.start + uncommon/c.Rate
+		c.place = c.start + max(s.excessWait(c, usual*c.weight)-c.wait, 0) + uncommon/c.Rate
 	}
+}
+
+// usualActive returns the mean number of active requests per weight, and +Inf where an excess shows nothing that the queues do not: on one
+// node, for a blind one, which sees no others' requests, where the queues in use are the engines' own, and among decode engines, which
+// have many by their nature.
+func (s *Scene) usualActive() float64 {
+	if s.Nodes == 1 || s.blind() || s.FromEngines || s.pool.decodes {
+		return math.Inf(1)
+	}
+	active, weight := 0.0, 0.0
+	for i := range s.Candidates {
+		active += float64(max(s.Candidates[i].Active, 0))
+		weight += s.Candidates[i].weight
+	}
+	return active / weight
+}
+
+// excessWait returns the seconds to compute the requests that an engine has beyond its share by weight, usual, and beyond chance, the
+// square root of their number; each counts as a mean uncached prefill. An engine that slows down accumulates active requests before other
+// routers learn how long its prefills take. It may also have longer answers, so only new work avoids it: what its cache holds stays.
+func (s *Scene) excessWait(c *Candidate, usual float64) float64 {
+	active := float64(max(c.Active, 0))
+	if active <= usual {
+		return 0
+	}
+	return max(active-usual-math.Sqrt(active), 0) * s.traffic.Uncached * s.FleetRate / c.Rate
 }
 
 // level returns up to which place so many requests fill the candidates, in seconds.

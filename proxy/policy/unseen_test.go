@@ -2,11 +2,13 @@ package policy
 
 import (
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
 	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/books"
+	"grapevine.example/proxy/demand"
 )
 
 const never = time.Hour
@@ -231,6 +233,113 @@ func TestHoldersTakeTurns(t *testing.T) {
 	for b, n := range got {
 		if n > 10 {
 			t.Errorf("%d of 16 requests went to backend %d of the 3 that hold their prefix: %v", n, b, got)
+		}
+	}
+}
+
+// An engine that slows down accumulates active requests before other routers learn how long its prefills take.
+func TestNewWorkAvoidsAnExcessOfActiveRequests(t *testing.T) {
+	engines := fleetOf(4)
+	engines[3].Weight = 3
+	r := among(t, 8, 200*time.Millisecond, engines)[0]
+	stream := func(engine prefixtree.Backend, hashes []prefixtree.Hash) *Attempt { // of 10,240 tokens, at 10,000 a second
+		t.Helper()
+		q := ask(hashes)
+		q.Exclude = except(4, engine)
+		a := pick(t, r, q, t0)
+		a.Dispatched(t0)
+		a.FirstToken(t0 + 1024)
+		return a
+	}
+	held := prompt(7, 7, 0, 80)
+	stream(0, held).End(unknown(), t0+1024)
+	// The others' requests need a second without caches, and a quarter of it with them.
+	traffic := map[uint64]demand.Report{r.OwnTraffic(1, t0)[0].Pool: {Rate: 1000, Prefill: 250, Whole: 1000}}
+	r.SetPeerTraffic(traffic)
+	report := func(active ...int64) {
+		var loads []books.PeerLoad
+		for b, n := range active {
+			loads = append(loads, books.PeerLoad{Backend: prefixtree.Backend(b), Active: n})
+		}
+		r.SetPeerLoad("others", loads, t0)
+	}
+	want := func(when string, prefills ...float64) {
+		t.Helper()
+		s := new(Scene)
+		s.peek = true
+		if _, err := r.decide(s, ask(prompt(1, 1, 0, 80)), t0, new(Decision)); err != nil {
+			t.Fatal(err)
+		}
+		for b, n := range prefills {
+			c := &s.Candidates[s.where[b]]
+			if later := c.place - c.start - s.uncommon()/c.Rate; math.Abs(later-n/4) > 0.01*n+1e-9 {
+				t.Errorf("%s: engine-%d begins %v s later, want the time of %v uncached prefills", when, b, later, n)
+			}
+		}
+	}
+	report(5, 5, 5, 15)
+	want("each engine has as many as its weight says", 0, 0, 0, 0)
+	report(12, 8, 8, 24)
+	want("one engine has little more", 0, 0, 0, 0)
+	report(7, 7, 7, 39)
+	want("a heavy engine has 9 more, of which 6.2 may be chance", 0, 0, 0, 2.75)
+	report(25, 7, 7, 21) // 10 per weight
+	want("one engine has 15 more, of which 5 may be chance", 10, 0, 0, 0)
+	for i := range 5 {
+		a := pick(t, r, ask(prompt(1, uint64(100+i), 0, 80)), t0)
+		if d := a.Decision(); d.Backend == 0 {
+			t.Fatalf("new prompt %d goes to the engine with an excess:\n%v", i, d)
+		}
+		defer a.End(unknown(), t0)
+	}
+	a := pick(t, r, ask(append(held, prompt(7, 8, 0, 10)...)), t0)
+	if d := a.Decision(); d.Backend != 0 {
+		t.Errorf("a conversation leaves its cache for the excess:\n%v", d)
+	}
+	a.End(unknown(), t0)
+
+	r.UpdatePeerLoad("others", []books.PeerLoad{{Backend: 0, PrefillTokens: 10_000, Active: 25}}, t0)
+	want("a second of prefill waits there, and 5 new prompts went elsewhere", 25-65.0/6-5-4, 0, 0, 0)
+
+	r = among(t, 8, 200*time.Millisecond, engines)[0]
+	for i := range 18 {
+		stream(0, prompt(1, uint64(200+i), 0, 80))
+	}
+	r.SetPeerTraffic(traffic)
+	report(7, 7, 7, 21)
+	want("18 of 25 requests are this node's", 25-60.0/6-5, 0, 0, 0)
+	r.SetPeerRate(0, r.Rate(1)/2, 1e6)
+	want("and it is known to be slow", 2*(25-60.0/6-5), 0, 0, 0)
+	r.SetFleet(8, never)
+	want("no reports", 0, 0, 0, 0)
+	r.SetFleet(8, 200*time.Millisecond)
+	for b, running := range []int{25, 7, 7, 21} {
+		r.SetTelemetry(prefixtree.Backend(b), books.Telemetry{At: t0, Running: running})
+	}
+	want("the engines say that nothing waits", 0, 0, 0, 0)
+	r.SetFleet(1, 0)
+	want("all requests are this node's own", 0, 0, 0, 0)
+
+	engines[0].Role = Decode
+	r = among(t, 8, 200*time.Millisecond, engines)[0]
+	report(25, 7, 7, 21)
+	want("a decode engine has more by its nature", 0, 0, 0, 0)
+}
+
+// A router without reports does not take what others may have sent since their last ones for a backlog.
+func TestBlindRoutersPriceTheBacklogThatTheySee(t *testing.T) {
+	for name, staleness := range map[string]time.Duration{"reports of 5 s ago": 5 * time.Second, "no reports": never} {
+		r := among(t, 8, staleness, fleetOf(4))[0]
+		for i := range 100 {
+			pick(t, r, ask(prompt(1, uint64(100+i), 0, 80)), t0).End(unknown(), t0)
+		}
+		s := new(Scene)
+		s.peek = true
+		if _, err := r.decide(s, ask(prompt(1, 1, 0, 80)), t0, new(Decision)); err != nil {
+			t.Fatal(err)
+		}
+		if delays := s.later > eviction; delays != (staleness < never) {
+			t.Errorf("%s, and all engines idle: a second of prefill costs other requests %v s, evictions alone %v", name, s.later, eviction)
 		}
 	}
 }
