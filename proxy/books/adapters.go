@@ -6,12 +6,8 @@ import (
 	"grapevine.example/prefixtree"
 )
 
-const (
-	// maxAdapters bounds what is remembered per engine.
-	maxAdapters = 64
-	// adaptersLast is how long, in ms, an engine's report counts; nodes read it every few seconds.
-	adaptersLast = 30_000
-)
+// maxAdapters bounds what is remembered per engine.
+const maxAdapters = 64
 
 // adapters is what this node knows of an engine's LoRA adapters. Guarded by Engine.mu. Names are hashes.
 type adapters struct {
@@ -82,7 +78,7 @@ func (a *adapters) taken(name uint64, now prefixtree.Time) float64 {
 			since++ // took a slot, maybe this adapter's
 		}
 	}
-	if now-a.at < adaptersLast {
+	if now-a.at < ReportsLast {
 		for _, r := range a.reported {
 			if r == name {
 				return 0

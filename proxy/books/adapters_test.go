@@ -33,7 +33,7 @@ func TestAdapterSlots(t *testing.T) {
 	share(1, 0)
 	a.reported = []uint64{2, 3, 4, 5}
 	share(1, 1.25)
-	a.at = t0 - adaptersLast
+	a.at = t0 - ReportsLast
 	share(3, 0.5)
 }
 

@@ -11,7 +11,7 @@ import (
 const (
 	rateWindow    = 30      // a rate's memory in seconds of prefill
 	ratePrior     = 10      // seconds of prefill that make a backend's rate its own; before, the fleet's fills them up
-	fleetPrior    = 1       // the same for the fleet's rate, filled up by the configured one
+	fleetPrior    = 1.0     // the same for the fleet's rate, filled up by the configured one
 	paceWindow    = 1 << 10 // answers
 	leastPace     = 50      // answers before a line fits their durations
 	rateMinTokens = 256     // smaller prefills take one engine step whatever their length

@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// ReportsLast is how long, in ms, an engine's counters stand for its speed; nodes read them every
-	// few seconds.
+	// ReportsLast is how long, in ms, an engine's counters stand for its speed, and the adapters that it
+	// reports count; nodes read both every few seconds.
 	ReportsLast = 30_000
 	mostRate    = 1e7 // tokens/s: more than any engine computes
 	fullKV      = 0.9 // KV use from which on an engine may lack memory for the next prompt

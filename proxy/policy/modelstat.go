@@ -8,8 +8,9 @@ import (
 
 const (
 	defaultBytesPerToken = 4.0     // typical of English and code
-	bytesWindow          = 1 << 20 // tokens: a few dozen long prompts
-	bytesPrior           = 1 << 11
+	textsWindow          = 1 << 20 // tokens: the memory of both estimates, a few dozen long prompts
+	bytesPrior           = 1 << 11 // tokens
+	answersPrior         = 1 << 13 // tokens: a few follow-ups
 	// Beyond these bounds the bytes do not describe the prompt (images by hash).
 	minBytesPerToken, maxBytesPerToken = 1.0, 16.0
 )
@@ -43,17 +44,12 @@ func (m *modelStat) learn(promptBytes, promptTokens int) {
 	defer m.mu.Unlock()
 	m.bytes += float64(promptBytes)
 	m.tokens += float64(promptTokens)
-	if m.tokens > bytesWindow {
+	if m.tokens > textsWindow {
 		m.bytes /= 2
 		m.tokens /= 2
 	}
 	m.bits.Store(math.Float64bits(m.bytes / m.tokens))
 }
-
-const (
-	answersWindow = 1 << 20
-	answersPrior  = 1 << 13 // tokens: a few follow-ups
-)
 
 // cachedAnswers returns the cached share beyond a match: generated answers.
 func (m *modelStat) cachedAnswers() float64 { return math.Float64frombits(m.answers.Load()) }
@@ -67,7 +63,7 @@ func (m *modelStat) learnAnswers(held, cached, prompt float64) {
 	defer m.mu.Unlock()
 	m.found += cached - held
 	m.fresh += prompt - held
-	if m.fresh > answersWindow {
+	if m.fresh > textsWindow {
 		m.found /= 2
 		m.fresh /= 2
 	}

@@ -15,8 +15,6 @@ const (
 	crowding = 0.1
 	// leastIdle bounds the price of work in a pool that never rests.
 	leastIdle = 0.3
-	// hotSlack is how far a queue of a hot prefix's set may exceed the mean.
-	hotSlack = 0.25
 )
 
 // prefix weighs the engines that hold more of the prompt than is common, and one place for a prompt
@@ -28,7 +26,7 @@ func (p prefix) Choose(s *Scene) (int, Rung) {
 	s.foresee()
 	s.await()
 	s.equip()
-	gathered := s.hot.Replicas > 0 && s.gather(s.meanQueue()*(1+hotSlack)+float64(s.PromptTokens)) < s.size
+	gathered := s.hot.Replicas > 0 && s.gather(s.meanQueue()+float64(s.PromptTokens)) < s.size
 	s.shut()
 	s.price()
 	key := s.orderKey()

@@ -14,9 +14,10 @@ import (
 const (
 	// DefaultSlowStart: engines compile kernels and fill their cache with first requests.
 	DefaultSlowStart = 30 * time.Second
-	coldShare        = 0.1  // a few requests must measure the backend
-	together         = 0.05 // of warmth: a second or two apart
-	worthwhile       = 0.2  // the share of a prompt whose cache makes it a follow-up
+	// coldShare is the warmth of a new engine, since a few requests must measure it. Engines whose warmth differs by less count as equally
+	// warm: of DefaultSlowStart those that start within 3.3 s.
+	coldShare  = 0.1
+	worthwhile = 0.2 // the share of a prompt whose cache makes it a follow-up
 )
 
 // sticky strategies follow a key, which moves once during slow start; alternating would split a
@@ -78,7 +79,7 @@ func (r *Router) easeIn(s *Scene, strategy *named) {
 		}
 	}
 	s.keep(func(c *Candidate) bool {
-		return c.warmth >= warmest-together || c.half || c.Held-s.CommonTokens >= worthwhile*float64(s.PromptTokens) || chance(c)
+		return c.warmth >= warmest-coldShare || c.half || c.Held-s.CommonTokens >= worthwhile*float64(s.PromptTokens) || chance(c)
 	})
 }
 
