@@ -201,7 +201,12 @@ func TestFlags(t *testing.T) {
 	if o, err := parse([]string{"-grid", "traces", "-nodes", "1,8"}); err != nil || len(o.scenes) != 20 || len(o.nodes) != 2 || o.cache != filepath.Join("out", "traces.jsonl") {
 		t.Errorf("%+v, %v", o, err)
 	}
-	for _, args := range [][]string{{"-seeds", "x"}, {"-grid", "sites"}, {"-nodes", ""}, {"-policies", "prefix"}, {"extra"}} {
+	if o, err := parse([]string{"-grid", "traces", "-scenes", "rag,weka"}); err != nil || len(o.scenes) != 5 || len(grids[1].scenes) != 20 {
+		t.Errorf("%+v, %v", o, err)
+	} else if text := (&summary{options: o}).markdown(); !strings.Contains(text, "Made by `make traces GRID='-scenes rag,weka'` (seeds") {
+		t.Errorf("the table of a part does not say of which:\n%s", text)
+	}
+	for _, args := range [][]string{{"-seeds", "x"}, {"-scenes", "kimi"}, {"-grid", "sites"}, {"-nodes", ""}, {"-policies", "prefix"}, {"extra"}} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%q is taken", args)
 		}

@@ -18,6 +18,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -34,6 +35,7 @@ type options struct {
 	docs     string
 	seeds    []uint64
 	policies []string
+	part     []string // flags that leave out a part of the grid
 	again    []string
 	parallel int
 	render   bool
@@ -64,6 +66,7 @@ func parse(args []string) (options, error) {
 	f.StringVar(&o.docs, "docs", "docs", "directory for GRID.md, GRID.csv and, for herd, herd.svg")
 	seeds := f.String("seeds", "1,2,3,4,5", "seeds to average over")
 	nodes := f.String("nodes", "all", "numbers of nodes; all: those of the grid")
+	scenes := f.String("scenes", "all", "traces, by parts of their names; the table has these alone; all: those of the grid")
 	policies := f.String("policies", strings.Join(fleetsim.Policies(), ","), "policies; the first is judged against the others")
 	again := f.String("again", "", "play only these policies with the present code, and take what is kept of the others whatever code it is from")
 	f.IntVar(&o.parallel, "parallel", runtime.GOMAXPROCS(0), "runs at once")
@@ -90,7 +93,7 @@ func parse(args []string) (options, error) {
 	if *nodes == "all" {
 		*nodes = ""
 	} else {
-		o.nodes = nil
+		o.nodes, o.part = nil, append(o.part, "-nodes "+*nodes)
 	}
 	for _, s := range list(*nodes) {
 		n, err := strconv.Atoi(s)
@@ -98,6 +101,15 @@ func parse(args []string) (options, error) {
 			return o, fmt.Errorf("nodes %q: %w", s, err)
 		}
 		o.nodes = append(o.nodes, n)
+	}
+	if *scenes != "all" {
+		o.part = append(o.part, "-scenes "+*scenes)
+		o.scenes = slices.DeleteFunc(slices.Clone(o.scenes), func(sc scene) bool {
+			return !slices.ContainsFunc(list(*scenes), func(part string) bool { return strings.Contains(sc.name, part) })
+		})
+		if len(o.scenes) == 0 {
+			return o, fmt.Errorf("scenes %q: grid %s has no such trace", *scenes, g.name)
+		}
 	}
 	o.policies, o.again = list(*policies), list(*again)
 	if len(o.seeds) == 0 || len(o.nodes) == 0 || len(o.policies) < 2 {

@@ -39,6 +39,9 @@ func (s *summary) markdown() string {
 		seeds[i] = fmt.Sprint(seed)
 	}
 	command, mean := "make "+s.name, ""
+	if len(s.part) > 0 {
+		command += fmt.Sprintf(" GRID='%s'", strings.Join(s.part, " "))
+	}
 	if s.grid.mean > 0 {
 		mean = fmt.Sprintf("- **mean** is the mean of the time to first token over the lowest of all other policies: at most %.2f is wanted.\n", s.grid.mean)
 	}
@@ -113,8 +116,12 @@ func (s *summary) fleets(b *strings.Builder) {
 		if one == nil || fleet == nil {
 			continue
 		}
-		tail, hits := fleet.judged.p99/one.judged.p99, fleet.judged.hit/one.judged.hit
-		fmt.Fprintf(b, "| %s | %g | %s | %s |\n", sc.short(), sc.speed, mark(tail, tail <= fleetTail), mark(hits, hits >= fleetHits))
+		tail, hits := fleet.judged.p99/one.judged.p99, "-" // no prompt has anything in common
+		if one.judged.hit > 0 {
+			share := fleet.judged.hit / one.judged.hit
+			hits = mark(share, share >= fleetHits)
+		}
+		fmt.Fprintf(b, "| %s | %g | %s | %s |\n", sc.short(), sc.speed, mark(tail, tail <= fleetTail), hits)
 	}
 }
 
