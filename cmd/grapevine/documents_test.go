@@ -195,6 +195,7 @@ type commandLine struct {
 }
 
 var (
+	word    = regexp.MustCompile(`(?:'[^']*'|\S)+`) // one argument of a shell, which may have spaces between quotes
 	inText  = regexp.MustCompile("`([^`]+)`")
 	started = regexp.MustCompile(`^(?:[$] |[.]/|bin/|sudo |-u \w+ |\w+=\S+ )*(grapevine|grapevine-lab|make) (.*)`)
 )
@@ -227,7 +228,7 @@ func commandsOf(t *testing.T, file string) (all []commandLine) {
 		}
 		for _, c := range candidates {
 			if m := started.FindStringSubmatch(strings.TrimSpace(c) + " "); m != nil {
-				all = append(all, commandLine{i + 1, append(m[1:2:2], strings.Fields(m[2])...)})
+				all = append(all, commandLine{i + 1, append(m[1:2:2], word.FindAllString(m[2], -1)...)})
 			}
 		}
 	}
