@@ -48,7 +48,7 @@ var mechanisms = []variant{
 		{unseen, "if s.unseen == 0 ||", "if true ||"},
 	}},
 	{"popular-prefixes", "what many prompts begin with makes no engine a holder", []edit{
-		{match, "common := s.pool.prefixes.Common(", "common := 0 * s.pool.prefixes.Common("},
+		{match, "Common(hashes, s.known,", "Common(hashes, 0*s.known,"},
 	}},
 	{"peers-prefixes", "nodes add up how often prompts left prefixes, so that all soon know what many begin with", []edit{
 		{"proxy/policy/traffic.go", "p.prefixes.SetPeers(sum.Prefixes, len(p.entries))", ""},

@@ -175,16 +175,21 @@ func (m *Prefixes) Active() int {
 	return m.all.active
 }
 
-// Common returns the leading blocks of the deepest popular prefix, of the part that the pool's engines hold.
-func (m *Prefixes) Common(hashes []prefixtree.Hash, known, engines int) (blocks int) {
+// Common returns the leading blocks of the deepest popular prefix, of the part that the pool's engines hold, and of the
+// deepest of these that has an engine's fair share of the requests, at most blocks.
+func (m *Prefixes) Common(hashes []prefixtree.Hash, known, engines int) (blocks, everywhere int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i, h := range hashes[:min(known, Depth)] {
-		if p := m.find(h); p != nil && m.popular(p, engines) {
-			blocks = i + 1
+		p := m.find(h)
+		if p == nil || !m.popular(p, engines) {
+			continue
+		}
+		if blocks = i + 1; m.shares(p, engines) >= 1 {
+			everywhere = blocks
 		}
 	}
-	return blocks
+	return blocks, everywhere
 }
 
 // add counts a request for every prefix of its prompt that has a place, gives one to the longest that
@@ -225,12 +230,16 @@ func (m *Prefixes) add(hashes []prefixtree.Hash, known, engines int) (deepest *p
 }
 
 func (m *Prefixes) popular(p *place, engines int) bool {
-	share := (p.seen + p.peers.Requests) / (m.total + m.peers.Requests)
-	fair := share * float64(engines)
+	fair := m.shares(p, engines)
 	if p.left+p.peers.Left < popularLeast || fair < popularShare {
 		return false
 	}
-	return m.busy == 0 || share*m.busy >= popularBusy || fair >= popularMany
+	return m.busy == 0 || fair*m.busy/float64(engines) >= popularBusy || fair >= popularMany
+}
+
+// shares returns the requests that begin with the prefix, in an engine's fair share of all.
+func (m *Prefixes) shares(p *place, engines int) float64 {
+	return (p.seen + p.peers.Requests) / (m.total + m.peers.Requests) * float64(engines)
 }
 
 // Count counts the requests of a pool whose prompts begin with a prefix.

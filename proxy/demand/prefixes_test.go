@@ -88,7 +88,7 @@ func TestPopularPrefixesOfPeersEvictNothingPopular(t *testing.T) {
 			m.add([]prefixtree.Hash{own}, 1, engines)
 		}
 		for _, h := range known {
-			if m.Common([]prefixtree.Hash{h}, 1, engines) != 1 {
+			if blocks, _ := m.Common([]prefixtree.Hash{h}, 1, engines); blocks != 1 {
 				t.Fatalf("exchange %d: %x is not popular any more", i, h)
 			}
 		}
@@ -121,8 +121,38 @@ func TestPopularByWork(t *testing.T) {
 		{0.99 * popularBusy, popularMany - 1, 0}, {0.99 * popularBusy, popularMany, 1},
 	} {
 		m.Begin(&Request{Hashes: hashes, Known: 1, Engines: c.engines, TokensPerBlock: 64, Tokens: 640, Uncached: 576, Rate: 1000, Busy: c.busy}, t0)
-		if got := m.Common(hashes, 1, c.engines); got != c.want {
+		if got, _ := m.Common(hashes, 1, c.engines); got != c.want {
 			t.Errorf("%v of %d engines are busy with it: %d blocks are common, want %d", c.busy, c.engines, got, c.want)
+		}
+	}
+}
+
+// Of nested popular prefixes, the deepest with a fair share of the requests counts as held everywhere.
+func TestEverywhereByShare(t *testing.T) {
+	const engines = 8
+	var m Prefixes
+	for i := range prefixtree.Hash(220) {
+		h := []prefixtree.Hash{1, 2, 3 + i} // of all requests
+		switch {
+		case i%10 == 0: // of a tenth: nearly 0.8 fair shares
+			h[1], h[2] = 1000, 1001
+		case i%20 == 1: // of a twentieth
+			h[0], h[1] = 2000, 2001
+		}
+		known := 2
+		if i < 20 {
+			known = 1
+		}
+		m.add(h, known, engines)
+	}
+	for _, c := range []struct {
+		hashes             []prefixtree.Hash
+		common, everywhere int
+	}{
+		{[]prefixtree.Hash{1, 2, 3}, 2, 2}, {[]prefixtree.Hash{1, 1000, 1001}, 2, 1}, {[]prefixtree.Hash{2000, 2001, 3}, 0, 0}, {[]prefixtree.Hash{4, 5, 6}, 0, 0},
+	} {
+		if common, everywhere := m.Common(c.hashes, 3, engines); common != c.common || everywhere != c.everywhere {
+			t.Errorf("of %v %d blocks are common and %d everywhere, want %d and %d", c.hashes, common, everywhere, c.common, c.everywhere)
 		}
 	}
 }
@@ -152,7 +182,7 @@ func TestNodesLookBackTogether(t *testing.T) {
 				h = fresh << 8
 			}
 			m := &meters[rnd.IntN(nodes)]
-			if n > 10_000 && m.Common([]prefixtree.Hash{h}, 1, engines) == 1 {
+			if blocks, _ := m.Common([]prefixtree.Hash{h}, 1, engines); n > 10_000 && blocks == 1 {
 				return n - 10_000
 			}
 			if m.add([]prefixtree.Hash{h}, 1, engines); n%50 == 0 {

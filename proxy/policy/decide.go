@@ -121,7 +121,7 @@ func (r *Router) open(s *Scene, q *Request, p *pool, now prefixtree.Time) {
 		s.rand = mix(r.cfg.Seed) + mix(r.seq.Add(1))
 	}
 	s.FromEngines, s.open, s.latest, s.traffic = false, 0, -1, demand.Rates{}
-	s.Branch, s.CommonTokens, s.known, s.hot = 0, 0, 0, HotPrefix{}
+	s.Branch, s.CommonTokens, s.everywhere, s.known, s.hot = 0, 0, 0, 0, HotPrefix{}
 	if cap(s.where) < len(p.entries) {
 		s.where = make([]int32, len(p.entries))
 		s.Candidates = make([]Candidate, 0, len(p.entries))

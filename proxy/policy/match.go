@@ -19,7 +19,8 @@ func (r *Router) match(s *Scene) {
 	for _, h := range s.matches.Holders() {
 		s.known = max(s.known, int(h.Blocks))
 	}
-	common := s.pool.prefixes.Common(hashes, s.known, len(s.pool.entries))
+	common, everywhere := s.pool.prefixes.Common(hashes, s.known, len(s.pool.entries))
+	s.everywhere = min(float64(everywhere)*s.TokensPerBlock, float64(s.PromptTokens))
 	if hot := r.hot.Load(); hot != nil {
 		if p, blocks, ok := hot.deepest(hashes); ok {
 			s.hot, common = p, max(common, blocks)

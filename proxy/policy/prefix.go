@@ -75,8 +75,7 @@ func (s *Scene) meanQueue() float64 {
 // price sets the cost of every candidate, in seconds: until its first token, and for the requests
 // that its work delays. A second of work delays those that arrive while the engine is busy with it
 // and with what waits there, which is counted for the place where new work lands, so that one long
-// queue does not make all caches dear. Common prefixes count as held, or a new engine would always
-// look expensive.
+// queue does not make all caches dear.
 func (s *Scene) price() {
 	o, engines := &s.traffic, float64(max(len(s.pool.entries), 1))
 	least := math.Inf(1)
@@ -89,11 +88,9 @@ func (s *Scene) price() {
 	}
 	backlog := least + (unseen*o.Uncached+s.behind())/engines
 	s.later = eviction + (o.Own+o.Others)/engines*backlog/max(1-o.Prefill/engines, leastIdle)
-	uncommon := s.uncommon()
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
-		u := min(c.Uncached, uncommon)
-		c.compute, c.later = u/c.Rate, s.later*u/s.FleetRate
+		c.compute, c.later = c.lacks/c.Rate, s.later*c.lacks/s.FleetRate
 		c.Cost = c.start + c.compute + c.later
 	}
 }

@@ -36,6 +36,9 @@ type Scene struct {
 	zone     zone    // from where candidates are away
 	zoneCost float64 // seconds; the price of another zone
 	ways     bool    // a candidate has that price
+	// everywhere is how many leading tokens count as held by every engine, at most CommonTokens: of the deepest common prefix with an
+	// engine's fair share of the requests.
+	everywhere float64
 	// slotTime is for how many seconds requests use the slots of their LoRA adapters.
 	slotTime float64
 	unseen   float64 // requests that other nodes have placed since their reports
@@ -162,9 +165,10 @@ type Candidate struct {
 	parked  float64 // seconds of work that waits for it at routers
 	start   float64 // wait, with the price of active requests, of the adapter's slot and of the way
 	way     float64 // seconds; the price of the way to another zone
-	place   float64 // start, later with an excess of active requests, and the computation of what is not common
+	place   float64 // start, later with an excess of active requests, and compute, at least of what is not common
 	water   float64 // poured requests in it, in seconds x weight; see pour
-	compute float64 // seconds to compute what its cache lacks
+	lacks   float64 // tokens to compute, without what counts as held by every engine
+	compute float64 // seconds to compute them
 	later   float64 // seconds that this costs other requests
 	warmth  float64 // during slow start; see easeIn
 	half    bool    // half-open

@@ -171,7 +171,10 @@ func TestNewPoolHasThePeersCounts(t *testing.T) {
 	r.SetPeerTraffic(map[uint64]demand.Report{key: {Pool: key, Prefixes: []demand.Count{{Requests: 100, Left: 1}, {Anchor: anchor, Requests: 100, Left: 9}}}})
 	setView(t, r, named)
 	found := false
-	ofModel(func(p *pool) { found = p.prefixes.Common([]prefixtree.Hash{anchor}, 1, len(p.entries)) == 1 })
+	ofModel(func(p *pool) {
+		blocks, _ := p.prefixes.Common([]prefixtree.Hash{anchor}, 1, len(p.entries))
+		found = blocks == 1
+	})
 	if key == 0 || !found {
 		t.Errorf("pool %x has no counts", key)
 	}

@@ -33,10 +33,10 @@ func (s *Scene) foresee() {
 // blind means that a fleet's node has no recent reports of the others.
 func (s *Scene) blind() bool { return s.Nodes > 1 && s.Staleness >= maxStaleness }
 
-// await sets the seconds until each candidate would begin with the request, and until it would have
-// computed what is not common of it, as far as reports show.
+// await sets the seconds until each candidate would begin with the request, and until it would have computed it with no cache of the
+// prompt's own, as far as reports show.
 func (s *Scene) await() {
-	uncommon, usual := s.uncommon(), s.usualActive()
+	uncommon, most, usual := s.uncommon(), max(float64(s.PromptTokens)-s.everywhere, 1), s.usualActive()
 	s.ways = false
 	for i := range s.Candidates {
 		c := &s.Candidates[i]
@@ -45,7 +45,8 @@ func (s *Scene) await() {
 			s.ways = true
 		}
 		c.start = c.wait + s.aheadAtRouters(c) + crowding*s.traffic.Mean*float64(c.Active)/c.weight + c.way
-		c.place = c.start + max(s.excessWait(c, usual*c.weight)-c.wait, 0) + uncommon/c.Rate
+		c.lacks = min(c.Uncached, most)
+		c.place = c.start + max(s.excessWait(c, usual*c.weight)-c.wait, 0) + max(c.lacks, uncommon)/c.Rate
 	}
 }
 

@@ -43,6 +43,39 @@ func TestCommonMatchIsNotFollowed(t *testing.T) {
 	}
 }
 
+// An engine must compute what it lacks of a common prefix, unless this has an engine's fair share of the requests.
+func TestCommonPrefixesCountAsHeldByTheirShare(t *testing.T) {
+	const tokens, rate = testBlock / defaultBytesPerToken, 10_000.
+	for _, c := range []struct{ every, counts int }{{20, 0}, {10, 0}, {4, 24}, {1, 24}} { // 0.4, 0.8, 2 and 8 fair shares
+		r, _ := newRouter(t, Config{}, fleetOf(8))
+		rated(r, rate)
+		for i := range 400 {
+			q := ask(prompt(2, uint64(i), 0, 40))
+			if i%c.every == 0 {
+				q = ask(prompt(1, uint64(i), 24, 40))
+				q.Exclude = except(8, 3)
+			}
+			serve(t, r, q, t0+prefixtree.Time(i*10))
+		}
+		s := new(Scene)
+		s.peek = true
+		if _, err := r.decide(s, ask(prompt(1, 900, 24, 40)), t0+5000, new(Decision)); err != nil {
+			t.Fatal(err)
+		}
+		if popular := c.every < 20; (s.CommonTokens == 24*tokens) != popular {
+			t.Errorf("with every %d. request %v tokens are common", c.every, s.CommonTokens)
+		}
+		for b, lacks := range map[int]int{3: 16, 0: 40 - c.counts} {
+			e := &s.Candidates[s.where[b]]
+			want := float64(lacks) * tokens / e.Rate
+			place := max(want, float64(40*tokens-s.CommonTokens)/e.Rate)
+			if math.Abs(e.compute-want) > 1e-6 || math.Abs(e.place-e.start-place) > 1e-6 {
+				t.Errorf("with every %d. request engine-%d computes %v s and new work %v s, want %v and %v", c.every, b, e.compute, e.place-e.start, want, place)
+			}
+		}
+	}
+}
+
 func TestFirstTurnsSpreadWhileCalm(t *testing.T) {
 	r, _ := newRouter(t, Config{}, fleetOf(10))
 	for b := range 10 { // learned rates differ by a few percent
