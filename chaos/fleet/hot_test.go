@@ -133,7 +133,8 @@ func TestLiveHotPrefix(t *testing.T) {
 		t.Logf("changed at %v", times)
 		atMost(t, "changes of a set in 70 s, once it has its size", float64(late), 2, "")
 	}
-	// A set ends two minutes after it was last renewed, perhaps some seconds after the last request.
+	// A set lives two minutes from its last renewal, and work is measured over ten seconds, so that it may be renewed once the requests have
+	// ended; decisions are five seconds apart.
 	const ends = 140 * time.Second
 	client, idle := f.Nodes()[0], time.Now()
 	playHot(ctx, t, f, hotTraffic(rate, 100*time.Second, 1e-9), 5)
