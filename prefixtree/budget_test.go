@@ -5,9 +5,12 @@ import (
 	"reflect"
 	"testing"
 	"time"
+
+	"grapevine.example/chaos/bubble"
 )
 
 func TestBudgetIsHeld(t *testing.T) {
+	bubble.SkipInRace(t)
 	for name, holders := range map[string]int{"unique": 1, "pairs": 2, "shared by 50": 50} {
 		t.Run(name, func(t *testing.T) {
 			const budget, blocks = 1 << 20, 100

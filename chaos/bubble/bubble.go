@@ -1,4 +1,4 @@
-// Package bubble runs tests in the virtual time of testing/synctest.
+// Package bubble runs tests in the virtual time of testing/synctest, and without the race detector those that it only slows down.
 package bubble
 
 import (

@@ -3,10 +3,13 @@ package fleetsim
 import (
 	"testing"
 	"time"
+
+	"grapevine.example/chaos/bubble"
 )
 
 // With eight slots and 64 adapters, requests wait for each other's adapters unless the routers keep each on few engines.
 func TestAdaptersWaitForSlots(t *testing.T) {
+	bubble.SkipInRace(t)
 	p99 := func(slots int, reported Telemetry) float64 {
 		cfg := chat(t, "prefix")
 		cfg.Engine = EngineFor(cfg.Workload)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/chaos/engine"
 	"grapevine.example/chaos/report"
 	"grapevine.example/chaos/workload"
@@ -13,6 +14,7 @@ import (
 
 // Engines of which nodes follow all or a part, with caches that evict, say what they hold. One run of three nodes is wrong by .0003 to .006.
 func TestEventsTellWhatEnginesHold(t *testing.T) {
+	bubble.SkipInRace(t)
 	const runs = 6
 	cfg := chat(t, "prefix", "prefix+events")
 	cfg.Engine.KVTokens, cfg.EventDelay, cfg.Options.Speed = 70_000, 10*time.Millisecond, 1
@@ -38,6 +40,7 @@ func TestEventsTellWhatEnginesHold(t *testing.T) {
 
 // More engines hold the common beginning than a decision asks: those that hold more of the prompt are asked first.
 func TestEventsOfManyHolders(t *testing.T) {
+	bubble.SkipInRace(t)
 	w, err := workload.Preset("medium")
 	if err != nil {
 		t.Fatal(err)
@@ -115,6 +118,7 @@ func TestEventSettings(t *testing.T) {
 
 // Whatever befalls the streams, requests find about as much in the caches as without events.
 func TestEventFaults(t *testing.T) {
+	bubble.SkipInRace(t)
 	cfg := chat(t, "prefix", "prefix+events")
 	cfg.Engine.KVTokens, cfg.EventDelay, cfg.Options.Speed = 70_000, 10*time.Millisecond, 1
 	cfg.Options.Duration, cfg.Nodes = 20*time.Second, []int{3}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/chaos/report"
 	"grapevine.example/chaos/workload"
 	"grapevine.example/prefixtree"
@@ -323,6 +324,7 @@ func TestPartition(t *testing.T) {
 }
 
 func TestLossCostsLittle(t *testing.T) {
+	bubble.SkipInRace(t)
 	const seeds = 8 // hits of one differ by a percent with the choices that are drawn
 	hits := func(loss float64) float64 {
 		sum := 0.0

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/chaos/workload"
 	"grapevine.example/prefixtree"
 )
@@ -38,6 +39,7 @@ func TestHotPrefixGetsItsSet(t *testing.T) {
 }
 
 func TestHotReplicasFixedAndOff(t *testing.T) {
+	bubble.SkipInRace(t)
 	cfg := hotFleet(0.25)
 	cfg.HotReplicas = 2
 	fixed := run(t, cfg)[0]

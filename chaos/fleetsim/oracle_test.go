@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/chaos/workload"
 	"grapevine.example/proxy/policy"
 )
@@ -27,6 +28,7 @@ func TestOracleNames(t *testing.T) {
 
 // Nodes that share nothing have the most to win.
 func TestOraclesHelpTheUninformed(t *testing.T) {
+	bubble.SkipInRace(t)
 	type figures struct{ mean, hits, followups, wrong float64 }
 	var plain, contents, load, all figures
 	for seed := range uint64(4) { // one may be lucky without knowledge

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"grapevine.example/chaos/bubble"
 )
 
 // seeded prints the seed of a random test; GV_SEED repeats one.
@@ -189,6 +191,7 @@ func (f *meterFleet) turn(random *rand.Rand) {
 // Over eight nodes with random ingress, clients that ask for several times their limits stay within the bound, also while a node
 // dies, returns, the fleet is divided, and a node's process is replaced; and they get most of what they may use.
 func TestMeterBoundOverFleet(t *testing.T) {
+	bubble.SkipInRace(t)
 	random := seeded(t)
 	const nodes, metered, limit, most, perRequest = 8, 8, 60_000, 40, 300
 	const staleness = 100 * time.Millisecond

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/prefixtree"
 )
 
@@ -159,6 +160,7 @@ func TestEverywhereByShare(t *testing.T) {
 
 // In a fleet that has run for long, what becomes popular is found after as many requests in all as at one node.
 func TestNodesLookBackTogether(t *testing.T) {
+	bubble.SkipInRace(t)
 	const engines, fresh = 8, 7
 	after := func(nodes int) (n int) {
 		meters := make([]Prefixes, nodes)

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/books"
 )
@@ -132,6 +133,7 @@ func TestGateOfOtherStrategies(t *testing.T) {
 
 // Routers with late reports together place at most one request each beyond the limit.
 func TestGateOverFleet(t *testing.T) {
+	bubble.SkipInRace(t)
 	for seed := range uint64(20) {
 		rnd := rand.New(rand.NewPCG(seed, 3))
 		const limit, staleness = 10, 200

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/chaos/virtual"
 	"grapevine.example/prefixtree"
 )
@@ -127,6 +128,7 @@ func TestSlowWholeAnswersCostTheirEngine(t *testing.T) {
 // Draws alone scatter an engine's requests by sqrt(400 x 1/4 x 3/4) = 8.7 around 100; rates learned from answers
 // of random length add to that: 10.3 in a thousand plays, in which the worst rate is 6 % off.
 func TestEqualWholeAnswersKeepRatesEqual(t *testing.T) {
+	bubble.SkipInRace(t)
 	const plays, fair = 20, 100.0
 	squares := 0.0
 	for seed := range uint64(plays) {
@@ -150,6 +152,7 @@ func TestEqualWholeAnswersKeepRatesEqual(t *testing.T) {
 // Where nothing is streamed, durations of answers to prompts of different lengths show the rate. A play's estimate scatters by 16 %
 // where prefill takes half a second of five, so eight are judged by their mean, which scatters by 6 %.
 func TestWholeAnswersShowTheFleetsRate(t *testing.T) {
+	bubble.SkipInRace(t)
 	const plays = 8
 	rnd := rand.New(rand.NewPCG(virtual.Seed(t), 2))
 	for _, rate := range []float64{2_000, 50_000} {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/books"
 )
@@ -151,6 +152,7 @@ func released(t *testing.T, r *Router, backends int) {
 // Both backends hold the prompt afterwards, and the prefill backend that holds a prefix gets it again, by whatever dice, until so many
 // prompts have parted behind it that it is popular: then several prefill backends may come to hold it.
 func TestPrefillFollowsPrefix(t *testing.T) {
+	bubble.SkipInRace(t)
 	for seed := range uint64(100) {
 		prefillFollowsPrefix(t, seed)
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/demand"
 )
@@ -73,6 +74,7 @@ func diverges(t *testing.T, r *Router, hashes []prefixtree.Hash, now prefixtree.
 
 // A system prompt is common within a few requests; what only the turns of one conversation share never is.
 func TestSystemPromptIsCommonAndConversationsAreNot(t *testing.T) {
+	bubble.SkipInRace(t)
 	const system, grows, few = 22, 3, 6
 	for _, c := range []struct{ engines, conversations, turns int }{{2, 1, 40}, {8, 1, 400}, {8, 6, 40}, {8, 300, 8}, {200, 40, 40}} {
 		r, _ := newRouter(t, Config{}, fleetOf(c.engines))
@@ -97,6 +99,7 @@ func TestSystemPromptIsCommonAndConversationsAreNot(t *testing.T) {
 
 // After a while one prompt in 300 begins alike; the others are the turns of 20 conversations at a time, each with its own beginning.
 func TestPopularAmongConversations(t *testing.T) {
+	bubble.SkipInRace(t)
 	const alike, turns, talks, requests = 22, 10, 20, 12_000
 	r, _ := newRouter(t, Config{}, fleetOf(250))
 	now, found := t0, 0

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/chaos/virtual"
 	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/books"
@@ -210,6 +211,7 @@ func TestLargePoolKeepsToTheHotSet(t *testing.T) {
 }
 
 func TestLargePoolEasesIn(t *testing.T) {
+	bubble.SkipInRace(t)
 	const n, perSecond, perEngine = 300, 1500, 5
 	list := fleetOf(n)
 	list[n-1].Since = t0

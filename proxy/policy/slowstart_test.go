@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/books"
 )
@@ -76,6 +77,7 @@ func TestSlowStart(t *testing.T) {
 }
 
 func TestColdEngineIsAMagnetWithout(t *testing.T) {
+	bubble.SkipInRace(t)
 	const n, perSecond = 4, 40
 	for _, strategy := range []string{Prefix, LeastRequest} {
 		const seeds = 4
@@ -285,6 +287,7 @@ func TestExplainTellsWhoIsLetIn(t *testing.T) {
 }
 
 func TestShareOfSeveralModels(t *testing.T) {
+	bubble.SkipInRace(t)
 	const n, requests = weighAll + 44, 9000
 	list := fleetOf(n)
 	list[n-1].Since = t0

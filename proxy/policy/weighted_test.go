@@ -8,6 +8,7 @@ import (
 
 	"github.com/zeebo/xxh3"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/chaos/virtual"
 	"grapevine.example/proxy/books"
 )
@@ -86,6 +87,7 @@ func only(k scorer) (weights [scorers]float64) {
 // A score grows with what is good about an engine, lies between 0 and 1, and counts by its weight. The choice
 // has the highest sum, is the same in any order of the engines, and only gains by what improves it.
 func TestWeightedIsASumOfScores(t *testing.T) {
+	bubble.SkipInRace(t)
 	const tiny = 1e-9
 	virtual.Seeds(t, 300, 1, func(t *testing.T, seed uint64) {
 		rnd := virtual.Rand(seed, 1)

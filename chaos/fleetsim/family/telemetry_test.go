@@ -3,12 +3,14 @@ package family
 import (
 	"testing"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/chaos/fleetsim"
 )
 
 // An engine becomes five times slower, no answer is streamed, and what nodes report of each other is a
 // second late. What the engine reports of itself shows it.
 func TestTelemetryShowsThatAnEngineSlowsDown(t *testing.T) {
+	bubble.SkipInRace(t)
 	d := NewDraw(1, 47, 0)
 	if d.Fleet != "degrading" || d.Streamed != 0 || d.StalenessMS != 1000 || d.Nodes != 32 {
 		t.Fatalf("draw 47 is now another: %s", &d)

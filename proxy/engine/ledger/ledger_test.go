@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"grapevine.example/chaos/bubble"
 	"grapevine.example/prefixtree"
 	"grapevine.example/proxy/engine/events"
 )
@@ -274,6 +275,7 @@ func (s *site) play(requests int) {
 }
 
 func TestPredictionsAreExact(t *testing.T) {
+	bubble.SkipInRace(t)
 	for _, c := range []struct {
 		name string
 		traffic
