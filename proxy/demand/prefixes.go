@@ -231,7 +231,7 @@ func (m *Prefixes) add(hashes []prefixtree.Hash, known, engines int) (deepest *p
 
 func (m *Prefixes) popular(p *place, engines int) bool {
 	fair := m.shares(p, engines)
-	if p.left+p.peers.Left < popularLeast || fair < popularShare {
+	if p.left+p.peers.Left < popularLeast || !(fair >= popularShare) { // NaN if a faulty peer reports prefixes of no requests
 		return false
 	}
 	return m.busy == 0 || fair*m.busy/float64(engines) >= popularBusy || fair >= popularMany

@@ -105,6 +105,15 @@ func TestPopularPrefixesOfPeersEvictNothingPopular(t *testing.T) {
 	}
 }
 
+// A faulty peer may report prefixes of no requests.
+func TestPrefixesOfNoRequestsAreNotPopular(t *testing.T) {
+	var m Prefixes
+	m.SetPeers([]Count{{Left: 1}, {Anchor: 7, Left: 255}}, 8)
+	if blocks, everywhere := m.Common([]prefixtree.Hash{7}, 1, 8); blocks != 0 || everywhere != 0 {
+		t.Errorf("%d and %d blocks", blocks, everywhere)
+	}
+}
+
 // Where a prefix's requests keep little of an engine busy, others gain nothing by computing it, too, unless they
 // are popularMany fair shares.
 func TestPopularByWork(t *testing.T) {
@@ -133,7 +142,7 @@ func TestEverywhereByShare(t *testing.T) {
 	const engines = 8
 	var m Prefixes
 	for i := range prefixtree.Hash(220) {
-		h := []prefixtree.Hash{1, 2, 3 + i} // of all requests
+		h := []prefixtree.Hash{1, 2, 3 + i} // block 1: of 95 % of the requests, 2: of 85 %
 		switch {
 		case i%10 == 0: // of a tenth: nearly 0.8 fair shares
 			h[1], h[2] = 1000, 1001
