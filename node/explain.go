@@ -71,7 +71,7 @@ func why(candidates []policy.Considered) string {
 		text = trade(c, o)
 	}
 	if cheaper != nil { // engines take turns for new work, or all nodes would choose the same
-		text += fmt.Sprintf("; %s looks cheaper, but it is not its turn for new work", cheaper.Name)
+		text += fmt.Sprintf("; %s looks cheaper, but it is not its turn for new work or has many active requests", cheaper.Name)
 	}
 	return text
 }
