@@ -36,7 +36,7 @@ type Scene struct {
 	zone     zone    // from where candidates are away
 	zoneCost float64 // seconds; the price of another zone
 	ways     bool    // a candidate has that price
-	// everywhere is how many leading tokens count as held by every engine, at most CommonTokens: of the deepest common prefix with an
+	// everywhere is how many leading tokens count as held by every engine, at most CommonTokens: of the deepest popular prefix with an
 	// engine's fair share of the requests.
 	everywhere float64
 	// slotTime is for how many seconds requests use the slots of their LoRA adapters.
@@ -165,7 +165,7 @@ type Candidate struct {
 	parked  float64 // seconds of work that waits for it at routers
 	start   float64 // wait, with the price of active requests, of the adapter's slot and of the way
 	way     float64 // seconds; the price of the way to another zone
-	place   float64 // start, later with an excess of active requests, and compute, at least of what is not common
+	place   float64 // when it would have computed new work: start, or later the end of its excess of active requests, and max(lacks, uncommon)
 	water   float64 // poured requests in it, in seconds x weight; see pour
 	lacks   float64 // tokens to compute, without what counts as held by every engine
 	compute float64 // seconds to compute them

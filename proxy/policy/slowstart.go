@@ -15,7 +15,7 @@ const (
 	// DefaultSlowStart: engines compile kernels and fill their cache with first requests.
 	DefaultSlowStart = 30 * time.Second
 	// coldShare is the warmth of a new engine, since a few requests must measure it. Engines whose warmth differs by less count as equally
-	// warm: of DefaultSlowStart those that start within 3.3 s.
+	// warm: with DefaultSlowStart those that start within 3.3 s of each other, and beside old engines one that started 26.7 s ago.
 	coldShare  = 0.1
 	worthwhile = 0.2 // the share of a prompt whose cache makes it a follow-up
 )

@@ -51,8 +51,8 @@ func (s *Scene) await() {
 }
 
 // usualActive returns the mean number of active requests per weight, and +Inf where an excess shows nothing that the queues do not: on one
-// node, for a blind one, which sees no others' requests, where the queues in use are the engines' own, and among decode engines, which
-// have many by their nature.
+// node, for a blind one, which sees no others' requests, where the queues in use are the engines' own, and in a pool with decode engines,
+// which have many by their nature.
 func (s *Scene) usualActive() float64 {
 	if s.Nodes == 1 || s.blind() || s.FromEngines || s.pool.decodes {
 		return math.Inf(1)

@@ -63,14 +63,14 @@ func TestCommonPrefixesCountAsHeldByTheirShare(t *testing.T) {
 			t.Fatal(err)
 		}
 		if popular := c.every < 20; (s.CommonTokens == 24*tokens) != popular {
-			t.Errorf("with every %d. request %v tokens are common", c.every, s.CommonTokens)
+			t.Errorf("with one request in %d %v tokens are common", c.every, s.CommonTokens)
 		}
 		for b, lacks := range map[int]int{3: 16, 0: 40 - c.counts} {
 			e := &s.Candidates[s.where[b]]
 			want := float64(lacks) * tokens / e.Rate
 			place := max(want, float64(40*tokens-s.CommonTokens)/e.Rate)
 			if math.Abs(e.compute-want) > 1e-6 || math.Abs(e.place-e.start-place) > 1e-6 {
-				t.Errorf("with every %d. request engine-%d computes %v s and new work %v s, want %v and %v", c.every, b, e.compute, e.place-e.start, want, place)
+				t.Errorf("with one request in %d engine-%d computes %v s and new work %v s, want %v and %v", c.every, b, e.compute, e.place-e.start, want, place)
 			}
 		}
 	}
