@@ -231,15 +231,15 @@ func (m *Prefixes) add(hashes []prefixtree.Hash, known, engines int) (deepest *p
 
 func (m *Prefixes) popular(p *place, engines int) bool {
 	fair := m.shares(p, engines)
-	if p.left+p.peers.Left < popularLeast || !(fair >= popularShare) { // NaN if a faulty peer reports prefixes of no requests
+	if p.left+p.peers.Left < popularLeast || fair < popularShare {
 		return false
 	}
 	return m.busy == 0 || fair*m.busy/float64(engines) >= popularBusy || fair >= popularMany
 }
 
-// shares returns the requests that begin with the prefix, in an engine's fair share of all.
+// shares returns the requests that begin with the prefix, in an engine's fair share of all. A faulty peer may report prefixes of no requests.
 func (m *Prefixes) shares(p *place, engines int) float64 {
-	return (p.seen + p.peers.Requests) / (m.total + m.peers.Requests) * float64(engines)
+	return (p.seen + p.peers.Requests) / max(m.total+m.peers.Requests, 1) * float64(engines)
 }
 
 // Count counts the requests of a pool whose prompts begin with a prefix.

@@ -118,7 +118,7 @@ func (t *Traffic) Report(pool uint64, now prefixtree.Time) Report {
 	return own
 }
 
-// report returns part of the sums, 1/s, which makes them rates. Needs mu.
+// report returns the sums times part, in 1/s, as rates. Needs mu.
 func (t *Traffic) report(part float64) Report {
 	return Report{Rate: t.arrivals * part, Whole: t.sums.Whole * part, Prefill: t.sums.Uncached * part}
 }
