@@ -70,8 +70,8 @@ func why(candidates []policy.Considered) string {
 	if o := cmp.Or(more, less); o != nil {
 		text = trade(c, o)
 	}
-	if cheaper != nil { // engines take turns for new work, or all nodes would choose the same
-		text += fmt.Sprintf("; %s looks cheaper, but it is not its turn for new work or has many active requests", cheaper.Name)
+	if cheaper != nil { // for new work, engines take turns, and one with an excess of active requests gets none (policy)
+		text += fmt.Sprintf("; %s looks cheaper, but it is not its turn for new work, or it has many active requests", cheaper.Name)
 	}
 	return text
 }

@@ -136,7 +136,7 @@ func TestWhy(t *testing.T) {
 		{[]policy.Considered{alike, less}, lessText},
 		{[]policy.Considered{slow}, "compared with s, which holds 0 tokens, it saves 0.5 s of waiting, 0.8 s of prefill and 1.7 s of other requests' time"},
 		{[]policy.Considered{alike, less, more}, moreText},
-		{[]policy.Considered{cheaper, less}, lessText + "; e looks cheaper, but it is not its turn for new work or has many active requests"},
+		{[]policy.Considered{cheaper, less}, lessText + "; e looks cheaper, but it is not its turn for new work, or it has many active requests"},
 	} {
 		if got := why(append([]policy.Considered{chosen}, tc.others...)); got != tc.want {
 			t.Errorf("%q, want %q", got, tc.want)
