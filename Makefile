@@ -54,7 +54,7 @@ release: ## tarballs, deb, rpm, container image, bill of materials, checksums an
 HAVE_CC := $(shell command -v $(firstword $(shell $(GO) env CC)) 2>/dev/null)
 RACE    := $(if $(HAVE_CC),-race,)
 
-# So many packages at once: one more than 2 cores, because many tests wait most of the time. make lint vets.
+# How many packages are tested at once: one more than 2 cores, because many tests wait most of the time. make lint vets.
 PARALLEL ?= 3
 TEST      = $(GO) test -p $(PARALLEL) -vet=off -shuffle=on
 
